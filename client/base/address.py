@@ -1,0 +1,36 @@
+"""Addresses: how they are written, and which ones need TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from bagua.base.errors import ConfigError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port`` -> (host, port). Raises ConfigError."""
+    host, separator, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not an address: write host:port, for example 127.0.0.1:7670")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """(host, port) -> ``host:port``, with brackets for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """True if ``host`` (a name or a number) means this machine alone, whatever it resolves to. Wildcards are not loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in found)

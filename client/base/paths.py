@@ -1,0 +1,43 @@
+"""Folders of the service. State and runtime folders belong to one user and have mode 0700."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+
+
+def state_dir() -> Path:
+    """``BAGUA_STATE_DIR``, else ``$XDG_STATE_HOME/bagua``, else ``~/.local/state/bagua``."""
+    explicit = os.environ.get("BAGUA_STATE_DIR")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bagua"
+
+
+def cache_dir() -> Path:
+    """``BAGUA_CACHE_DIR``, else ``$XDG_CACHE_HOME/bagua``, else ``~/.cache/bagua``: built cores."""
+    explicit = os.environ.get("BAGUA_CACHE_DIR")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+
+
+def make_private_dir(path: Path) -> Path:
+    """Creates ``path`` with mode 0700 and returns it. Raises ConfigError if it can't be used or others own or may enter it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            path.chmod(0o700)
+        probe = path / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {path} can't be written: {error.strerror}. Give another one with --state-dir or BAGUA_STATE_DIR."
+        ) from error
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own.")
+    return path

@@ -1,0 +1,107 @@
+"""Credentials: the bearer token that every control call carries, and TLS for everything beyond loopback.
+
+The token is made by the first coordinator that uses a state folder and lies there with mode 0600: whoever can read the
+folder may control the service. TLS is mutual; ``bagua certs`` makes the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from bagua.base.address import is_loopback, split_address
+from bagua.base.errors import ConfigError
+
+METADATA_KEY = "authorization"
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files: the authority that both sides trust, and this side's certificate and key."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+    @staticmethod
+    def in_folder(folder: Path) -> TlsFiles:
+        """The names that ``bagua certs`` gives: ca.pem, cert.pem, key.pem."""
+        return TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """(ca, cert, key). Raises ConfigError naming the file that can't be read."""
+        found = []
+        for path in (self.ca, self.cert, self.key):
+            try:
+                found.append(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it.") from error
+        return found[0], found[1], found[2]
+
+
+def create_token(path: Path) -> str:
+    """The token in ``path``; made (mode 0600) if there is none. Safe when two processes do it at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32))
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, path)  # atomic: a reader never sees half a token
+    temporary.unlink()
+    return read_token(path)
+
+
+def read_token(path: Path) -> str:
+    """The token in ``path``. Raises ConfigError if there is none."""
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, or "
+            "copy its token file here and name it with BAGUA_TOKEN_FILE."
+        ) from error
+    if not token:
+        raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again.")
+    return token
+
+
+def call_metadata(token: str) -> Sequence[tuple[str, str]]:
+    """Metadata to send with every call."""
+    return ((METADATA_KEY, f"Bearer {token}"),)
+
+
+def check_listen_address(address: str, tls: TlsFiles | None) -> None:
+    """Raises ConfigError for an address beyond loopback without TLS."""
+    host, _ = split_address(address)
+    if tls is None and not is_loopback(host):
+        raise ConfigError(
+            f"Refusing to listen on {address} without TLS: anybody who reaches that address could run code here. Make "
+            f"certificates with `bagua certs DIR --host {host}` and pass --tls DIR, or listen on 127.0.0.1."
+        )
+
+
+def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Mutual TLS: clients must show a certificate of the same authority."""
+    ca, cert, key = tls.read()
+    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+
+
+def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    """Mutual TLS, client side."""
+    ca, cert, key = tls.read()
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def check_dial_address(address: str, tls: TlsFiles | None) -> None:
+    """Raises ConfigError if a call to ``address`` would carry the token in clear beyond loopback."""
+    if address.startswith("unix:"):
+        return
+    host, _ = split_address(address)
+    if tls is None and not is_loopback(host):
+        raise ConfigError(f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`).")

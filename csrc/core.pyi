@@ -1,0 +1,128 @@
+"""Types of the native module ``bagua_core_native`` that ``bagua.csrc.load()`` returns (see csrc/bindings)."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+VERSION: str
+"""Version of the shared-memory and wire layouts; both ends compare it when they meet."""
+
+class CoreError(RuntimeError):
+    """An operation failed: the first error of the engine, in words (peer, operation, time waited, what to do)."""
+
+# Kinds of operation, dtypes and reductions, as small integers (csrc/channel/layout.h is their home).
+KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
+DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
+OPS: dict[str, int]  # SUM PRODUCT MIN MAX BOR BAND BXOR AVG (numbers of bagua.torch_api.ReduceOp)
+
+@final
+class Engine:
+    """Host leg of one job on one node for one generation; lives in the node daemon. Thread-safe.
+
+    Creates the Unix socket ``data_socket`` (mode 0600) for the local ranks and a TCP listener for the other hosts.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        generation: int,
+        host_index: int,
+        hosts: Sequence[Sequence[int]],  # ranks of every host, in ring order
+        data_socket: str,
+        tokens: dict[int, bytes],  # local rank -> 32 bytes that the rank shows at connect
+        job_key: bytes,  # 32 bytes
+        listen: str,  # "address:port", port 0: any; not opened when there is one host
+        streams: int = 4,
+        chunk_bytes: int = 524288,
+        threads: int = 0,  # 0: by the number of cores
+        connect_timeout_s: float = 30.0,
+    ) -> None: ...
+    def address(self) -> str:
+        """``host:port`` of the TCP listener; empty with one host."""
+    def set_peers(self, addresses: Sequence[str]) -> None:
+        """Addresses of all hosts in ring order; communicators connect from then on. Calling it again is harmless."""
+    def event_fd(self) -> int:
+        """Readable while ``events()`` has something to tell."""
+    def events(self) -> list[dict[str, Any]]:
+        """Takes what happened: {"kind": "joined"|"left"|"lost"|"error", "rank": int (-1: none), "text": str}."""
+    def error(self) -> str:
+        """The first error, empty while there is none."""
+    def waiting(self, longer_than_s: float) -> str:
+        """Who waits for whom in operations older than that, one line each; empty when nothing does."""
+    def abort(self, reason: str) -> None:
+        """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
+    def stats(self) -> dict[str, int]:
+        """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns."""
+    def close(self) -> None:
+        """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
+
+@final
+class Segment(Buffer):
+    """Shared memory that the daemon made for this rank (memfd, sealed, pre-faulted). Writable buffer; unmapped when
+    the last view of it is gone."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Rank:
+    """One rank's end of the channel to its daemon; lives in the training process. Thread-safe."""
+
+    def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None: ...
+    def alloc(self, nbytes: int) -> Segment:
+        """Shared memory of at least ``nbytes`` (rounded up to pages). Raises CoreError with the reason."""
+    def free(self, segment_id: int) -> None:
+        """Gives the segment back; the daemon unmaps it. Operations in flight on it must have ended."""
+    def create_comm(self, comm: int, ranks: Sequence[int], timeout_s: float = 60.0) -> None:
+        """Declares communicator ``comm`` (its members, sorted global ranks; all declare the same). Comm 0 is the world
+        and exists from the start."""
+    def destroy_comm(self, comm: int) -> None: ...
+    def submit(
+        self,
+        *,
+        comm: int,
+        kind: int,
+        dtype: int,
+        op: int = 0,
+        count: int,
+        root: int = -1,
+        src: tuple[int, int] = (0, 0),  # segment id, byte offset
+        dst: tuple[int, int] = (0, 0),
+        shape: Sequence[int] = (),
+        label: str = "",
+    ) -> int:
+        """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst per
+        kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed."""
+    def done(self, ticket: int) -> bool: ...
+    def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
+        """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC; started
+        is when all local members had submitted. None: the timeout passed and the operation goes on. Raises CoreError.
+        Each ticket is waited for once."""
+    def counters(self) -> dict[str, int]:
+        """Counters of this host's engine, as ``Engine.stats``, read from shared memory."""
+    def error(self) -> str: ...
+    def close(self) -> None: ...
+
+def spawn(
+    argv: Sequence[str],
+    env: dict[str, str],
+    cwd: str,
+    stdout_fd: int,
+    stderr_fd: int,
+    death_signal: int = 9,
+) -> int:
+    """Starts a program in a session and process group of its own, with stdin from /dev/null, every other descriptor closed
+    and ``death_signal`` delivered to it when the calling thread's process dies; returns its pid. Raises OSError."""
+
+def reduce(dtype: int, op: int, inputs: Sequence[Buffer], output: Buffer, count: int, scale: int = 1) -> None:
+    """The local reduction kernel, for tests: output[i] = op(inputs[0][i], …) with AVG dividing by ``scale``."""
+
+def crc32c(data: Buffer, seed: int = 0) -> int: ...
+def hmac_sha256(key: bytes, data: bytes) -> bytes: ...

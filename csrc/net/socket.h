@@ -1,0 +1,40 @@
+// Owning socket descriptor, addresses, and the few calls that open TCP connections. No call here blocks without a deadline.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+
+namespace bagua {
+
+// Move-only owner of a file descriptor.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(other.release()) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket() { reset(); }
+  int fd() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release();
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// "host:port" with a numeric IPv4 address, "[v6]:port", or a name that getaddrinfo resolves.
+Status parse_address(const std::string& address, std::string* host, uint16_t* port);
+// Listens (SO_REUSEADDR, non-blocking); `bound` gets the numeric "host:port" with the real port.
+Status listen_tcp(const std::string& address, Socket* out, std::string* bound);
+// Connects with a deadline (CLOCK_MONOTONIC ns), retrying while the peer refuses; TCP_NODELAY, non-blocking.
+Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out);
+// Accepted socket made ready for use: TCP_NODELAY, non-blocking, close-on-exec.
+Status accept_tcp(int listener, Socket* out, std::string* peer);
+// Read or write exactly n bytes on a non-blocking socket before the deadline.
+Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns);
+Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns);
+
+}  // namespace bagua

@@ -1,0 +1,1 @@
+"""The services: ``bagua.daemon.coordinator`` (one per cluster) and ``bagua.daemon.node`` (one per host)."""
