@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Everything a fresh machine needs, in one command each; needs Python 3.11+, g++ and git, nothing else.
+
+    python3 deploy/dev.py demo      set up, then train digits on two node daemons with two ranks each
+    python3 deploy/dev.py test      set up, then run every check and test (what CI runs)
+    python3 deploy/dev.py develop   set up an editable installation to work on
+    python3 deploy/dev.py proto     generate the protobuf code again
+
+The virtual environment is .venv in the checkout (BAGUA_VENV names another place). Running a command again is cheap:
+what is already in place is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = Path(os.environ.get("BAGUA_VENV") or ROOT / ".venv")
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
+# Generated code demands a protobuf runtime at least as new as its generator, so the generator is an old one, in an
+# environment of its own.
+GENERATOR = ["grpcio-tools==1.71.2", "mypy-protobuf==3.6.0", "setuptools<81"]
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
+
+
+def say(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None, check: bool = True) -> int:
+    """Runs a command in the checkout; ends this program with its exit code if it fails."""
+    # PYTHONSAFEPATH: the flat folders proto/ and daemon/ must not shadow packages of the same name.
+    full = {**os.environ, "PYTHONSAFEPATH": "1", **(env or {})}
+    code = subprocess.run([str(part) for part in command], cwd=ROOT, env=full).returncode
+    if check and code:
+        print(f"failed ({code}): {' '.join(str(part) for part in command)}", file=sys.stderr)
+        sys.exit(code if code > 0 else 1)
+    return code
+
+
+def tool(name: str) -> Path:
+    """A program of the virtual environment."""
+    return VENV / "bin" / name
+
+
+def digest(paths: Sequence[Path], *extra: str) -> str:
+    """A hash of the contents of files."""
+    found = hashlib.sha256("\0".join(extra).encode())
+    for path in sorted(paths):
+        found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def sources() -> list[Path]:
+    """Every file that goes into the wheel."""
+    names = [path for top in PACKAGED for path in (ROOT / top).rglob("*") if path.is_file()]
+    return [p for p in names if "__pycache__" not in p.parts and p.suffix != ".pyc"] + [ROOT / "pyproject.toml"]
+
+
+def check_machine() -> None:
+    """Names what is missing before anything is installed."""
+    if sys.version_info < (3, 11):
+        sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Run with a newer python3.")
+    if not shutil.which("g++"):
+        sys.exit("g++ is needed to build the native core: install it (Debian, Ubuntu: apt-get install g++).")
+
+
+def make_venv() -> None:
+    if not tool("python").exists():
+        say(f"virtual environment {VENV}")
+        run(sys.executable, "-m", "venv", VENV)
+        pip("install", "--upgrade", "pip", "setuptools>=77", "wheel")
+
+
+def pip(*arguments: str | Path) -> None:
+    run(tool("python"), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check")
+
+
+def once(stamp: str, key: str, action: Callable[[], None]) -> None:
+    """Does ``action`` unless it was done with the same key before."""
+    path = VENV / f".bagua-{stamp}"
+    if path.exists() and path.read_text() == key:
+        return
+    path.unlink(missing_ok=True)
+    action()
+    path.write_text(key)
+
+
+def install_dependencies(extra: str) -> None:
+    def action() -> None:
+        say("packages (a few minutes the first time)")
+        # torch first and alone: a range would make pip look for the newest build.
+        pip("install", "-c", CONSTRAINTS, "torch")
+        pip("install", "-c", CONSTRAINTS, f"{ROOT}[{extra}]")
+        # What pip built in the tree on the way.
+        for rubbish in (*ROOT.glob("*.egg-info"), ROOT / "build" / "lib", *ROOT.glob("build/bdist*")):
+            shutil.rmtree(rubbish, ignore_errors=True)
+        (VENV / ".bagua-package").unlink(missing_ok=True)
+
+    once(f"dependencies-{extra}", digest([ROOT / "pyproject.toml", CONSTRAINTS]), action)
+
+
+def build_wheel(out: Path) -> Path:
+    """The wheel of the sources as they are, made from a copy: nothing is left behind in the checkout."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "source"
+        copy.mkdir()
+        for top in PACKAGED:
+            shutil.copytree(ROOT / top, copy / top, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy / name)
+        run(tool("python"), "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, copy)
+    return next(out.glob("*.whl"))
+
+
+def install_package() -> None:
+    def action() -> None:
+        say("bagua itself")
+        with tempfile.TemporaryDirectory() as out:
+            pip("install", "--no-deps", "--force-reinstall", build_wheel(Path(out)))
+
+    once("package", digest(sources()), action)
+
+
+def set_up(extra: str) -> None:
+    check_machine()
+    make_venv()
+    install_dependencies(extra)
+    install_package()
+    say("native core")
+    run(tool("python"), "-m", "bagua.csrc.build")
+
+
+def demo(arguments: list[str]) -> None:
+    set_up("examples")
+    say("bagua run --nnodes 2 --nproc-per-node 2 -m bagua.examples.digits")
+    run(tool("bagua"), "run", "--nnodes", "2", "--nproc-per-node", "2", "-m", "bagua.examples.digits", *arguments)
+
+
+def develop(_: list[str]) -> None:
+    check_machine()
+    make_venv()
+    install_dependencies("dev")
+    # strict: type checkers see the packages; run it again after adding a file.
+    pip("install", "--no-deps", "--no-build-isolation", "-e", ROOT, "-C", "editable_mode=strict")
+    (VENV / ".bagua-package").unlink(missing_ok=True)
+    for rubbish in ROOT.glob("*.egg-info"):
+        shutil.rmtree(rubbish)
+
+
+def generate_proto(out: Path) -> None:
+    """Generates Python code and type stubs of proto/*.proto into ``out``."""
+    home = VENV / "protoc"
+    if not (home / "bin" / "protoc-gen-mypy").exists():
+        run(sys.executable, "-m", "venv", home)
+        run(home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *GENERATOR)
+    names = [f"bagua/proto/{path.name}" for path in sorted((ROOT / "proto").glob("*.proto"))]
+    outputs = [
+        f"--{kind}={prefix}{out}"
+        for kind, prefix in (
+            ("python_out", ""),
+            ("grpc_python_out", ""),
+            ("mypy_out", "quiet:"),
+            ("mypy_grpc_out", "quiet:"),
+        )
+    ]
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    run(home / "bin" / "python", "-m", "grpc_tools.protoc", "-Ibagua/proto=proto", *outputs, *names, env={"PATH": path})
+    for empty in (out / "bagua" / "proto").glob("common_pb2_grpc.*"):
+        empty.unlink()  # common.proto has no service
+
+
+def proto(arguments: list[str]) -> None:
+    make_venv()
+    with tempfile.TemporaryDirectory() as scratch:
+        generate_proto(Path(scratch))
+        made = {path.name: path.read_bytes() for path in (Path(scratch) / "bagua" / "proto").iterdir()}
+    present = {path.name: path.read_bytes() for path in (ROOT / "proto").glob("*_pb2*")}
+    if "--check" in arguments:
+        stale = sorted(name for name in made.keys() | present.keys() if made.get(name) != present.get(name))
+        if stale:
+            sys.exit(f"Generated code is stale: {', '.join(stale)}. Run: python3 deploy/dev.py proto")
+        return
+    for name in present.keys() - made.keys():
+        (ROOT / "proto" / name).unlink()
+    for name, data in made.items():
+        (ROOT / "proto" / name).write_bytes(data)
+
+
+def check_sources() -> None:
+    """Static checks: style, types, arrows, formatting of C++, freshness of generated code."""
+    say("ruff")
+    run(tool("ruff"), "check", ".")
+    run(tool("ruff"), "format", "--check", ".")
+    say("clang-format")
+    files = [
+        str(p)
+        for top in ("csrc", "tests")
+        for p in (ROOT / top).rglob("*")
+        if p.suffix in (".h", ".cpp", ".cu", ".cuh")
+    ]
+    run(tool("clang-format"), "--dry-run", "--Werror", *files)
+    say("generated protobuf code")
+    proto(["--check"])
+    say("mypy --strict")
+    run(tool("mypy"), "-p", "bagua", "--cache-dir", VENV / "mypy-cache")
+    say("import-linter")
+    run(tool("lint-imports"), "--cache-dir", VENV / "import-linter-cache")
+
+
+def test(arguments: list[str]) -> None:
+    started = time.monotonic()
+    set_up("dev")
+    if not arguments:
+        check_sources()
+    say("pytest, against the installed wheel")
+    code = run(tool("python"), "-m", "pytest", *(arguments or ["--durations=15"]), check=False)
+    print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
+    sys.exit(code)
+
+
+def main() -> None:
+    commands = {"demo": demo, "test": test, "develop": develop, "proto": proto}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on: to the example, to pytest")
+    options = parser.parse_args()
+    commands[options.command](options.arguments)
+
+
+if __name__ == "__main__":
+    main()
