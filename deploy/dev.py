@@ -68,7 +68,7 @@ def sources() -> list[Path]:
 
 def check_machine() -> None:
     """Names what is missing before anything is installed."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - started by whatever python3 the machine has
         sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Run with a newer python3.")
     if not shutil.which("g++"):
         sys.exit("g++ is needed to build the native core: install it (Debian, Ubuntu: apt-get install g++).")

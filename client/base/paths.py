@@ -39,5 +39,7 @@ def make_private_dir(path: Path) -> Path:
             f"The folder {path} can't be written: {error.strerror}. Give another one with --state-dir or BAGUA_STATE_DIR."
         ) from error
     if status.st_uid != os.getuid():
-        raise ConfigError(f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own.")
+        raise ConfigError(
+            f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own."
+        )
     return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,19 +42,20 @@ class TlsFiles:
             try:
                 found.append(path.read_bytes())
             except OSError as error:
-                raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it.") from error
+                raise ConfigError(
+                    f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it."
+                ) from error
         return found[0], found[1], found[2]
 
 
 def create_token(path: Path) -> str:
     """The token in ``path``; made (mode 0600) if there is none. Safe when two processes do it at once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_urlsafe(32))
     with contextlib.suppress(FileExistsError):
         os.link(temporary, path)  # atomic: a reader never sees half a token
-    temporary.unlink()
+    os.unlink(temporary)
     return read_token(path)
 
 
@@ -104,4 +106,6 @@ def check_dial_address(address: str, tls: TlsFiles | None) -> None:
         return
     host, _ = split_address(address)
     if tls is None and not is_loopback(host):
-        raise ConfigError(f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`).")
+        raise ConfigError(
+            f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`)."
+        )

@@ -1,0 +1,99 @@
+"""Folders, addresses, credentials."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua.base.address import is_loopback, join_address, split_address
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.base.paths import cache_dir, make_private_dir, state_dir
+from bagua.base.security import TlsFiles, check_dial_address, check_listen_address, create_token, read_token
+
+
+@given(st.ip_addresses(), st.integers(0, 65535))
+def test_addresses_survive_a_round_trip(host, port: int):
+    assert split_address(join_address(str(host), port)) == (str(host), port)
+
+
+@pytest.mark.parametrize("text", ["", "localhost", ":80", "h:", "h:-1", "h:65536", "h:8o"])
+def test_what_is_no_address_is_refused_with_an_example(text: str):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:7670"):
+        split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("no.such.host.invalid", False),
+    ],
+)
+def test_loopback(host: str, expected: bool):
+    assert is_loopback(host) is expected
+
+
+def test_beyond_loopback_needs_tls_and_the_message_says_how(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"bagua certs DIR --host 0\.0\.0\.0"):
+        check_listen_address("0.0.0.0:7670", None)
+    with pytest.raises(ConfigError, match="--tls"):
+        check_dial_address("10.1.2.3:7670", None)
+    files = TlsFiles.in_folder(tmp_path)
+    check_listen_address("0.0.0.0:7670", files)
+    check_dial_address("10.1.2.3:7670", files)
+    check_listen_address("127.0.0.1:7670", None)
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        files.read()
+
+
+def test_folders_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("BAGUA_STATE_DIR", raising=False)
+    monkeypatch.delenv("BAGUA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert (state_dir(), cache_dir()) == (tmp_path / "s" / "bagua", tmp_path / "c" / "bagua")
+    monkeypatch.setenv("BAGUA_STATE_DIR", "/x")
+    assert state_dir() == Path("/x")
+
+
+def test_private_folder_is_private_and_refused_where_it_cannot_be(tmp_path: Path):
+    folder = make_private_dir(tmp_path / "a" / "b")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    assert make_private_dir(folder).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--state-dir"):
+        make_private_dir(tmp_path / "file" / "below")
+
+
+def test_token_is_made_once_even_by_many_at_once(tmp_path: Path):
+    path = tmp_path / "token"
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(create_token(path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and len(found[0]) > 30
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["token"]
+
+
+def test_missing_token_says_where_it_comes_from(tmp_path: Path):
+    with pytest.raises(ConfigError, match="BAGUA_TOKEN_FILE"):
+        read_token(tmp_path / "token")
+
+
+def test_every_error_is_a_bagua_error():
+    assert issubclass(ConfigError, BaguaError) and issubclass(ConfigError, ValueError)

@@ -1,0 +1,117 @@
+"""What is installed is what the folders hold, and importing it stays cheap."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bagua
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {
+    "proto",
+    "daemon",
+    "client",
+    "csrc",
+    "algorithms",
+    "tests",
+    "deploy",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+}
+RANK_SIDE = ["bagua.torch_api", "bagua.algorithms", "bagua.csrc", "bagua.base", "bagua.proto"]
+SERVICE_LIBRARIES = {
+    "sqlalchemy",
+    "alembic",
+    "typer",
+    "rich",
+    "structlog",
+    "pydantic",
+    "prometheus_client",
+    "cryptography",
+}
+
+
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def packages_in_folders() -> set[str]:
+    """Dotted names of all folders that hold sources, by the package-dir mapping."""
+    mapping = pyproject()["tool"]["setuptools"]["package-dir"]
+    found = set()
+    for package, folder in mapping.items():
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh") and "__pycache__" not in path.parts:
+                found.add(".".join([package, *path.parent.relative_to(ROOT / folder).parts]))
+    return found
+
+
+def test_package_list_equals_the_folders():
+    assert set(pyproject()["tool"]["setuptools"]["packages"]) == packages_in_folders()
+
+
+def test_top_level_holds_nothing_else():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    names = {line.split("/")[0] for line in tracked.stdout.splitlines()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_every_top_folder_has_a_page():
+    folders = sorted(name for name in TOP_LEVEL if "." not in name and name != "LICENSE")
+    assert [name for name in folders if not (ROOT / name / "README.md").exists()] == []
+
+
+def test_tests_run_against_an_installation():
+    """The wheel in CI, an editable installation while developing; never the bare checkout."""
+    assert importlib.metadata.version("bagua") == bagua.__version__
+    assert Path(bagua.__file__).parent != ROOT / "client"
+
+
+def test_wheel_holds_every_source_file():
+    files = importlib.metadata.files("bagua") or []
+    installed = Path(bagua.__file__).parent
+    if not any(str(file) == "bagua/__init__.py" for file in files):
+        pytest.skip("editable installation: the wheel is checked by `deploy/dev.py test`")
+    mapping = pyproject()["tool"]["setuptools"]["package-dir"]
+    missing = []
+    for package, folder in mapping.items():
+        target = installed.joinpath(*package.split(".")[1:])
+        for path in (ROOT / folder).rglob("*"):
+            wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".proto", ".typed")
+            relative = path.relative_to(ROOT / folder)
+            if wanted and "__pycache__" not in path.parts and not (target / relative).is_file():
+                missing.append(f"{folder}/{relative}")
+    assert missing == []
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sorted(m.split('.')[0] for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_bagua_imports_nothing():
+    assert not imported_by("import bagua") & {"torch", "grpc", "google", *SERVICE_LIBRARIES}
+
+
+@pytest.mark.parametrize("package", RANK_SIDE)
+def test_rank_side_needs_torch_grpc_and_protobuf_alone(package: str):
+    """numpy is not listed: torch imports it by itself where it is installed."""
+    assert not imported_by(f"import {package}") & SERVICE_LIBRARIES
+
+
+@pytest.mark.parametrize(
+    "module", ["bagua.cli.main", "bagua.client", "bagua.daemon.node.__main__", "bagua.daemon.coordinator.__main__"]
+)
+def test_service_side_does_not_import_torch(module: str):
+    assert "torch" not in imported_by(f"import {module}")
