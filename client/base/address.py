@@ -24,7 +24,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True if ``host`` (a name or a number) means this machine alone, whatever it resolves to. Wildcards are not loopback."""
+    """True if ``host`` (a name or a number) means this machine alone, whatever it resolves to. Wildcards do not."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Creates ``path`` with mode 0700 and returns it. Raises ConfigError if it can't be used or others own or may enter it."""
+    """Creates ``path`` with mode 0700 and returns it. Raises ConfigError if that can not be."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -36,7 +36,7 @@ def make_private_dir(path: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"The folder {path} can't be written: {error.strerror}. Give another one with --state-dir or BAGUA_STATE_DIR."
+            f"The folder {path} can't be written: {error.strerror}. Give another with --state-dir or BAGUA_STATE_DIR."
         ) from error
     if status.st_uid != os.getuid():
         raise ConfigError(

@@ -65,8 +65,8 @@ def read_token(path: Path) -> str:
         token = path.read_text().strip()
     except OSError as error:
         raise ConfigError(
-            f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, or "
-            "copy its token file here and name it with BAGUA_TOKEN_FILE."
+            f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, "
+            "or copy its token file here and name it with BAGUA_TOKEN_FILE."
         ) from error
     if not token:
         raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again.")
