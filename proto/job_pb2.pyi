@@ -223,13 +223,17 @@ class WatchJobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
+    AFTER_SEQ_FIELD_NUMBER: builtins.int
     job_id: builtins.str
+    after_seq: builtins.int
+    """only events after this one; a watcher that comes back gives the last one it saw"""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
+        after_seq: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_seq", b"after_seq", "job_id", b"job_id"]) -> None: ...
 
 global___WatchJobRequest = WatchJobRequest
 

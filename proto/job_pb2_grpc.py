@@ -116,7 +116,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """The job as it is now, then every change, event and progress report, until the job has ended.
+        """The events so far and the job as it is now, then every change, event and progress report, until the job has ended.
+        A slow reader misses intermediate states, never an event nor the last state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

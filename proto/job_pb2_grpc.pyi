@@ -54,7 +54,9 @@ class JobServiceStub:
         bagua.proto.job_pb2.WatchJobRequest,
         bagua.proto.job_pb2.JobUpdate,
     ]
-    """The job as it is now, then every change, event and progress report, until the job has ended."""
+    """The events so far and the job as it is now, then every change, event and progress report, until the job has ended.
+    A slow reader misses intermediate states, never an event nor the last state.
+    """
 
     ReadLogs: grpc.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.ReadLogsRequest,
@@ -101,7 +103,9 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.WatchJobRequest,
         bagua.proto.job_pb2.JobUpdate,
     ]
-    """The job as it is now, then every change, event and progress report, until the job has ended."""
+    """The events so far and the job as it is now, then every change, event and progress report, until the job has ended.
+    A slow reader misses intermediate states, never an event nor the last state.
+    """
 
     ReadLogs: grpc.aio.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.ReadLogsRequest,
@@ -160,7 +164,9 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[bagua.proto.job_pb2.JobUpdate], collections.abc.AsyncIterator[bagua.proto.job_pb2.JobUpdate]]:
-        """The job as it is now, then every change, event and progress report, until the job has ended."""
+        """The events so far and the job as it is now, then every change, event and progress report, until the job has ended.
+        A slow reader misses intermediate states, never an event nor the last state.
+        """
 
     @abc.abstractmethod
     def ReadLogs(
