@@ -15,6 +15,30 @@ class ServiceError(BaguaError):
     """The coordinator or the node daemon refused or could not be reached."""
 
 
+class NotFoundError(ServiceError):
+    """No such job, or no such rank."""
+
+
+class InvalidRequestError(ServiceError):
+    """A field of a request can't be accepted; the message names it."""
+
+
+class ConflictError(ServiceError):
+    """The request does not fit what is there: a node id in use, a job of another generation."""
+
+
+class TooMuchError(ServiceError):
+    """A limit of the service was reached."""
+
+
+class UnauthenticatedError(ServiceError):
+    """The credential is missing or wrong."""
+
+
+class UnavailableError(ServiceError):
+    """Nobody answers, or not in time. Trying again later may help."""
+
+
 class BuildError(BaguaError):
     """The native core could not be built or loaded."""
 
