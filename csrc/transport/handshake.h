@@ -2,7 +2,8 @@
 //
 // dialer -> acceptor  Hello: magic, version, SHA-256 of the job id, generation, communicator, from host, to host, stream, nonce
 // acceptor -> dialer  nonce, HMAC(job key, "bagua-accept" | hello | nonce)
-// dialer -> acceptor  HMAC(job key, "bagua-dial" | hello | both nonces)
+// dialer -> acceptor  HMAC(job key, "bagua-dial" | hello | nonce)       (the hello holds the dialer's nonce)
+// acceptor -> dialer  verdict: accepted, or another generation
 // All fields little-endian and of fixed size; anything else closes the connection. The key never travels.
 #pragma once
 

@@ -1,0 +1,47 @@
+// File descriptors: ownership, flags, and a wake-up that threads can wait for together with sockets.
+#pragma once
+
+#include "base/status.h"
+
+namespace bagua {
+
+// Move-only owner of a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) reset(other.release());
+    return *this;
+  }
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+Status set_nonblocking(int fd);
+Status set_cloexec(int fd);
+
+// Readable after signal() until drain(). Both may be called from any thread; signals add up to one.
+class EventFd {
+ public:
+  Status open();
+  int fd() const { return fd_.get(); }
+  void signal() const;
+  void drain() const;
+
+ private:
+  Fd fd_;
+};
+
+}  // namespace bagua

@@ -1,0 +1,12 @@
+// Random bytes from the kernel, for nonces and tokens.
+#pragma once
+
+#include <cstddef>
+
+#include "base/status.h"
+
+namespace bagua {
+
+Status fill_random(void* data, size_t n);
+
+}  // namespace bagua

@@ -1,0 +1,45 @@
+// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), for handshakes: short inputs, no hurry.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace bagua {
+
+using Digest = std::array<uint8_t, 32>;
+
+// One message; update() any number of times, then finish() once.
+class Sha256 {
+ public:
+  Sha256();
+  void update(const void* data, size_t n);
+  Digest finish();
+
+ private:
+  void compress(const uint8_t* block);
+
+  std::array<uint32_t, 8> state_;
+  std::array<uint8_t, 64> pending_{};
+  uint64_t length_ = 0;  // bytes so far
+};
+
+// HMAC over the concatenation of what update() gets.
+class HmacSha256 {
+ public:
+  HmacSha256(const void* key, size_t n);
+  void update(const void* data, size_t n) { inner_.update(data, n); }
+  Digest finish();
+
+ private:
+  Sha256 inner_;
+  std::array<uint8_t, 64> outer_pad_;
+};
+
+Digest sha256(const void* data, size_t n);
+Digest hmac_sha256(const void* key, size_t key_bytes, const void* data, size_t n);
+
+// Compares in a time that does not depend on where the two differ.
+bool equal_constant_time(const void* a, const void* b, size_t n);
+
+}  // namespace bagua

@@ -1,0 +1,214 @@
+#include "base/spawn.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "base/text.h"
+
+namespace bagua {
+namespace {
+
+// All that the child needs, made ready before it exists: between clone and execve it shares our memory and may only make
+// system calls.
+struct Child {
+  const char* program;
+  char* const* argv;
+  char* const* env;
+  const char* cwd;
+  int stdout_fd;
+  int stderr_fd;
+  int death_signal;
+  pid_t parent;
+  // Answers, in the memory that both see:
+  const char* step = nullptr;
+  int error = 0;
+};
+
+int fail(Child* child, const char* step) {
+  child->error = errno;
+  child->step = step;
+  return 127;
+}
+
+void close_from(unsigned first) {
+#if defined(SYS_close_range)
+  if (::syscall(SYS_close_range, first, ~0u, 0u) == 0) return;
+#endif
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlim_t end = limit.rlim_cur < (1u << 20) ? limit.rlim_cur : (1u << 20);
+  for (rlim_t fd = first; fd < end; ++fd) ::close(static_cast<int>(fd));
+}
+
+void reset_signals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal) {
+    if (signal != SIGKILL && signal != SIGSTOP) ::sigaction(signal, &action, nullptr);
+  }
+}
+
+#if defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize("thread")))
+#endif
+int
+run_child(void* argument) {
+  auto* child = static_cast<Child*>(argument);
+  reset_signals();
+  if (::setsid() < 0) return fail(child, "setsid");
+  if (child->death_signal != 0) {
+    if (::prctl(PR_SET_PDEATHSIG, child->death_signal) != 0) return fail(child, "prctl");
+    if (::getppid() != child->parent) {  // it died before the request
+      errno = ESRCH;
+      return fail(child, "getppid");
+    }
+  }
+  // Above 2 first, so that no dup2 below overwrites a source.
+  const int out = ::fcntl(child->stdout_fd, F_DUPFD, 3);
+  const int err = ::fcntl(child->stderr_fd, F_DUPFD, 3);
+  if (out < 0 || err < 0) return fail(child, "dup");
+  const int in = ::open("/dev/null", O_RDONLY);
+  if (in < 0) return fail(child, "open /dev/null");
+  if (::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) return fail(child, "dup2");
+  if (child->cwd[0] != '\0' && ::chdir(child->cwd) != 0) return fail(child, "chdir");
+  close_from(3);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execve(child->program, child->argv, child->env);
+  return fail(child, "execve");
+}
+
+// A thread that never ends and makes all clone calls: PR_SET_PDEATHSIG acts on the end of the parent *thread*.
+class Spawner {
+ public:
+  static Spawner& get() {
+    static std::mutex mutex;
+    static Spawner* instance = nullptr;  // never deleted: its thread uses it to the end
+    std::lock_guard<std::mutex> lock(mutex);
+    if (instance == nullptr || instance->owner_ != ::getpid()) instance = new Spawner;
+    return *instance;
+  }
+
+  pid_t run(Child* child) {
+    std::lock_guard<std::mutex> one_at_a_time(callers_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    child_ = child;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return child_ == nullptr; });
+    return pid_;
+  }
+
+ private:
+  Spawner() : owner_(::getpid()) { std::thread(&Spawner::serve, this).detach(); }
+
+  void serve() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // no handler may run in the child on our memory
+    constexpr size_t kStack = 64 << 10;
+    void* stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return child_ != nullptr; });
+      if (stack == MAP_FAILED) {
+        pid_ = -1;
+        child_->error = ENOMEM;
+      } else {
+        pid_ = ::clone(run_child, static_cast<char*>(stack) + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, child_);
+        if (pid_ < 0) child_->error = errno;
+      }
+      child_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  const pid_t owner_;
+  std::mutex callers_;  // taken before mutex_
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Child* child_ = nullptr;  // protected by mutex_
+  pid_t pid_ = -1;          // protected by mutex_
+};
+
+bool runnable(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+// The file that execvp would choose, with the child's PATH; a relative entry counts from the child's folder.
+std::string find_program(const SpawnRequest& request) {
+  const std::string& name = request.argv[0];
+  if (name.find('/') != std::string::npos) return name;
+  std::string path = "/usr/local/bin:/usr/bin:/bin";
+  for (const std::string& entry : request.env) {
+    if (entry.rfind("PATH=", 0) == 0) path = entry.substr(5);
+  }
+  for (size_t start = 0; start <= path.size();) {
+    const size_t end = std::min(path.find(':', start), path.size());
+    std::string folder = path.substr(start, end - start);
+    if (folder.empty() || folder[0] != '/') folder = request.cwd + "/" + folder;
+    if (runnable(folder + "/" + name)) return folder + "/" + name;
+    start = end + 1;
+  }
+  return {};
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const std::string& text : strings) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+std::string describe(const SpawnRequest& request, const std::string& what) {
+  return "can't start '" + request.argv[0] + "' in folder '" + request.cwd + "': " + what;
+}
+
+}  // namespace
+
+Status spawn(const SpawnRequest& request, pid_t* pid, int* error) {
+  *pid = -1;
+  *error = EINVAL;
+  if (request.argv.empty() || request.argv[0].empty()) {
+    return {Code::kInvalid, "can't start a program: the command is empty"};
+  }
+  const std::string program = find_program(request);
+  if (program.empty()) {
+    *error = ENOENT;
+    return {Code::kInvalid, describe(request, "no such program in PATH")};
+  }
+  const std::vector<char*> argv = pointers(request.argv);
+  const std::vector<char*> env = pointers(request.env);
+  Child child{program.c_str(),    argv.data(),          env.data(),  request.cwd.c_str(), request.stdout_fd,
+              request.stderr_fd, request.death_signal, ::getpid()};
+  const pid_t started = Spawner::get().run(&child);
+  *error = child.error;
+  if (started < 0) return {Code::kResource, describe(request, "clone: " + errno_text(child.error))};
+  if (child.step != nullptr) {
+    int ignored;
+    while (::waitpid(started, &ignored, 0) < 0 && errno == EINTR) {
+    }
+    const std::string step = std::strcmp(child.step, "execve") == 0 ? "" : std::string(child.step) + ": ";
+    return {Code::kInvalid, describe(request, step + errno_text(child.error))};
+  }
+  *pid = started;
+  return Status::ok();
+}
+
+}  // namespace bagua

@@ -1,0 +1,15 @@
+// Pieces of error messages.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace bagua {
+
+// What the system says about an errno value; thread-safe.
+std::string errno_text(int error);
+
+// A span of time for people: "0.3 s", "30 s", "2 min 5 s".
+std::string duration_text(int64_t ns);
+
+}  // namespace bagua

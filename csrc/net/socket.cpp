@@ -1,0 +1,287 @@
+#include "net/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace bagua {
+namespace {
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+Status resolve(const std::string& address, int flags, Addresses* out) {
+  std::string host;
+  uint16_t port = 0;
+  if (Status status = parse_address(address, &host, &port); !status) return status;
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (error != 0) {
+    return {Code::kInvalid, "can't resolve the host name '" + host + "' of address '" + address +
+                                "': " + (error == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(error))};
+  }
+  out->reset(list);
+  return Status::ok();
+}
+
+std::string numeric(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "an unknown address";
+  }
+  const bool v6 = address->sa_family == AF_INET6;
+  return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
+}
+
+// Small frames leave at once; a host that vanished without a word is noticed on an idle connection after about 20 s.
+void tune(int fd) {
+  const int on = 1;
+  const int idle_s = 10;
+  const int interval_s = 3;
+  const int probes = 4;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+// Waits until `fd` is ready for `events`. kTimeout (no text) at the deadline.
+Status wait_ready(int fd, short events, int64_t deadline_ns) {
+  for (;;) {
+    pollfd item{fd, events, 0};
+    const int ready = ::poll(&item, 1, timeout_ms(deadline_ns));
+    if (ready > 0) return Status::ok();
+    if (ready == 0) {
+      if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, ""};
+    } else if (errno != EINTR) {
+      return {Code::kInternal, "poll: " + errno_text(errno)};
+    }
+  }
+}
+
+// On loopback a socket can be given the very port that it dials and so connect to itself.
+bool connected_to_itself(int fd) {
+  sockaddr_storage here{};
+  sockaddr_storage there{};
+  socklen_t here_length = sizeof here;
+  socklen_t there_length = sizeof there;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_length) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_length) == 0 && here_length == there_length &&
+         std::memcmp(&here, &there, here_length) == 0;
+}
+
+// One attempt; returns an errno value (0: connected).
+int connect_once(const addrinfo& target, int64_t deadline_ns, Socket* out) {
+  Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return errno;
+  if (::connect(socket.fd(), target.ai_addr, target.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    if (!wait_ready(socket.fd(), POLLOUT, deadline_ns)) return ETIMEDOUT;
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+    if (error != 0) return error;
+  }
+  if (connected_to_itself(socket.fd())) return ECONNREFUSED;
+  tune(socket.fd());
+  *out = std::move(socket);
+  return 0;
+}
+
+// Errors that pass when the other side comes up.
+bool worth_retrying(int error) {
+  return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH ||
+         error == ENETUNREACH || error == EHOSTDOWN || error == EAGAIN || error == EINTR;
+}
+
+Status connect_failed(const std::string& address, int error, int64_t tried_ns) {
+  const std::string tried = " (tried for " + duration_text(tried_ns) + ")";
+  if (error == ECONNREFUSED) return {Code::kUnavailable, "nobody listens at " + address + tried};
+  if (error == ETIMEDOUT) return {Code::kTimeout, "no answer from " + address + tried};
+  const Code code = worth_retrying(error) ? Code::kUnavailable : Code::kInternal;
+  return {code, "can't connect to " + address + tried + ": " + errno_text(error)};
+}
+
+}  // namespace
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int Socket::release() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
+}
+
+void Socket::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+Status parse_address(const std::string& address, std::string* host, uint16_t* port) {
+  const Status bad(Code::kInvalid, "'" + address + "' is not an address: write host:port or [v6]:port");
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return bad;
+  std::string name = address.substr(0, colon);
+  if (name.front() == '[') {
+    if (name.size() < 3 || name.back() != ']') return bad;
+    name = name.substr(1, name.size() - 2);
+  } else if (name.find(':') != std::string::npos) {
+    return bad;  // an IPv6 address without brackets: where the port begins would be a guess
+  }
+  if (name.find('\0') != std::string::npos) return bad;
+  unsigned value = 0;
+  const char* end = address.data() + address.size();
+  const auto [stop, error] = std::from_chars(address.data() + colon + 1, end, value);
+  if (error != std::errc() || stop != end || value > 65535) return bad;
+  *host = std::move(name);
+  *port = static_cast<uint16_t>(value);
+  return Status::ok();
+}
+
+Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
+  Addresses addresses;
+  if (Status status = resolve(address, AI_PASSIVE, &addresses); !status) return status;
+  const addrinfo& target = *addresses;
+  Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return {Code::kResource, "can't create a socket: " + errno_text(errno)};
+  const int on = 1;
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket.fd(), target.ai_addr, target.ai_addrlen) != 0 || ::listen(socket.fd(), 512) != 0) {
+    const int error = errno;
+    std::string host;
+    uint16_t port = 0;
+    static_cast<void>(parse_address(address, &host, &port));
+    if (error == EADDRINUSE) {
+      return {Code::kInvalid, "port " + std::to_string(port) + " on " + host +
+                                  " is in use: stop the program that has it, or choose another port"};
+    }
+    if (error == EADDRNOTAVAIL) {
+      return {Code::kInvalid, "can't listen on " + address + ": this machine has no address " + host};
+    }
+    if (error == EACCES) {
+      return {Code::kInvalid, "can't listen on " + address + ": not allowed; choose a port above 1023"};
+    }
+    return {Code::kInvalid, "can't listen on " + address + ": " + errno_text(error)};
+  }
+  sockaddr_storage here{};
+  socklen_t length = sizeof here;
+  if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&here), &length) != 0) {
+    return {Code::kInternal, "getsockname: " + errno_text(errno)};
+  }
+  *bound = numeric(reinterpret_cast<sockaddr*>(&here), length);
+  *out = std::move(socket);
+  return Status::ok();
+}
+
+Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out) {
+  const int64_t start = now_ns();
+  int64_t pause = 5 * kNsPerMs;
+  Addresses addresses;
+  if (Status status = resolve(address, 0, &addresses); !status) return status;
+  for (;;) {
+    int error = 0;
+    for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
+      error = connect_once(*target, deadline_ns, out);
+      if (error == 0) return Status::ok();
+    }
+    const int64_t now = now_ns();
+    if (!worth_retrying(error) || (deadline_ns >= 0 && now >= deadline_ns)) {
+      return connect_failed(address, error, now - start);
+    }
+    // A port that nobody has opened yet sends no event: ask again, more and more slowly.
+    const int64_t until = deadline_ns < 0 ? now + pause : std::min(deadline_ns, now + pause);
+    ::poll(nullptr, 0, timeout_ms(until));
+    pause = std::min(pause * 2, 200 * kNsPerMs);
+  }
+}
+
+Status accept_tcp(int listener, Socket* out, std::string* peer) {
+  sockaddr_storage from{};
+  socklen_t length = sizeof from;
+  const int fd = ::accept4(listener, reinterpret_cast<sockaddr*>(&from), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      return {Code::kResource, "can't accept a connection: " + errno_text(errno)};
+    }
+    return {Code::kUnavailable, "no connection to accept: " + errno_text(errno)};
+  }
+  *out = Socket(fd);
+  tune(fd);
+  *peer = numeric(reinterpret_cast<sockaddr*>(&from), length);
+  return Status::ok();
+}
+
+Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {
+  char* at = static_cast<char*>(data);
+  const size_t wanted = n;
+  while (n > 0) {
+    const ssize_t got = ::recv(fd, at, n, 0);
+    if (got > 0) {
+      at += got;
+      n -= static_cast<size_t>(got);
+      continue;
+    }
+    const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
+    if (got == 0) return {Code::kUnavailable, "the other side closed the connection after " + progress};
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
+    }
+    const Status ready = wait_ready(fd, POLLIN, deadline_ns);
+    if (ready.code() == Code::kTimeout) return {Code::kTimeout, "only " + progress + " came in time"};
+    if (!ready) return ready;
+  }
+  return Status::ok();
+}
+
+Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns) {
+  const char* at = static_cast<const char*>(data);
+  const size_t wanted = n;
+  while (n > 0) {
+    const ssize_t put = ::send(fd, at, n, MSG_NOSIGNAL);
+    if (put >= 0) {
+      at += put;
+      n -= static_cast<size_t>(put);
+      continue;
+    }
+    const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
+    }
+    const Status ready = wait_ready(fd, POLLOUT, deadline_ns);
+    if (ready.code() == Code::kTimeout) return {Code::kTimeout, "the other side took only " + progress + " in time"};
+    if (!ready) return ready;
+  }
+  return Status::ok();
+}
+
+}  // namespace bagua
