@@ -23,8 +23,8 @@
 namespace bagua {
 namespace {
 
-// All that the child needs, made ready before it exists: between clone and execve it shares our memory and may only make
-// system calls.
+// All that the child needs, made ready before it exists: between clone and execve it shares our memory and may only
+// make system calls.
 struct Child {
   const char* program;
   char* const* argv;
@@ -56,7 +56,7 @@ void close_from(unsigned first) {
 }
 
 void reset_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = SIG_DFL;
   for (int signal = 1; signal < NSIG; ++signal) {
     if (signal != SIGKILL && signal != SIGSTOP) ::sigaction(signal, &action, nullptr);
@@ -66,8 +66,7 @@ void reset_signals() {
 #if defined(__SANITIZE_THREAD__)
 __attribute__((no_sanitize("thread")))
 #endif
-int
-run_child(void* argument) {
+int run_child(void* argument) {
   auto* child = static_cast<Child*>(argument);
   reset_signals();
   if (::setsid() < 0) return fail(child, "setsid");
@@ -147,7 +146,7 @@ class Spawner {
 };
 
 bool runnable(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
 }
 
@@ -195,8 +194,8 @@ Status spawn(const SpawnRequest& request, pid_t* pid, int* error) {
   }
   const std::vector<char*> argv = pointers(request.argv);
   const std::vector<char*> env = pointers(request.env);
-  Child child{program.c_str(),    argv.data(),          env.data(),  request.cwd.c_str(), request.stdout_fd,
-              request.stderr_fd, request.death_signal, ::getpid()};
+  Child child{program.c_str(),   argv.data(),       env.data(),           request.cwd.c_str(),
+              request.stdout_fd, request.stderr_fd, request.death_signal, ::getpid()};
   const pid_t started = Spawner::get().run(&child);
   *error = child.error;
   if (started < 0) return {Code::kResource, describe(request, "clone: " + errno_text(child.error))};

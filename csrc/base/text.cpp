@@ -7,7 +7,9 @@
 
 namespace bagua {
 
-std::string errno_text(int error) { return std::system_category().message(error); }
+std::string errno_text(int error) {
+  return std::system_category().message(error);
+}
 
 std::string duration_text(int64_t ns) {
   char text[48];

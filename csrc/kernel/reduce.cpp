@@ -10,8 +10,8 @@
 namespace bagua {
 namespace {
 
-// Elements handled at a time: all sources are reduced into one block, which stays in the first-level cache, and the block is
-// then written to all destinations.
+// Elements handled at a time: all sources are reduced into one block, which stays in the first-level cache, and the
+// block is then written to all destinations.
 constexpr size_t kBlock = 2048;
 
 struct Sum {
@@ -322,7 +322,9 @@ const char* op_name(ReduceOp op) {
   return "unknown";
 }
 
-bool op_supported(DType t, ReduceOp op) { return find_kernel(t, op) != nullptr; }
+bool op_supported(DType t, ReduceOp op) {
+  return find_kernel(t, op) != nullptr;
+}
 
 void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
             bool nontemporal) {

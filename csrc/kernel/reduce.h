@@ -31,10 +31,11 @@ const char* op_name(ReduceOp op);
 // Bitwise operations need integers; bool reduces as uint8 with BOR/BAND/BXOR/MIN/MAX; int8 and int16 reduce like int32.
 bool op_supported(DType t, ReduceOp op);
 
-// dst[j][i] = op over k of src[k][i], for i in [0, count), for every j; n >= 1 sources, m >= 1 destinations. Buffers are aligned to the
-// element only. A destination may be the same buffer as a source; no other overlap. f16 and bf16 accumulate in f32 and
-// round once (to nearest even). `divisor` is used by kAvg only: the mean divides by it (integers truncate toward zero). Partial sums that go
-// on to other hosts use kSum and leave the division to finish(). `nontemporal` stores past the caches (large results). NaN propagates in MIN and MAX, as in torch.
+// dst[j][i] = op over k of src[k][i], for i in [0, count), for every j; n >= 1 sources, m >= 1 destinations. Buffers
+// are aligned to the element only. A destination may be the same buffer as a source; no other overlap. f16 and bf16
+// accumulate in f32 and round once (to nearest even). `divisor` is used by kAvg only: the mean divides by it (integers
+// truncate toward zero). Partial sums that go on to other hosts use kSum and leave the division to finish().
+// `nontemporal` stores past the caches (large results). NaN propagates in MIN and MAX, as in torch.
 void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
             bool nontemporal);
 

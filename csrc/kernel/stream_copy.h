@@ -13,8 +13,8 @@ namespace bagua {
 
 #if defined(__x86_64__)
 
-// Whole, aligned cache lines go past the caches; head and tail are stored plainly. Call stream_fence() before other threads
-// are told that the data is there.
+// Whole, aligned cache lines go past the caches; head and tail are stored plainly. Call stream_fence() before other
+// threads are told that the data is there.
 inline void stream_copy(void* to, const void* from, size_t n) {
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
@@ -38,11 +38,15 @@ inline void stream_copy(void* to, const void* from, size_t n) {
   if (n != 0) std::memcpy(out, in, n);
 }
 
-inline void stream_fence() { _mm_sfence(); }
+inline void stream_fence() {
+  _mm_sfence();
+}
 
 #else
 
-inline void stream_copy(void* to, const void* from, size_t n) { std::memcpy(to, from, n); }
+inline void stream_copy(void* to, const void* from, size_t n) {
+  std::memcpy(to, from, n);
+}
 inline void stream_fence() {}
 
 #endif

@@ -1,4 +1,5 @@
-// Owning socket descriptor, addresses, and the few calls that open TCP connections. No call here blocks without a deadline.
+// Owning socket descriptor, addresses, and the few calls that open TCP connections. No call here blocks without a
+// deadline.
 #pragma once
 
 #include <cstdint>

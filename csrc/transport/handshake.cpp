@@ -57,7 +57,9 @@ Status at_step(const char* step, const Status& cause) {
   return {cause.code(), std::string("handshake, ") + step + ": " + cause.message()};
 }
 
-bool same(const Digest& a, const Digest& b) { return equal_constant_time(a.data(), b.data(), a.size()); }
+bool same(const Digest& a, const Digest& b) {
+  return equal_constant_time(a.data(), b.data(), a.size());
+}
 
 }  // namespace
 
@@ -108,7 +110,8 @@ Status accept_handshake(int fd, const JobKey& key, const std::string& job_id, ui
   Answer answer;
   if (Status status = fill_random(answer.nonce.data(), answer.nonce.size()); !status) return status;
   answer.mac = sign_accept(key, hello, answer.nonce);
-  if (Status status = write_exact(fd, &answer, sizeof answer, deadline_ns); !status) return at_step("answering", status);
+  if (Status status = write_exact(fd, &answer, sizeof answer, deadline_ns); !status)
+    return at_step("answering", status);
 
   Digest proof;
   if (Status status = read_exact(fd, proof.data(), proof.size(), deadline_ns); !status) {

@@ -1,11 +1,20 @@
 // Tagged messages between the hosts of one communicator, over several authenticated TCP streams per pair of hosts.
 //
-// Thread safety: a Mesh is driven by one thread, the communicator's. Only wake() and attach() may be called from others.
+// Thread safety: a Mesh is driven by one thread, the communicator's. Only wake() and attach() may be called from
+// others.
 //
-// A message is one chunk of one operation, named by (op, tag) and at most kMaxMessage bytes. A chunk travels as one frame on
-// whichever stream to that host drains first; header and payload are checksummed. A frame whose receive is not posted yet
-// stays in the socket ("parked"): it blocks that stream alone, and TCP holds the sender back, so that memory is bounded
-// without credits. Senders send in an order that receivers post (see collective/program.h), so parking can't deadlock.
+// A message is one chunk of one operation, named by (op, tag) and at most kMaxMessage bytes. A chunk travels as one
+// frame on whichever stream to that host drains first; header and payload are checksummed. A frame whose receive is not
+// posted yet stays in the socket ("parked"): it blocks that stream alone, and TCP holds the sender back, so that memory
+// is bounded without credits. Senders send in an order that receivers post (see collective/program.h), so parking can't
+// deadlock.
+//
+// Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
+// carries control messages only, so that a parked or slow chunk never holds one up, and its keep-alive notices a host
+// that vanished without a word even while chunks are in flight. Without it control messages share the data streams.
+//
+// Loss of a peer: what had already arrived is delivered first (kReceived, kControl), then poll() fails. After poll()
+// has failed the mesh touches no posted buffer any more.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +31,18 @@ struct MeshOptions {
   std::string job_id;
   uint64_t generation = 0;
   uint32_t comm = 0;
-  int host = 0;         // index of this host among the hosts of the communicator
+  int host = 0;  // index of this host among the hosts of the communicator
   int hosts = 1;
-  int streams = 4;      // TCP streams for each pair of hosts
-  int64_t connect_timeout_ns = 30'000'000'000;
+  int streams = 4;                              // TCP streams for each pair of hosts
+  int64_t connect_timeout_ns = 30'000'000'000;  // from the first send or recv with a peer that is not connected
 };
 
 class Mesh {
  public:
   enum class Event : uint8_t {
-    kSent,     // the payload of a send may be reused
-    kReceived, // the payload of a recv is in place and its checksum right
-    kControl,  // a control message arrived: see `control`
+    kSent,      // the payload of a send may be reused
+    kReceived,  // the payload of a recv is in place and its checksum right
+    kControl,   // a control message arrived: see `control`
   };
   struct Completion {
     Event event;
@@ -47,28 +56,31 @@ class Mesh {
   };
 
   static constexpr size_t kMaxMessage = 16u << 20;
-  static constexpr size_t kMaxControl = 64u << 10;
+  static constexpr size_t kMaxControl = 64u << 10;  // a longer text is an error of the caller, as is a longer chunk
 
   explicit Mesh(MeshOptions options);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread.
+  // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread. A stream that is there
+  // already or a number out of range closes the socket.
   void attach(int peer, int stream, Socket socket);
-  // True once every stream to every other host is there.
+  // True once every data stream to every other host is there (the control lanes are not counted).
   bool connected() const;
 
-  // Queues one chunk for `peer`. `data` must stay readable until kSent. Frames to a peer leave in the order of the calls.
+  // Queues one chunk for `peer` (before it is connected, too). `data` must stay readable until kSent. Frames to a peer
+  // leave in the order of the calls.
   void send(int peer, uint64_t op, uint64_t tag, const void* data, size_t bytes, uint64_t cookie);
   // Posts the receive of one chunk: `data` must stay writable until kReceived. The length must be exactly the sender's.
   void recv(int peer, uint64_t op, uint64_t tag, void* data, size_t bytes, uint64_t cookie);
   // A short message that needs no posted receive (descriptors, errors); it overtakes queued chunks.
   void send_control(int peer, const std::string& text);
 
-  // Moves bytes until at least one completion is there, wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none)
-  // has passed; appends to `out`. An error names the peer and is final for this mesh: a lost or closed connection, a
-  // checksum that is wrong, a length that differs from the posted one, a header that is not ours.
+  // Errors of the last three calls come from the next poll(). Moves bytes until at least one completion is there,
+  // wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has passed; appends to `out`. An error names the
+  // peer and is final for this mesh: a lost or closed connection, a checksum that is wrong, a length that differs from
+  // the posted one, a header that is not ours.
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
   // Makes a poll() in progress (or the next) return. Any thread.
   void wake();

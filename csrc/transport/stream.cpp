@@ -1,0 +1,212 @@
+#include "transport/stream.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/mesh.h"
+
+namespace bagua {
+
+void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
+  message_ = std::move(message);
+  if (message_.type == FrameType::kControl) {
+    message_.data = message_.text.data();
+    message_.bytes = message_.text.size();
+  }
+  header_ = FrameHeader{};
+  header_.type = message_.type;
+  header_.generation = generation;
+  header_.comm = comm;
+  header_.payload_bytes = static_cast<uint32_t>(message_.bytes);
+  header_.op = message_.op;
+  header_.tag = message_.tag;
+  header_.sequence = sequence_++;
+  header_.payload_crc = crc32c(message_.data, message_.bytes);
+  header_.header_crc = header_.compute_crc();
+  done_ = 0;
+  busy_ = true;
+}
+
+StreamWriter::Progress StreamWriter::flush(int fd, uint64_t* sent, int* error) {
+  const size_t total = sizeof header_ + message_.bytes;
+  while (done_ < total) {
+    iovec parts[2];
+    size_t count = 0;
+    if (done_ < sizeof header_) {
+      parts[count++] = {reinterpret_cast<char*>(&header_) + done_, sizeof header_ - done_};
+    }
+    const size_t offset = done_ > sizeof header_ ? done_ - sizeof header_ : 0;
+    if (offset < message_.bytes) {
+      char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec knows no const
+      parts[count++] = {payload + offset, message_.bytes - offset};
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    const ssize_t put = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kBlocked;
+      *error = errno;
+      return Progress::kBroken;
+    }
+    done_ += static_cast<size_t>(put);
+    *sent += static_cast<uint64_t>(put);
+  }
+  busy_ = false;
+  return Progress::kDone;
+}
+
+StreamReader::StreamReader() : ahead_(new char[kAhead]) {}
+
+StreamReader::Step StreamReader::advance(int fd, bool eager, int64_t* budget, uint64_t* received) {
+  Step step = Step::kBlocked;
+  for (;;) {
+    switch (state_) {
+      case State::kDecision:
+        return Step::kHeader;
+      case State::kHeader:
+        if (end_ - begin_ >= sizeof header_) return parse_header() ? Step::kHeader : Step::kCorrupt;
+        if (!read_ahead(fd, eager, budget, received, &step)) return step;
+        break;
+      case State::kPayload:
+        if (left_ > 0 && begin_ < end_) take_from_ahead();
+        if (left_ == 0) return finish_payload();
+        if (skipping_) {
+          if (!read_ahead(fd, eager, budget, received, &step)) return step;
+        } else if (!read_direct(fd, eager, budget, received, &step)) {
+          return step;
+        }
+        break;
+    }
+  }
+}
+
+bool StreamReader::parse_header() {
+  std::memcpy(&header_, ahead_.get() + begin_, sizeof header_);
+  begin_ += sizeof header_;
+  const bool control = header_.type == FrameType::kControl;
+  if (header_.magic != FrameHeader::kMagic || header_.header_crc != header_.compute_crc()) {
+    problem_ = "a frame header is damaged";
+  } else if (header_.version != FrameHeader::kVersion || header_.header_bytes != sizeof header_) {
+    problem_ = "a frame has version " + std::to_string(header_.version);
+  } else if (!control && header_.type != FrameType::kData) {
+    problem_ = "a frame has the unknown type " + std::to_string(static_cast<int>(header_.type));
+  } else if (header_.payload_bytes > (control ? Mesh::kMaxControl : Mesh::kMaxMessage)) {
+    problem_ = "a frame claims " + std::to_string(header_.payload_bytes) + " bytes, more than is allowed";
+  } else if (header_.sequence != sequence_) {
+    problem_ =
+        "frame " + std::to_string(sequence_) + " was due and frame " + std::to_string(header_.sequence) + " came";
+  } else {
+    ++sequence_;
+    state_ = State::kDecision;
+    return true;
+  }
+  return false;
+}
+
+void StreamReader::receive(void* data, uint64_t cookie) {
+  target_ = static_cast<char*>(data);
+  left_ = header_.payload_bytes;
+  crc_ = 0;
+  cookie_ = cookie;
+  skipping_ = false;
+  state_ = State::kPayload;
+}
+
+void StreamReader::receive_control() {
+  control_.resize(header_.payload_bytes);
+  receive(control_.data(), 0);
+}
+
+void StreamReader::skip() {
+  receive(nullptr, 0);
+  skipping_ = true;
+}
+
+StreamReader::Step StreamReader::finish_payload() {
+  state_ = State::kHeader;
+  if (skipping_ || crc_ == header_.payload_crc) return Step::kPayload;
+  problem_ = "the checksum of a message is wrong";
+  return Step::kCorrupt;
+}
+
+void StreamReader::take_from_ahead() {
+  const size_t take = std::min(left_, end_ - begin_);
+  if (!skipping_) {
+    std::memcpy(target_, ahead_.get() + begin_, take);
+    crc_ = crc32c(target_, take, crc_);
+    target_ += take;
+  }
+  begin_ += take;
+  left_ -= take;
+}
+
+// Books the result of a read call that asked for `wanted` bytes; false: nothing came.
+bool StreamReader::account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step) {
+  if (got > 0) {
+    drained_ = !eager && static_cast<size_t>(got) < wanted;
+    *budget -= got;
+    *received += static_cast<uint64_t>(got);
+    return true;
+  }
+  if (got == 0) {
+    *step = Step::kClosed;
+  } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    *step = Step::kBlocked;
+  } else {
+    error_ = errno;
+    *step = Step::kBroken;
+  }
+  return false;
+}
+
+bool StreamReader::read_ahead(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step) {
+  if (eager) drained_ = false;
+  *step = drained_ ? Step::kBlocked : Step::kYield;
+  if (drained_ || *budget <= 0) return false;
+  if (begin_ != 0) {
+    std::memmove(ahead_.get(), ahead_.get() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  const size_t room = kAhead - end_;
+  ssize_t got;
+  do {
+    got = ::recv(fd, ahead_.get() + end_, room, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (!account(got, room, eager, budget, received, step)) return false;
+  end_ += static_cast<size_t>(got);
+  return true;
+}
+
+// Reads into the payload's place; with its last piece also what follows, into ahead_ (which is empty here).
+bool StreamReader::read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step) {
+  if (eager) drained_ = false;
+  *step = drained_ ? Step::kBlocked : Step::kYield;
+  if (drained_ || *budget <= 0) return false;
+  begin_ = end_ = 0;
+  const size_t direct = std::min(left_, kDirectRead);
+  iovec parts[2] = {{target_, direct}, {ahead_.get(), kAhead}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = direct == left_ ? 2 : 1;
+  ssize_t got;
+  do {
+    got = ::recvmsg(fd, &message, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (!account(got, direct + (direct == left_ ? kAhead : 0), eager, budget, received, step)) return false;
+  const size_t placed = std::min(static_cast<size_t>(got), direct);
+  crc_ = crc32c(target_, placed, crc_);
+  target_ += placed;
+  left_ -= placed;
+  end_ = static_cast<size_t>(got) - placed;
+  return true;
+}
+
+}  // namespace bagua

@@ -1,0 +1,106 @@
+// The two directions of one TCP stream as state machines over non-blocking system calls. Internal to the mesh: not
+// thread-safe, driven by the communicator's thread. Neither owns the descriptor, nor the payloads that it moves.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "transport/frame.h"
+
+namespace bagua {
+
+// A message on its way out: queued at its peer, then held by one writer until its last byte is in the socket.
+struct Outgoing {
+  FrameType type = FrameType::kData;
+  uint64_t op = 0;
+  uint64_t tag = 0;
+  const void* data = nullptr;  // kData: the caller's
+  size_t bytes = 0;
+  uint64_t cookie = 0;
+  int64_t since_ns = 0;
+  std::string text;  // kControl: the payload
+};
+
+class StreamWriter {
+ public:
+  enum class Progress : uint8_t { kDone, kBlocked, kBroken };
+
+  bool busy() const { return busy_; }
+  const Outgoing& current() const { return message_; }
+  // Takes a message. Only while not busy.
+  void start(Outgoing message, uint64_t generation, uint32_t comm);
+  // Writes until the message is out or the socket takes no more. Adds to `sent`; kBroken: `error` is the errno value.
+  Progress flush(int fd, uint64_t* sent, int* error);
+
+ private:
+  bool busy_ = false;
+  uint64_t sequence_ = 0;
+  FrameHeader header_;
+  Outgoing message_;
+  size_t done_ = 0;  // bytes of header and payload that the socket took
+};
+
+class StreamReader {
+ public:
+  enum class Step : uint8_t {
+    kBlocked,  // nothing more in the socket for now
+    kYield,    // the budget is used up; there may be more
+    kHeader,   // header() is valid and checked: say receive() or skip(), at once or later (a parked frame)
+    kPayload,  // a payload is complete and its checksum right: received() says where it went
+    kClosed,   // the other side closed; mid_frame() says whether inside a frame
+    kBroken,   // the connection failed: error() is an errno value
+    kCorrupt,  // what came is no frame: problem() says why
+  };
+
+  StreamReader();
+  // epoll reported the socket: it may hold something again.
+  void readable() { drained_ = false; }
+  // `eager`: read until the socket says that it is empty, where otherwise a short read is taken as the sign and
+  // kBlocked is the answer until readable().
+  Step advance(int fd, bool eager, int64_t* budget, uint64_t* received);
+
+  const FrameHeader& header() const { return header_; }
+  // The payload of header() goes to `data` (header().payload_bytes bytes).
+  void receive(void* data, uint64_t cookie);
+  void receive_control();
+  void skip();
+  bool waits_for_decision() const { return state_ == State::kDecision; }
+  bool skipping() const { return skipping_; }
+  bool mid_frame() const { return state_ != State::kHeader || begin_ != end_; }
+  uint64_t cookie() const { return cookie_; }
+  std::string& control() { return control_; }
+  int error() const { return error_; }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  enum class State : uint8_t { kHeader, kDecision, kPayload };
+  static constexpr size_t kAhead = 16 << 10;        // holds headers and small frames, so that they cost few calls
+  static constexpr size_t kDirectRead = 256 << 10;  // what is read at once is checksummed while it is in the cache
+
+  bool parse_header();
+  Step finish_payload();
+  void take_from_ahead();
+  // One read; false: `step` says why there is nothing.
+  bool read_ahead(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
+  bool read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
+  bool account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step);
+
+  State state_ = State::kHeader;
+  bool drained_ = false;  // the last read was short: the socket is empty until epoll says otherwise
+  bool skipping_ = false;
+  std::unique_ptr<char[]> ahead_;
+  size_t begin_ = 0;  // ahead_[begin_, end_) is read and not used
+  size_t end_ = 0;
+  uint64_t sequence_ = 0;
+  FrameHeader header_;
+  char* target_ = nullptr;
+  size_t left_ = 0;  // bytes of the payload still to come
+  uint32_t crc_ = 0;
+  uint64_t cookie_ = 0;
+  std::string control_;
+  int error_ = 0;
+  std::string problem_;
+};
+
+}  // namespace bagua
