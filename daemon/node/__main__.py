@@ -1,0 +1,112 @@
+"""``python -m bagua.daemon.node``: the command line of the node daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from bagua.base.errors import ConfigError
+from bagua.base.paths import state_dir as default_state_dir
+from bagua.base.security import TlsFiles
+from bagua.daemon.node.daemon import run
+from bagua.daemon.node.process import die_with_parent
+from bagua.daemon.node.settings import Settings
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def node(
+    coordinator: Annotated[
+        str, typer.Option(help="Address of the coordinator.", envvar="BAGUA_COORDINATOR")
+    ] = "127.0.0.1:7670",
+    name: Annotated[str, typer.Option(help="Name of the node and of its folder; the host's name.")] = "",
+    node_id: Annotated[str, typer.Option(help="Id towards the coordinator; else made once and kept.")] = "",
+    slots: Annotated[int, typer.Option(help="Ranks that may run here at once; 0: one for each core.")] = 0,
+    data_host: Annotated[str, typer.Option(help="Address where other hosts reach this one.")] = "127.0.0.1",
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the state; BAGUA_STATE_DIR.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The coordinator's token; <state>/token.", envvar="BAGUA_TOKEN_FILE")
+    ] = None,
+    tls: Annotated[
+        Path | None, typer.Option(help="Folder with ca.pem, cert.pem and key.pem (`bagua certs`).", envvar="BAGUA_TLS")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")
+    ] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(help="Descriptor for one line of JSON when the node is ready.")
+    ] = None,
+    death_signal: Annotated[bool, typer.Option("--death-signal", help="End when the parent process dies.")] = False,
+    exit_when_idle: Annotated[
+        float | None, typer.Option(help="End so many seconds after the last job.", metavar="SECONDS")
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
+    log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
+) -> None:
+    """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
+    if death_signal and not die_with_parent(signal.SIGTERM):
+        raise typer.Exit(0)
+    state = state_dir or default_state_dir()
+    settings = Settings(
+        coordinator=coordinator,
+        name=name or node_id or socket.gethostname(),
+        node_id=node_id,
+        slots=slots or os.cpu_count() or 1,
+        data_host=data_host,
+        state_dir=state,
+        token_file=token_file or state / "token",
+        tls=TlsFiles.in_folder(tls) if tls else None,
+        metrics_port=metrics_port,
+        exit_when_idle_s=exit_when_idle,
+        log_max_bytes=log_max_bytes,
+        log_files=log_files,
+    )
+    try:
+        asyncio.run(run(settings, make_logger(log_json), lambda line: _tell(ready_fd, line)))
+    except ConfigError as error:
+        _tell(ready_fd, {"error": str(error)})
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def make_logger(as_json: bool) -> Any:
+    """Lines on stderr, from INFO on."""
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=False),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    return structlog.get_logger()
+
+
+def _tell(descriptor: int | None, line: dict[str, str]) -> None:
+    """Writes the ready line, once; whoever asked for it may be gone."""
+    if descriptor is None:
+        return
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,211 @@
+"""The daemon put together: folder, sockets, session and jobs, from the first Hello to the last rank's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import bagua
+from bagua.base.errors import ConfigError
+from bagua.base.paths import cache_dir
+from bagua.daemon.node import rank_service
+from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.idle import IdleWatch
+from bagua.daemon.node.job import NodeContext
+from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.log_service import LogService
+from bagua.daemon.node.logs import LogFile, LogLimits
+from bagua.daemon.node.process import Reaper
+from bagua.daemon.node.registry import Jobs
+from bagua.daemon.node.runtime_dir import socket_folder
+from bagua.daemon.node.session import Endpoint, Session
+from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
+from bagua.proto import node_pb2
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from structlog.typing import FilteringBoundLogger
+
+STOP_GRACE_S = 2.0
+STOP_JOBS_S = 3.5
+FLUSH_S = 0.5
+"""Grace of ranks, time for all of a job, time for the last reports: together below the five seconds of a daemon's
+end."""
+
+Ready = Callable[[dict[str, str]], None]
+
+
+class NodeDaemon:
+    """One node. Made with the event loop running, in the main thread."""
+
+    def __init__(self, settings: Settings, folder: NodeFolder, log: FilteringBoundLogger) -> None:
+        """Raises ConfigError."""
+        self._settings = settings
+        self._folder = folder
+        self._log = log
+        self._boot_id = secrets.token_hex(8)
+        self._stop = asyncio.Event()
+        self._stop_reason = ""
+        sockets = socket_folder(folder.path)
+        self._rank_socket = sockets / "rank.sock"
+        self._core = CoreHost()
+        self._reaper = Reaper()
+        node = NodeContext(
+            node_id=folder.node_id,
+            data_host=settings.data_host,
+            jobs_folder=folder.jobs,
+            socket_folder=sockets,
+            rank_socket=self._rank_socket,
+            cache=cache_dir(),
+            journal=Journal(folder.journal),
+            core=self._core,
+            reaper=self._reaper,
+            log=log,
+            log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
+        )
+        self._jobs = Jobs(node, self._job_changed)
+        self._session = Session(
+            Endpoint(settings.coordinator, settings.token_file, settings.tls),
+            hello=self._hello,
+            snapshot=self._jobs.snapshot,
+            on_directive=self._directive,
+            on_connection=self._connection_changed,
+            log=log,
+        )
+        self._logs = LogService(self._find_log, self._session.log_reply)
+        self._idle = IdleWatch(settings.exit_when_idle_s, lambda: self.stop("idle"))
+
+    def stop(self, reason: str) -> None:
+        """Asks for the end. Idempotent; the first reason counts."""
+        self._stop_reason = self._stop_reason or reason
+        self._stop.set()
+
+    async def run(self, ready: Ready) -> None:
+        """Until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at the
+        start."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
+        await self._jobs.recover()
+        try:
+            server = await rank_service.serve(
+                self._rank_socket, rank_service.RankService(self._jobs, self._session.progress)
+            )
+        except OSError as error:
+            raise ConfigError(f"The socket for ranks can't be made: {error}.") from error
+        metrics = self._serve_metrics()
+        session = asyncio.ensure_future(self._session.run())
+        try:
+            await self._until_stopped(session, ready)
+            await self._wind_down()
+        finally:
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            await server.stop(0.1)
+            self._rank_socket.unlink(missing_ok=True)
+            if metrics is not None:
+                metrics.shutdown()
+                metrics.server_close()
+            self._reaper.close()
+
+    async def _until_stopped(self, session: asyncio.Future[None], ready: Ready) -> None:
+        stopped = asyncio.ensure_future(self._stop.wait())
+        welcomed = asyncio.ensure_future(self._session.welcomed.wait())
+        try:
+            await asyncio.wait((session, stopped, welcomed), return_when=asyncio.FIRST_COMPLETED)
+            if welcomed.done():
+                ready(
+                    {
+                        "node_id": self._folder.node_id,
+                        "socket": str(self._rank_socket),
+                        "state_dir": str(self._settings.state_dir),
+                    }
+                )
+                self._core.start_loading()  # so that the first job finds it loaded
+                await asyncio.wait((session, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if session.done():
+                session.result()
+        finally:
+            for task in (stopped, welcomed):
+                task.cancel()
+
+    async def _wind_down(self) -> None:
+        """Stops the jobs, then lets the coordinator know, as long as it listens."""
+        self._log.info("the daemon stops", reason=self._stop_reason)
+        text = f"the daemon on node {self._folder.node_id} was stopped ({self._stop_reason})"
+        await self._jobs.stop_all(text, STOP_GRACE_S, STOP_JOBS_S)
+        if self._session.connected:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._session.flushed(), FLUSH_S)
+
+    def _serve_metrics(self) -> WSGIServer | None:
+        if self._settings.metrics_port is None:
+            return None
+        from bagua.daemon.node.metrics import serve_metrics
+
+        return serve_metrics(self._settings.metrics_port, self._jobs.running, lambda: self._session.connected)
+
+    # ── what the session asks for ──
+
+    def _hello(self) -> node_pb2.Hello:
+        return node_pb2.Hello(
+            node_id=self._folder.node_id,
+            hostname=socket.gethostname(),
+            address=self._settings.data_host,
+            slots=self._settings.slots,
+            version=bagua.__version__,
+            jobs=self._jobs.snapshots(),
+            boot_id=self._boot_id,
+        )
+
+    def _directive(self, directive: node_pb2.Directive) -> None:
+        match directive.WhichOneof("directive"):
+            case "run":
+                if not self._stop.is_set():
+                    self._jobs.run(directive.run)
+            case "stop":
+                self._jobs.stop(directive.stop)
+            case "read_log":
+                self._logs.start(directive.read_log)
+            case "end_log":
+                self._logs.end(directive.end_log.request_id)
+            case "welcome" | None:
+                pass
+
+    def _connection_changed(self, connected: bool) -> None:
+        if not connected:
+            self._logs.end_all()
+        self._check_idle()
+
+    def _job_changed(self, job_id: str) -> None:
+        self._session.report(job_id)
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        jobs = self._jobs.running()
+        busy = any(job.busy or self._session.connected for job in jobs)
+        self._idle.update(busy)
+
+    def _find_log(self, job_id: str, rank: int) -> LogFile:
+        held = self._jobs.find(job_id)
+        log = held.log_of(rank) if held else None
+        if log is None:
+            raise LookupError(f"node {self._folder.node_id} has no log of rank {rank} of job {job_id}")
+        return log
+
+
+async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> None:
+    """Runs a daemon to its end. Raises ConfigError."""
+    settings.check()
+    folder = open_node_folder(settings)
+    try:
+        await NodeDaemon(settings, folder, log).run(ready)
+    finally:
+        os.close(folder.lock)

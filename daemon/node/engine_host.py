@@ -1,0 +1,85 @@
+"""The native core in the daemon: loaded once, in a thread, and its engines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import bagua.csrc
+from bagua.base.address import join_address
+from bagua.daemon.node.plan import Plan
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
+
+T = TypeVar("T")
+
+
+class CoreHost:
+    """Loads the core when it is first wanted. A build may take a minute; whoever asks meanwhile waits for the same
+    one."""
+
+    def __init__(self) -> None:
+        self._loading: asyncio.Future[Any] | None = None
+
+    def start_loading(self) -> asyncio.Future[Any]:
+        """Begins to load, if nobody has; the future holds the module or the error. A failed load is tried again."""
+        done = self._loading is not None and self._loading.done()
+        if self._loading is None or (done and self._loading.exception() is not None):
+            self._loading = in_thread(bagua.csrc.load)
+            self._loading.add_done_callback(lambda future: future.exception())  # an error is told to whoever asks
+        return self._loading
+
+    async def load(self) -> Any:
+        """The module (types: csrc/core.pyi). Raises BuildError."""
+        return await asyncio.shield(self.start_loading())
+
+
+async def make_engine(
+    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes]
+) -> core.Engine:
+    """The engine of one generation of a job, listening. Raises core.CoreError or OSError."""
+    data_socket.unlink(missing_ok=True)  # of a daemon that was killed
+    return await in_thread(
+        lambda: core.Engine(
+            job_id=plan.job_id,
+            generation=plan.generation,
+            host_index=plan.host_index,
+            hosts=[list(host.ranks) for host in plan.hosts],
+            data_socket=str(data_socket),
+            tokens=tokens,
+            job_key=plan.job_key,
+            listen=join_address(data_host, 0),
+        )
+    )
+
+
+def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Runs ``function`` in a thread of its own that the end of the process does not wait for (the loop's executor
+    would)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result, error = function(), None
+        except BaseException as raised:
+            result, error = None, raised
+        try:
+            loop.call_soon_threadsafe(deliver, result, error)
+        except RuntimeError:  # the loop has ended
+            return
+
+    threading.Thread(target=run, daemon=True, name="bagua-blocking").start()
+    return future

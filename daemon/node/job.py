@@ -1,0 +1,421 @@
+"""One job on this node: carries out what the state machine says and hands the outcomes back to it as events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bagua.base.errors import BaguaError
+from bagua.daemon.node import launch, state
+from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine
+from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
+from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
+from bagua.daemon.node.plan import Plan
+from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, marks_of, signal_group, start_time
+from bagua.daemon.node.runtime_dir import data_socket
+from bagua.daemon.node.state import Phase, RankPhase
+from bagua.proto import common_pb2, node_pb2
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from bagua.csrc import core
+
+LEFTOVER_KILL_S = 5.0
+WAITS_EVERY_S = 5.0
+WAITS_LONGER_THAN_S = 10.0
+
+_EXPECTED = (launch.LaunchError, BaguaError, OSError, RuntimeError)
+
+_RANK_STATES = {
+    RankPhase.WAITING: common_pb2.RANK_STATE_WAITING,
+    RankPhase.RUNNING: common_pb2.RANK_STATE_RUNNING,
+    RankPhase.EXITED: common_pb2.RANK_STATE_EXITED,
+}
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """What all jobs of the daemon share."""
+
+    node_id: str
+    data_host: str
+    jobs_folder: Path
+    socket_folder: Path
+    rank_socket: Path
+    cache: Path
+    journal: Journal
+    core: CoreHost
+    reaper: Reaper
+    log: FilteringBoundLogger
+    log_limits: LogLimits
+
+
+class Job:
+    """One generation of one job. Everything happens in the event loop; blocking calls run in threads of their own.
+
+    ``on_report`` is called whenever what the coordinator should know has changed.
+    """
+
+    def __init__(self, plan: Plan, node: NodeContext, on_report: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.state = state.new_job(node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s)
+        self.engine: core.Engine | None = None
+        self.data_socket = data_socket(node.socket_folder, plan.job_id, plan.generation)
+        self.tokens = {rank: secrets.token_bytes(32) for rank in plan.ranks}
+        self._node = node
+        self._on_report = on_report
+        self._log = node.log.bind(job=plan.job_id, generation=plan.generation)
+        self._loop = asyncio.get_running_loop()
+        self._core: Any = None
+        self._queue: deque[state.Event] = deque()
+        self._stepping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prepared = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._save_lock = asyncio.Lock()
+        self._outputs: dict[int, RankOutput] = {}
+        self._watches: dict[int, ProcessWatch] = {}
+        self._joined: dict[int, int] = {}  # rank -> pid that got the way to the engine
+        self._start_times: dict[int, int] = {}
+
+    # ── for the daemon ──
+
+    @property
+    def job_id(self) -> str:
+        return self.plan.job_id
+
+    @property
+    def generation(self) -> int:
+        return self.plan.generation
+
+    @property
+    def stopped(self) -> bool:
+        return self.state.phase is Phase.STOPPED
+
+    @property
+    def busy(self) -> bool:
+        """True while something happens here that does not need the coordinator."""
+        preparing_or_ending = (Phase.PREPARING, Phase.TERMINATING, Phase.KILLING, Phase.CLOSING)
+        return bool(self.state.alive) or self.state.phase in preparing_or_ending
+
+    def start(self) -> None:
+        self._log.info("job begins", ranks=list(self.plan.ranks), adopt=self.plan.adopt)
+        self._run(self._prepare())
+
+    def post(self, event: state.Event) -> None:
+        """Hands an event to the state machine and does what it says."""
+        self._queue.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._queue:
+                self._step(self._queue.popleft())
+        finally:
+            self._stepping = False
+
+    async def finished(self) -> None:
+        """Returns when nothing of the job is left on this node and the journal says so."""
+        await self._finished.wait()
+
+    def log_of(self, rank: int) -> LogFile | None:
+        """The log of a local rank that was started."""
+        output = self._outputs.get(rank)
+        return output.log if output else None
+
+    def snapshot(self) -> node_pb2.LocalJob:
+        """Everything that the coordinator may know of the job."""
+        if self.stopped:
+            phase = node_pb2.LOCAL_PHASE_STOPPED
+        elif self.state.phase is Phase.PREPARING:
+            phase = node_pb2.LOCAL_PHASE_PREPARING
+        else:
+            phase = node_pb2.LOCAL_PHASE_STARTED
+        return node_pb2.LocalJob(
+            job_id=self.job_id,
+            generation=self.generation,
+            phase=phase,
+            engine_address=self.state.address,
+            error=self.state.error,
+            waiting=self.state.waiting,
+            ranks=[self._rank_status(rank) for rank in self.state.ranks],
+        )
+
+    # ── for ranks ──
+
+    async def prepared(self) -> None:
+        """Returns when the engine listens, or the job has failed or was stopped before."""
+        await self._prepared.wait()
+
+    def admit(self, rank: int, pid: int) -> bool:
+        """Lets the process ``pid`` be ``rank``. False if the rank has joined before, or has ended. A process that
+        asks again before it connected gets the same answer."""
+        known = next(known for known in self.state.ranks if known.rank == rank)
+        if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
+            return False
+        self._joined[rank] = pid
+        self.post(state.RankJoined(rank, pid))
+        if self.plan.adopt and rank not in self._watches:
+            with contextlib.suppress(
+                OSError
+            ):  # it has died already, or lives in another pid namespace: the core will know
+                self._watches[rank] = ProcessWatch(pid, lambda code: self._adopted_process_ended(rank))
+        return True
+
+    # ── the machine ──
+
+    def _step(self, event: state.Event) -> None:
+        before = self.state
+        self.state, instructions = state.step(before, event, self._loop.time())
+        if self.state.phase is not before.phase:
+            self._phase_changed(before.phase)
+        if self.state.deadline != before.deadline:
+            self._arm_timer()
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: state.Instruction) -> None:
+        match instruction:
+            case state.SpawnRanks():
+                self._spawn_ranks()
+            case state.SetPeers(addresses):
+                if self.engine is not None:
+                    self.engine.set_peers(list(addresses))
+            case state.Abort(reason):
+                if self.engine is not None:
+                    self.engine.abort(reason)
+            case state.SignalRanks(pids, signum):
+                for pid in pids:
+                    signal_group(pid, signum)
+            case state.CloseEngine():
+                self._run(self._close())
+            case state.Report():
+                self._on_report(self.job_id)
+
+    def _phase_changed(self, before: Phase) -> None:
+        now = self.state.phase
+        self._log.info("job phase", phase=now.value, before=before.value, failure=self.state.failure or None)
+        if before is Phase.PREPARING:
+            self._prepared.set()
+        if now is Phase.RUNNING:
+            self._run(self._watch_waits())
+        if now is Phase.STOPPED:
+            self._run(self._finish())
+
+    def _arm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.state.deadline is not None:
+            self._timer = self._loop.call_at(self.state.deadline, self.post, state.TimerFired())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("internal error", exc_info=error)
+            self.post(state.EngineFailed(f"node {self._node.node_id}: internal error: {error!r}"))
+
+    # ── beginning ──
+
+    async def _prepare(self) -> None:
+        try:
+            await self._check_and_make_engine()
+        except Exception as error:  # whatever it is, the job can't run here, and its user must learn why
+            self._log.error("the job can't be prepared", error=str(error), exc_info=not isinstance(error, _EXPECTED))
+            self.post(state.PrepareFailed(f"node {self._node.node_id}: {error or repr(error)}"))
+        else:
+            assert self.engine is not None
+            self.post(state.EngineReady(self.engine.address()))
+
+    async def _check_and_make_engine(self) -> None:
+        if not self.plan.adopt:
+            await in_thread(lambda: launch.check_program(self.plan.program, os.environ))
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        await self._save()  # before anything is started: the next life must find it
+        self._core = await self._node.core.load()
+        self.engine = await make_engine(
+            self._core,
+            self.plan,
+            data_socket=self.data_socket,
+            data_host=self._node.data_host,
+            tokens=self.tokens,
+        )
+        self._loop.add_reader(self.engine.event_fd(), self._take_engine_events)
+
+    def _spawn_ranks(self) -> None:
+        for rank in self.plan.ranks:
+            try:
+                pid = self._spawn(rank)
+            except OSError as error:
+                command = launch.command(self.plan.program)
+                text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {error}"
+                self.post(state.SpawnFailed(rank, text))
+                break
+            self.post(state.RankStarted(rank, pid))
+        self._run(self._save())
+
+    def _spawn(self, rank: int) -> int:
+        output = RankOutput(LogFile(log_path(self._folder, rank), self._node.log_limits), self._log.warning)
+        self._outputs[rank] = output
+        stdout, stderr = output.open()
+        try:
+            pid: int = self._core.spawn(
+                launch.command(self.plan.program),
+                launch.environment(
+                    self.plan,
+                    rank,
+                    base=os.environ,
+                    rank_socket=self._node.rank_socket,
+                    cache=self._node.cache,
+                ),
+                str(launch.work_folder(self.plan.program)),
+                stdout,
+                stderr,
+            )
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        self._watches[rank] = self._node.reaper.watch_child(pid, lambda code: self._rank_exited(rank, code))
+        self._start_times[rank] = start_time(pid)
+        return pid
+
+    # ── outcomes ──
+
+    def _rank_exited(self, rank: int, code: int | None) -> None:
+        output = self._outputs[rank]
+        output.drain()
+        code = 0 if code is None else code
+        tail = output.error_tail() if code else ""
+        self._log.info("rank exited", rank=rank, exit_code=code)
+        self.post(state.RankExited(rank, code, max(0, -code), tail, time.time()))
+        self._run(self._save())
+
+    def _adopted_process_ended(self, rank: int) -> None:
+        """The process of an adopted rank is gone; a farewell may still wait in the core's events and comes first."""
+        self._take_engine_events()
+        self.post(state.RankLost(rank, "its process has ended", time.time()))
+
+    def _take_engine_events(self) -> None:
+        if self.engine is None:
+            return
+        events = self.engine.events()
+        for event in sorted(events, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
+            rank, text = int(event["rank"]), str(event["text"])
+            match event["kind"]:
+                case "joined":
+                    self.post(state.RankConnected(rank))
+                    if self.plan.adopt and (watch := self._watches.pop(rank, None)):
+                        watch.close()  # from now on the core's connection tells
+                case "left":
+                    self.post(state.RankLeft(rank, time.time()))
+                case "lost":
+                    self.post(state.RankLost(rank, text or "its connection broke", time.time()))
+                case "error":
+                    self.post(state.EngineFailed(text))
+
+    async def _watch_waits(self) -> None:
+        while self.state.phase is Phase.RUNNING and self.engine is not None:
+            await asyncio.sleep(WAITS_EVERY_S)
+            if self.state.phase is Phase.RUNNING:
+                self.post(state.WaitsChanged(self.engine.waiting(WAITS_LONGER_THAN_S)))
+
+    # ── end ──
+
+    async def _close(self) -> None:
+        try:
+            await self._kill_leftovers()
+            for output in self._outputs.values():
+                output.close()
+            await self._close_engine()
+        finally:
+            self.post(state.EngineClosed())
+
+    async def _kill_leftovers(self) -> None:
+        if self.plan.adopt:
+            return
+        sessions = [rank.pid for rank in self.state.ranks if rank.pid]
+        left = await kill_members(sessions, marks_of(self.job_id, self._node.rank_socket), LEFTOVER_KILL_S)
+        if left:
+            self._log.error("processes do not die", pids=left)
+
+    async def _close_engine(self) -> None:
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            self._loop.remove_reader(engine.event_fd())
+            await in_thread(engine.close)
+            self.data_socket.unlink(missing_ok=True)
+
+    async def _finish(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        await self._save()
+        self._finished.set()
+
+    # ── records ──
+
+    @property
+    def _folder(self) -> Path:
+        return self._node.jobs_folder / self.job_id
+
+    async def _save(self) -> None:
+        """Writes the journal as things are when the disk is free. A full disk must not end a job that runs."""
+        async with self._save_lock:
+            entry = self._entry()
+            try:
+                await in_thread(lambda: self._node.journal.write(entry))
+            except OSError as error:
+                self._log.warning("the journal can't be written", error=str(error))
+
+    def _entry(self) -> JobEntry:
+        ranks = tuple(
+            RankEntry(
+                rank=rank.rank,
+                local_rank=self.plan.ranks.index(rank.rank),
+                pid=rank.pid,
+                start_time=self._start_times.get(rank.rank, 0),
+                exited=rank.phase is RankPhase.EXITED,
+                exit_code=rank.exit_code,
+                signal=rank.signal,
+                error_tail=rank.error_tail,
+                exited_at=rank.exited_at,
+            )
+            for rank in self.state.ranks
+        )
+        return JobEntry(
+            job_id=self.job_id,
+            generation=self.generation,
+            adopt=self.plan.adopt,
+            rank_socket=str(self._node.rank_socket),
+            ranks=ranks,
+            ended=self.stopped,
+            error=self.state.error,
+        )
+
+    def _rank_status(self, rank: state.Rank) -> common_pb2.RankStatus:
+        return common_pb2.RankStatus(
+            rank=rank.rank,
+            local_rank=self.plan.ranks.index(rank.rank),
+            node_id=self._node.node_id,
+            state=_RANK_STATES[rank.phase],
+            pid=rank.pid,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            error_tail=rank.error_tail,
+            log_path=str(log_path(self._folder, rank.rank)) if rank.rank in self._outputs else "",
+            exited_at=rank.exited_at,
+        )

@@ -1,0 +1,96 @@
+"""What is started for one rank: the command, the environment, and the questions that are asked before. No process is
+made here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bagua.daemon.node.plan import Plan, Program
+
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",
+    # glibc: temporaries of a step stay mapped between steps, instead of being faulted in again page by page
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+}
+
+
+class LaunchError(RuntimeError):
+    """The program of a job can't be started on this node; the message names the path and what is wrong with it."""
+
+
+def command(program: Program) -> list[str]:
+    """The command line of every rank."""
+    if program.no_python:
+        return [program.entry, *program.args]
+    python = program.python or sys.executable
+    if program.is_module:
+        return [python, "-m", program.entry, *program.args]
+    return [python, program.entry, *program.args]
+
+
+def work_folder(program: Program) -> Path:
+    """Where ranks run: the job's folder, else the daemon's own."""
+    return Path(program.workdir) if program.workdir else Path.cwd()
+
+
+def environment(plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: Path, cache: Path) -> dict[str, str]:
+    """Variables of ``rank``: those of the daemon (``base``), then the job's, then those that say who it is."""
+    local_size = len(plan.ranks)
+    env = {**_DEFAULTS, **base, **plan.program.env}
+    if local_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    env.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(plan.world_size),
+        LOCAL_RANK=str(plan.ranks.index(rank)),
+        LOCAL_WORLD_SIZE=str(local_size),
+        NODE_RANK=str(plan.host_index),
+        GROUP_RANK=str(plan.host_index),
+        MASTER_ADDR=plan.master_addr,
+        MASTER_PORT=str(plan.master_port),
+        BAGUA_JOB_ID=plan.job_id,
+        BAGUA_DAEMON_SOCKET=str(rank_socket),
+    )
+    env.setdefault("BAGUA_CACHE_DIR", str(cache))
+    return env
+
+
+def check_program(program: Program, base: Mapping[str, str]) -> None:
+    """Raises LaunchError if the folder, the script or the program is not there: asked before a build."""
+    folder = work_folder(program)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise LaunchError(f"the working directory {folder} {what}")
+    executable = command(program)[0]
+    if not program.no_python and not program.is_module:
+        _check_script(folder / program.entry)
+    _check_executable(executable, folder, {**base, **program.env}.get("PATH", os.defpath))
+
+
+def _check_script(script: Path) -> None:
+    if script.is_dir():
+        if (script / "__main__.py").is_file():
+            return
+        raise LaunchError(f"the script {script} is a folder without a __main__.py")
+    if not script.exists():
+        raise LaunchError(f"the script {script} does not exist")
+    if not os.access(script, os.R_OK):
+        raise LaunchError(f"the script {script} can't be read: permission denied")
+
+
+def _check_executable(name: str, folder: Path, path: str) -> None:
+    if "/" not in name:
+        if shutil.which(name, path=path) is None:
+            raise LaunchError(f"the program {name} is not in PATH ({path})")
+        return
+    program = folder / name
+    if not program.exists():
+        raise LaunchError(f"the program {program} does not exist")
+    if program.is_dir() or not os.access(program, os.X_OK):
+        raise LaunchError(f"the program {program} is not executable")

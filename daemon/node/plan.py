@@ -1,0 +1,146 @@
+"""What the coordinator wants of this node for one job, checked: nothing from the wire is used before it passed here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from bagua.proto import common_pb2, node_pb2
+
+MAX_LOCAL_RANKS = 1024
+MAX_HOSTS = 4096
+MAX_ENVIRONMENT_BYTES = 1 << 20
+DEFAULT_GRACE_S = 5.0
+MAX_GRACE_S = 3600.0
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+class PlanError(ValueError):
+    """A directive that can't be carried out; the message says which field and why."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of the job: its node and its ranks, ascending."""
+
+    node_id: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs."""
+
+    entry: str
+    is_module: bool = False
+    no_python: bool = False
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One generation of one job as this node sees it. Constant, but for the peers that become known later."""
+
+    job_id: str
+    generation: int
+    host_index: int
+    hosts: tuple[Host, ...]
+    program: Program
+    adopt: bool
+    job_key: bytes
+    master_addr: str
+    master_port: int
+    stop_grace_s: float
+
+    @property
+    def node_id(self) -> str:
+        return self.hosts[self.host_index].node_id
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks on this node, ascending."""
+        return self.hosts[self.host_index].ranks
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(host.ranks) for host in self.hosts)
+
+
+def is_safe_name(name: str) -> bool:
+    """True if ``name`` may become a file name: letters, digits, ``.``, ``_``, ``-``; at most 128; no leading dot."""
+    return _NAME.fullmatch(name) is not None
+
+
+def clamp_grace(seconds: float) -> float:
+    """Seconds between SIGTERM and SIGKILL, within [0, one hour]; not a number counts as 0."""
+    return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0
+
+
+def parse_plan(run: node_pb2.RunJob) -> Plan:
+    """Checks a RunJob. Raises PlanError."""
+    if not is_safe_name(run.job_id):
+        raise PlanError(f"the job id {run.job_id[:200]!r} can't be used as a file name")
+    hosts = _parse_hosts(run)
+    if len(run.job_key) != 32:
+        raise PlanError(f"the job key has {len(run.job_key)} bytes, not 32")
+    if run.master_port > 65535:
+        raise PlanError(f"MASTER_PORT {run.master_port} is not a port")
+    spec = run.spec
+    grace = clamp_grace(spec.stop_grace_s)
+    return Plan(
+        job_id=run.job_id,
+        generation=run.generation,
+        host_index=run.host_index,
+        hosts=hosts,
+        program=_parse_program(spec),
+        adopt=spec.adopt,
+        job_key=run.job_key,
+        master_addr=run.master_addr or "127.0.0.1",
+        master_port=run.master_port,
+        stop_grace_s=grace or DEFAULT_GRACE_S,
+    )
+
+
+def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
+    """Engine addresses of all hosts in ring order, or nothing while one of them is unknown or there is one host."""
+    addresses = tuple(host.engine_address for host in run.hosts)
+    return addresses if len(addresses) > 1 and all(addresses) else ()
+
+
+def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
+    if not 0 < len(run.hosts) <= MAX_HOSTS or run.host_index >= len(run.hosts):
+        raise PlanError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
+    hosts = tuple(Host(host.node_id, tuple(sorted(host.ranks))) for host in run.hosts)
+    ranks = sorted(rank for host in hosts for rank in host.ranks)
+    if ranks != list(range(len(ranks))) or not all(host.ranks for host in hosts):
+        raise PlanError("the ranks of the hosts are not 0, 1, … without gaps")
+    if len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
+        raise PlanError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
+    return hosts
+
+
+def _parse_program(spec: common_pb2.JobSpec) -> Program:
+    env = dict(spec.env)
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key or "\0" in value:
+            raise PlanError(f"the environment variable {key[:200]!r} can't be set")
+    if sum(len(key) + len(value) for key, value in env.items()) > MAX_ENVIRONMENT_BYTES:
+        raise PlanError(f"the environment of the job has more than {MAX_ENVIRONMENT_BYTES} characters")
+    texts = [spec.entry, spec.workdir, spec.python, *spec.args]
+    if any("\0" in text for text in texts):
+        raise PlanError("a zero byte in the command line")
+    if not spec.entry and not spec.adopt:
+        raise PlanError("the job names no script or program")
+    return Program(
+        entry=spec.entry,
+        is_module=spec.is_module,
+        no_python=spec.no_python,
+        args=tuple(spec.args),
+        env=env,
+        workdir=spec.workdir,
+        python=spec.python,
+    )

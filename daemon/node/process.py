@@ -1,0 +1,201 @@
+"""Processes of ranks: watching one through its pidfd, and finding every process of a job that must not outlive it.
+
+The daemon is the reaper of everything below it (``PR_SET_CHILD_SUBREAPER``): what a rank started and left behind
+becomes a child of the daemon, is seen in /proc by its session or by the job in its environment, and is killed when
+the job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """A line of /proc/PID/stat. ``start_time`` is in clock ticks since boot: with the pid it names a process for
+    ever."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    start_time: int
+
+
+def read_status(pid: int) -> ProcessStatus | None:
+    """The process as it is now; None if there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
+    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 if there is none."""
+    status = read_status(pid)
+    return status.start_time if status else 0
+
+
+def members(sessions: Collection[int], marks: Collection[bytes]) -> list[int]:
+    """Living processes of this user that are in one of ``sessions``, or have all of ``marks`` (``NAME=value``) in the
+    environment that they were started with. Never this process."""
+    found = []
+    for name in os.listdir(_PROC):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        status = read_status(int(name))
+        if status is None or status.state in "ZX":
+            continue
+        if status.session in sessions or (marks and _has_marks(status.pid, marks)):
+            found.append(status.pid)
+    return found
+
+
+def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
+    """What the environment of every process below a rank of the job holds."""
+    return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
+
+
+def _has_marks(pid: int, marks: Collection[bytes]) -> bool:
+    try:
+        environ = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return set(marks) <= set(environ.split(b"\0"))
+
+
+def signal_group(pid: int, signum: int) -> None:
+    """Sends ``signum`` to the process group that ``pid`` leads; a group that is gone is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+
+
+async def kill_members(sessions: Collection[int], marks: Collection[bytes], timeout_s: float) -> list[int]:
+    """SIGKILL to every member, again for those that appear meanwhile, until none is left; returns those left after
+    ``timeout_s`` (only a process that the kernel holds can be)."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while left := members(sessions, marks):
+        gone = [asyncio.ensure_future(_killed(pid)) for pid in left]
+        _, waiting = await asyncio.wait(gone, timeout=max(0.0, deadline - loop.time()))
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+            return members(sessions, marks)
+    return []
+
+
+async def _killed(pid: int) -> None:
+    """Kills one process and returns at its death."""
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    dead: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(descriptor, _set, dead)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        await dead
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class ProcessWatch:
+    """Tells once when a process ends: ``on_exit(exit_code)`` with -N for a death by signal N, None for a process that
+    somebody else reaps. One event loop."""
+
+    def __init__(self, pid: int, on_exit: Callable[[int | None], None]) -> None:
+        """Raises OSError if there is no such process."""
+        self.pid = pid
+        self._on_exit = on_exit
+        self._descriptor = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._ended)
+
+    def close(self) -> None:
+        """Stops watching. Idempotent."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _ended(self) -> None:
+        code: int | None = None
+        with contextlib.suppress(ChildProcessError):
+            result = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOHANG)
+            if result is None:
+                return
+            code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        self.close()
+        self._on_exit(code)
+
+
+class Reaper:
+    """Makes this process the parent of orphans below it, and reaps them when they die. One per process, made in the
+    main thread with the event loop running."""
+
+    def __init__(self) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._watched: set[int] = set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_orphans)
+
+    def watch_child(self, pid: int, on_exit: Callable[[int | None], None]) -> ProcessWatch:
+        """Watches and reaps a child that the caller has just started."""
+
+        def ended(code: int | None) -> None:
+            self._watched.discard(pid)
+            on_exit(code)
+
+        self._watched.add(pid)
+        return ProcessWatch(pid, ended)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    def _reap_orphans(self) -> None:
+        """Reaps the dead children that nobody here started. What the daemon itself runs (a compiler) shares its
+        session and is left to whoever waits for it."""
+        own_session = os.getsid(0)
+        for name in os.listdir(_PROC):
+            status = read_status(int(name)) if name.isdigit() else None
+            if status is None or status.state != "Z" or status.parent != os.getpid():
+                continue
+            if status.session != own_session and status.pid not in self._watched:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(status.pid, os.WNOHANG)
+
+
+def die_with_parent(signum: int) -> bool:
+    """Asks the kernel for ``signum`` when the parent process dies. False if it has died in between."""
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    return os.getppid() == parent
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

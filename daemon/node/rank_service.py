@@ -1,0 +1,127 @@
+"""What ranks may ask their daemon, over its Unix socket. Translates only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from bagua.daemon.node.job import Job
+from bagua.daemon.node.registry import EndedJob, Jobs
+from bagua.daemon.node.state import Phase
+from bagua.proto import common_pb2, rank_pb2
+from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
+
+SERVICE_NAME = "bagua.v1.RankService"
+JOIN_S = 120.0
+"""How long Join waits for a caller without a deadline."""
+_ANSWER_S = 0.2
+_MAX_MESSAGE = 1 << 20
+_MAX_METRICS = 64
+_MAX_TEXT = 1024
+
+
+class RankService(RankServiceServicer):
+    """``on_progress`` gets progress reports that were found sound."""
+
+    def __init__(self, jobs: Jobs, on_progress: Callable[[common_pb2.Progress], None]) -> None:
+        self._jobs = jobs
+        self._on_progress = on_progress
+
+    async def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
+        """Waits, as long as the caller does, for the job to arrive and its engine to listen."""
+        remaining = context.time_remaining()
+        patience = JOIN_S if remaining is None else max(0.0, remaining - _ANSWER_S)
+        try:
+            async with asyncio.timeout(patience):
+                job = self._jobs.find(request.job_id) or await self._jobs.arrival(request.job_id)
+                if isinstance(job, Job) and request.rank in job.plan.ranks:
+                    await job.prepared()
+        except TimeoutError:
+            if self._jobs.find(request.job_id) is None:
+                await _no_such_job(request.job_id, context)
+            text = f"the engine of job {request.job_id} was not ready in {patience:.0f} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        return await self._admit(job, request, context)
+
+    async def _admit(self, job: Job | EndedJob, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
+        if isinstance(job, EndedJob):
+            reason = job.snapshot().error or "it was stopped"
+            await _refuse_ended(request.job_id, reason, context)
+        if request.rank not in job.plan.ranks:
+            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {list(job.plan.ranks)}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        if job.state.failure or job.state.phase is not Phase.RUNNING:
+            reason = job.state.failure or "it is being stopped"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason}")
+        if not job.admit(request.rank, request.pid):
+            text = f"rank {request.rank} of job {request.job_id} has joined already: a process joins once"
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
+        return rank_pb2.JoinReply(
+            generation=job.generation,
+            world_size=job.plan.world_size,
+            host_index=job.plan.host_index,
+            hosts=[rank_pb2.Host(node_id=host.node_id, ranks=host.ranks) for host in job.plan.hosts],
+            data_socket=str(job.data_socket),
+            data_token=job.tokens[request.rank],
+        )
+
+    async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
+        job = self._jobs.find(request.job_id)
+        if not isinstance(job, Job) or request.rank not in job.plan.ranks:
+            await _no_such_job(request.job_id, context)
+        if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
+            text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        self._on_progress(request)
+        return rank_pb2.ReportProgressReply()
+
+    async def DescribeWaits(self, request: rank_pb2.DescribeWaitsRequest, context: Any) -> rank_pb2.DescribeWaitsReply:
+        job = self._jobs.find(request.job_id)
+        if job is None:
+            await _no_such_job(request.job_id, context)
+        engine = job.engine if isinstance(job, Job) else None
+        return rank_pb2.DescribeWaitsReply(waiting=engine.waiting(0.0) if engine else "")
+
+
+async def _no_such_job(job_id: str, context: Any) -> NoReturn:
+    text = f"this node daemon holds no job {job_id[:200]!r}, or not that rank of it"
+    await context.abort(grpc.StatusCode.NOT_FOUND, text)
+    raise AssertionError("abort does not return")
+
+
+async def _refuse_ended(job_id: str, reason: str, context: Any) -> NoReturn:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id} is over: {reason}")
+    raise AssertionError("abort does not return")
+
+
+async def serve(path: Path, service: RankService) -> grpc.aio.Server:
+    """Serves ranks, health and reflection on a Unix socket. Raises OSError if the socket can't be made."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE),
+            ("grpc.max_metadata_size", 64 << 10),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    add_RankServiceServicer_to_server(service, server)
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the type stubs
+    for name in ("", SERVICE_NAME):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    path.unlink(missing_ok=True)  # of a daemon that was killed; the folder is locked, so nobody serves there
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise OSError(f"can't listen on {path}: {error}") from error
+    await server.start()
+    path.chmod(0o600)
+    return server

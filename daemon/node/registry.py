@@ -1,0 +1,211 @@
+"""The jobs this node holds, running and ended: where directives of the coordinator and questions of ranks find
+theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from bagua.daemon.node import state
+from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.journal import JobEntry, end_leftovers
+from bagua.daemon.node.logs import LogFile, log_path
+from bagua.daemon.node.plan import PlanError, clamp_grace, is_safe_name, parse_peers, parse_plan
+from bagua.proto import common_pb2, node_pb2
+
+MAX_ENDED_JOBS = 100
+
+
+class EndedJob:
+    """A job that is over here and of which this life of the daemon knows only the end."""
+
+    stopped = True
+
+    def __init__(self, last: node_pb2.LocalJob, folder: Path | None = None) -> None:
+        self._last = last
+        self._folder = folder
+
+    @property
+    def generation(self) -> int:
+        return self._last.generation
+
+    def snapshot(self) -> node_pb2.LocalJob:
+        return self._last
+
+    def log_of(self, rank: int) -> LogFile | None:
+        if self._folder is None or all(known.rank != rank for known in self._last.ranks):
+            return None
+        path = log_path(self._folder, rank)
+        return LogFile.of_the_past(path) if path.exists() else None
+
+
+class Jobs:
+    """All jobs of this node. ``on_report(job_id)``: something of that job has changed."""
+
+    def __init__(self, node: NodeContext, on_report: Callable[[str], None]) -> None:
+        self._node = node
+        self._on_report = on_report
+        self._held: dict[str, Job | EndedJob] = {}
+        self._next: dict[str, node_pb2.RunJob] = {}  # newer generations, while the older one is being stopped
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived = asyncio.Condition()
+
+    async def recover(self) -> None:
+        """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError."""
+        entries, broken = self._node.journal.read_all()
+        for path in broken:
+            self._node.log.warning("a journal can't be understood and is put aside", path=str(path))
+            path.rename(path.with_name(f"{path.name}.broken"))
+        for entry in entries:
+            if not entry.ended:
+                self._node.log.warning("a job of an earlier life of this daemon is ended", job=entry.job_id)
+                entry = await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
+                self._node.journal.write(entry)
+            folder = self._node.jobs_folder / entry.job_id
+            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder), folder)
+        self._trim()
+
+    def run(self, directive: node_pb2.RunJob) -> None:
+        """Level-triggered: a job that runs already learns its peers; an ended or older generation changes nothing."""
+        held = self._held.get(directive.job_id)
+        if held is None or (held.stopped and directive.generation > held.generation):
+            self._begin(directive)
+        elif directive.generation > held.generation and isinstance(held, Job):
+            self._replace(held, directive)
+        elif directive.generation == held.generation and isinstance(held, Job) and not held.stopped:
+            if peers := parse_peers(directive):
+                held.post(state.PeersKnown(peers))
+            self._on_report(directive.job_id)
+        elif directive.generation == held.generation:
+            self._on_report(directive.job_id)
+
+    def stop(self, directive: node_pb2.StopJob) -> None:
+        """A job that is not here is stopped: that is said."""
+        held = self._held.get(directive.job_id)
+        waiting = self._next.get(directive.job_id)
+        if waiting is not None and directive.generation >= waiting.generation:
+            del self._next[directive.job_id]
+        if held is None:
+            self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
+        elif directive.generation >= held.generation and isinstance(held, Job):
+            reason = directive.reason or "the coordinator stopped the job"
+            held.post(state.StopRequested(reason, clamp_grace(directive.grace_s)))
+        self._on_report(directive.job_id)
+
+    def find(self, job_id: str) -> Job | EndedJob | None:
+        return self._held.get(job_id)
+
+    async def arrival(self, job_id: str) -> Job | EndedJob:
+        """The job, as soon as the coordinator has sent it. The caller bounds the wait."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: job_id in self._held)
+        return self._held[job_id]
+
+    def snapshot(self, job_id: str) -> node_pb2.LocalJob | None:
+        held = self._held.get(job_id)
+        return held.snapshot() if held else None
+
+    def snapshots(self) -> list[node_pb2.LocalJob]:
+        """All jobs, ended ones included: the coordinator may not have heard of their end."""
+        return [held.snapshot() for held in self._held.values()]
+
+    def running(self) -> list[Job]:
+        """Jobs that are not over here. Any thread."""
+        return [held for held in list(self._held.values()) if isinstance(held, Job) and not held.stopped]
+
+    async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
+        """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""
+        self._next.clear()
+        jobs = self.running()
+        for job in jobs:
+            job.post(state.StopRequested(reason, grace_s, error=reason))
+        if jobs:
+            waits = [asyncio.ensure_future(job.finished()) for job in jobs]
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    def _begin(self, directive: node_pb2.RunJob) -> None:
+        try:
+            plan = parse_plan(directive)
+        except PlanError as error:
+            text = f"node {self._node.node_id} can't run the job: {error}"
+            self._node.log.error("a directive is refused", job=directive.job_id, error=str(error))
+            self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation, error=text))
+            self._on_report(directive.job_id)
+            return
+        job = Job(plan, self._node, self._on_report)
+        self._held.pop(plan.job_id, None)  # the newest last
+        self._held[plan.job_id] = job
+        job.start()
+        if peers := parse_peers(directive):
+            job.post(state.PeersKnown(peers))
+        self._on_report(plan.job_id)
+        self._spawn_task(self._announce())
+
+    def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
+        first = held.job_id not in self._next
+        self._next[held.job_id] = directive
+        held.post(state.StopRequested(f"generation {directive.generation} takes over", held.plan.stop_grace_s))
+        if first:
+            self._spawn_task(self._begin_after(held))
+
+    async def _begin_after(self, held: Job) -> None:
+        await held.finished()
+        directive = self._next.pop(held.job_id, None)
+        if directive is not None:
+            self._begin(directive)
+
+    async def _announce(self) -> None:
+        async with self._arrived:
+            self._arrived.notify_all()
+        self._trim()
+
+    def _remember(self, last: node_pb2.LocalJob) -> None:
+        if not is_safe_name(last.job_id):  # it would become a path
+            self._node.log.error("a directive names a job in a way that can't be right", job=last.job_id[:200])
+            return
+        last.phase = node_pb2.LOCAL_PHASE_STOPPED
+        self._held[last.job_id] = EndedJob(last)
+        self._spawn_task(self._announce())
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _trim(self) -> None:
+        """Forgets the oldest ended jobs, with their logs."""
+        ended = [job_id for job_id, held in self._held.items() if held.stopped]
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
+            del self._held[job_id]
+            self._node.journal.remove(job_id)
+            shutil.rmtree(self._node.jobs_folder / job_id, ignore_errors=True)
+
+
+def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJob:
+    ranks = [
+        common_pb2.RankStatus(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            node_id=node_id,
+            state=common_pb2.RANK_STATE_EXITED if rank.exited else common_pb2.RANK_STATE_WAITING,
+            pid=rank.pid,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            error_tail=rank.error_tail,
+            log_path=str(log_path(folder, rank.rank)),
+            exited_at=rank.exited_at,
+        )
+        for rank in entry.ranks
+    ]
+    return node_pb2.LocalJob(
+        job_id=entry.job_id,
+        generation=entry.generation,
+        phase=node_pb2.LOCAL_PHASE_STOPPED,
+        error=entry.error,
+        ranks=ranks,
+    )

@@ -1,0 +1,50 @@
+"""Where sockets lie: a path of a Unix socket has at most 107 bytes, and only its owner may get near it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+
+MAX_SOCKET_PATH = 107
+_LONGEST_NAME = "job-0123456789abcdef.sock"
+
+
+def socket_folder(state: Path) -> Path:
+    """The node's state folder itself where paths in it are short enough, else a folder of its own under the user's
+    runtime folder. Made with mode 0700. Raises ConfigError if it can't be made or is not the user's alone."""
+    if len(os.fsencode(state / _LONGEST_NAME)) <= MAX_SOCKET_PATH:
+        return state
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(runtime) / "bagua" if runtime else Path(f"/tmp/bagua-{os.getuid()}")
+    folder = root / hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
+    if len(os.fsencode(folder / _LONGEST_NAME)) > MAX_SOCKET_PATH:
+        raise ConfigError(f"No place for sockets: {state} and {folder} are too long. Choose a shorter --state-dir.")
+    for path in (root, folder):
+        _make_own(path)
+    return folder
+
+
+def data_socket(folder: Path, job_id: str, generation: int) -> Path:
+    """Path of the core's socket of one generation of a job."""
+    name = hashlib.sha256(f"{job_id}/{generation}".encode()).hexdigest()[:16]
+    return folder / f"job-{name}.sock"
+
+
+def _make_own(path: Path) -> None:
+    """Makes a folder that is ours, no link, with mode 0700: /tmp is everybody's."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise ConfigError(
+                f"{path} is not a folder of yours: somebody else made it. "
+                "Set XDG_RUNTIME_DIR or choose a shorter --state-dir."
+            )
+        if status.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"The folder {path} for sockets can't be made: {error.strerror}.") from error

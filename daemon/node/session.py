@@ -1,0 +1,242 @@
+"""The stream to the coordinator: facts up, directives down, and again for ever when it breaks.
+
+What waits to be sent is bounded by its nature: of a job its latest state, of a rank its latest progress, and of logs
+as much as the queue holds (readers of logs wait). So a coordinator that is away or slow costs nothing, and jobs do
+not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from bagua.base.errors import ConfigError
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
+from bagua.proto import common_pb2, node_pb2
+from bagua.proto.node_pb2_grpc import NodeServiceStub
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0  # well below any lease: a coordinator that comes back finds the node in time
+WELCOME_S = 10.0
+_LOG_QUEUE = 16
+_MAX_MESSAGE = 16 << 20
+_OPTIONS = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel begins without the old one's backoff
+]
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the coordinator is and what it wants to see."""
+
+    address: str
+    token_file: Path
+    tls: TlsFiles | None
+
+    def channel(self) -> grpc.aio.Channel:
+        """Raises ConfigError if a file of the certificates can't be read."""
+        if self.tls is None:
+            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.address, channel_credentials(self.tls), options=_OPTIONS)
+
+
+class Session:
+    """Keeps one stream open. ``hello`` makes the first message, ``snapshot`` the latest state of a job,
+    ``on_directive`` gets everything but Welcome, ``on_connection`` learns of the stream's beginning and end."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        hello: Callable[[], node_pb2.Hello],
+        snapshot: Callable[[str], node_pb2.LocalJob | None],
+        on_directive: Callable[[node_pb2.Directive], None],
+        on_connection: Callable[[bool], None],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.connected = False
+        self.welcomed = asyncio.Event()  # at least once
+        self._endpoint = endpoint
+        self._hello = hello
+        self._snapshot = snapshot
+        self._on_directive = on_directive
+        self._on_connection = on_connection
+        self._log = log
+        self._heartbeat_s = 1.0
+        self._jobs: dict[str, None] = {}  # to be reported, in the order of their changes
+        self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
+        self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
+        self._wake = asyncio.Event()
+        self._sent = asyncio.Event()
+
+    # ── what others hand in ──
+
+    def report(self, job_id: str) -> None:
+        """The state of a job has changed."""
+        self._jobs[job_id] = None
+        self._something_to_send()
+
+    def progress(self, progress: common_pb2.Progress) -> None:
+        """Replaces what waits of the same rank."""
+        self._progress[progress.job_id, progress.rank] = progress
+        self._something_to_send()
+
+    async def log_reply(self, reply: node_pb2.LogReply) -> None:
+        """Waits while the coordinator is slow."""
+        await self._logs.put(reply)
+        self._something_to_send()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was reported has been handed to the stream."""
+        while self._jobs or self._progress:
+            self._sent.clear()
+            await self._sent.wait()
+
+    # ── the stream ──
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ConfigError if the coordinator refuses this daemon's credential at the first try."""
+        backoff = FIRST_BACKOFF_S
+        while True:
+            reason, refused = await self._one_stream()
+            if refused and not self.welcomed.is_set():
+                raise ConfigError(
+                    f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}. The token file "
+                    f"{self._endpoint.token_file} must be a copy of the coordinator's."
+                )
+            if self.connected:
+                backoff = FIRST_BACKOFF_S
+            self._set_connected(False, reason)
+            delay = backoff * random.uniform(0.5, 1.5)
+            self._log.debug("no coordinator", reason=reason, again_in_s=round(delay, 2))
+            await asyncio.sleep(delay)
+            backoff = min(backoff * 2, MAX_BACKOFF_S)
+
+    async def _one_stream(self) -> tuple[str, bool]:
+        """Runs one stream to its end: (why it ended, was it a refusal of the credential). An unreadable token file
+        ends it too: whoever copies a new one there need not restart the daemon."""
+        try:
+            metadata = call_metadata(await asyncio.to_thread(read_token, self._endpoint.token_file))
+            channel = self._endpoint.channel()
+        except ConfigError as error:
+            return str(error), True
+        async with channel:
+            stub: Any = NodeServiceStub(channel)  # its types are those of a blocking stub
+            call = stub.Session(metadata=metadata)
+            try:
+                return await self._talk(call), False
+            except grpc.aio.AioRpcError as error:
+                return error.details() or error.code().name, error.code() in _REFUSALS
+            except TimeoutError:
+                return f"no Welcome in {WELCOME_S:g} s", False
+            except asyncio.InvalidStateError as error:  # grpc.aio: the call ended under a write
+                return f"the stream broke: {error}", False
+            finally:
+                call.cancel()
+
+    async def _talk(self, call: Any) -> str:
+        """Hello, Welcome, then both directions at once until one of them ends."""
+        self._drop_logs()
+        self._jobs.clear()  # Hello says everything
+        await call.write(node_pb2.NodeFact(hello=self._hello()))
+        async with asyncio.timeout(WELCOME_S):
+            first = await call.read()
+        if first is _EOF or first.WhichOneof("directive") != "welcome":
+            await _raise_status(call)
+            return "the coordinator did not say Welcome"
+        self._heartbeat_s = min(max(first.welcome.heartbeat_s, 0.05), 60.0)
+        self._set_connected(True, "")
+        ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _read(self, call: Any) -> str:
+        while (directive := await call.read()) is not _EOF:
+            try:
+                self._on_directive(directive)
+            except Exception:  # a fault in one directive must not end the stream, nor be repeated for ever
+                self._log.exception("a directive failed", directive=directive.WhichOneof("directive"))
+        await _raise_status(call)
+        return "the coordinator ended the stream"
+
+    async def _write(self, call: Any) -> str:
+        """Sends what there is and, however much that is, a heartbeat in time."""
+        loop = asyncio.get_running_loop()
+        next_beat = loop.time() + self._heartbeat_s
+        while True:
+            self._wake.clear()
+            while loop.time() < next_beat and (fact := self._take()) is not None:
+                await call.write(fact)
+            self._sent.set()
+            try:
+                async with asyncio.timeout_at(next_beat):
+                    await self._wake.wait()
+            except TimeoutError:
+                await call.write(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat()))
+                next_beat = loop.time() + self._heartbeat_s
+                self._wake.set()  # something may have been left for the beat
+
+    def _take(self) -> node_pb2.NodeFact | None:
+        """The next fact: states of jobs first, then progress, then logs."""
+        while self._jobs:
+            job_id = next(iter(self._jobs))
+            del self._jobs[job_id]
+            if (job := self._snapshot(job_id)) is not None:
+                return node_pb2.NodeFact(job=job)
+        if self._progress:
+            return node_pb2.NodeFact(progress=self._progress.pop(next(iter(self._progress))))
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return node_pb2.NodeFact(log=self._logs.get_nowait())
+        return None
+
+    def _something_to_send(self) -> None:
+        self._wake.set()
+
+    def _set_connected(self, connected: bool, reason: str) -> None:
+        if connected is self.connected:
+            return
+        self.connected = connected
+        if connected:
+            self.welcomed.set()
+            self._log.info("connected to the coordinator", address=self._endpoint.address)
+        else:
+            self._log.warning("the coordinator is away; jobs go on", address=self._endpoint.address, reason=reason)
+            self._drop_logs()
+        self._on_connection(connected)
+
+    def _drop_logs(self) -> None:
+        """Replies to requests of a stream that is no more."""
+        while not self._logs.empty():
+            self._logs.get_nowait()
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises AioRpcError if the call ended with an error."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+        raise grpc.aio.AioRpcError(code, initial, trailing, await call.details(), None)

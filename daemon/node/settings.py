@@ -1,0 +1,120 @@
+"""Settings of the node daemon, parsed once from the command line, and the identity that its folder keeps."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua.base.address import is_loopback, join_address
+from bagua.base.errors import ConfigError
+from bagua.base.paths import make_private_dir
+from bagua.base.security import TlsFiles, check_dial_address
+from bagua.daemon.node.plan import is_safe_name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """As given. ``exit_when_idle_s`` and ``metrics_port`` are None where they were not asked for."""
+
+    coordinator: str
+    name: str
+    node_id: str
+    slots: int
+    data_host: str
+    state_dir: Path
+    token_file: Path
+    tls: TlsFiles | None
+    metrics_port: int | None
+    exit_when_idle_s: float | None
+    log_max_bytes: int
+    log_files: int
+
+    def check(self) -> None:
+        """Raises ConfigError for what can't work."""
+        for option, value in (("--name", self.name), ("--node-id", self.node_id)):
+            if value and not is_safe_name(value):
+                raise ConfigError(f"{option} {value!r} can't be used: letters, digits, '.', '_' and '-' alone, please.")
+        if self.slots < 1:
+            raise ConfigError(f"--slots {self.slots} makes no sense: a node offers at least one.")
+        if self.log_max_bytes < 1024 or self.log_files < 1:
+            raise ConfigError("Logs of ranks need at least one file (--log-files) of 1024 bytes (--log-max-bytes).")
+        check_dial_address(self.coordinator, self.tls)
+        _check_data_host(self.data_host)
+        if self.tls is not None:
+            self.tls.read()
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """The folder of one node, locked for the life of this process."""
+
+    path: Path
+    node_id: str
+    lock: int
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+
+def open_node_folder(settings: Settings) -> NodeFolder:
+    """Makes and locks ``<state>/node-<name>``. Raises ConfigError if it can't be used or another daemon uses it."""
+    make_private_dir(settings.state_dir)
+    path = make_private_dir(settings.state_dir / f"node-{settings.name}")
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ConfigError(
+            f"Another node daemon uses {path}. Stop it, or give this one a name of its own with --name."
+        ) from error
+    make_private_dir(path / "journal")
+    make_private_dir(path / "jobs")
+    return NodeFolder(path, _node_id(path / "node.json", settings), lock)
+
+
+def _node_id(file: Path, settings: Settings) -> str:
+    """The id given, else the one of the last start, else a new one; kept in ``file``."""
+    kept = ""
+    try:
+        kept = str(json.loads(file.read_text())["node_id"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} can't be understood ({error}). Remove it to get a new node id.") from error
+    node_id = settings.node_id or kept or f"{settings.name}-{secrets.token_hex(3)}"
+    if node_id != kept:
+        temporary = file.with_name(".node.json.tmp")
+        temporary.write_text(json.dumps({"node_id": node_id}))
+        os.replace(temporary, file)
+    return node_id
+
+
+def _check_data_host(host: str) -> None:
+    """The data plane may listen on any address of this machine (its connections prove the job key), but on one."""
+    import socket
+
+    if is_loopback(host):
+        return
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((address[0], 0))
+    except OSError as error:
+        raise ConfigError(
+            f"--data-host {join_address(host, 0)[:-2]} is no address of this machine: {error.strerror}."
+        ) from error
+    if str(address[0]) in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"--data-host {host} says nothing to other hosts: give the address by which they reach this one."
+        )
