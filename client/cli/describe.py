@@ -1,0 +1,136 @@
+"""Jobs and nodes as JSON documents and as words. The keys are an interface: add, don't rename."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bagua.proto import common_pb2, job_pb2
+
+SUCCEEDED = common_pb2.JOB_STATE_SUCCEEDED
+FAILED = common_pb2.JOB_STATE_FAILED
+CANCELLED = common_pb2.JOB_STATE_CANCELLED
+ENDED = frozenset((SUCCEEDED, FAILED, CANCELLED))
+
+
+def job_state(state: common_pb2.JobState.ValueType) -> str:
+    """``JOB_STATE_RUNNING`` -> ``running``."""
+    return common_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
+
+
+def rank_state(state: common_pb2.RankState.ValueType) -> str:
+    """``RANK_STATE_EXITED`` -> ``exited``."""
+    return common_pb2.RankState.Name(state).removeprefix("RANK_STATE_").lower()
+
+
+def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
+    """One rank. exit_code is null until the rank has exited."""
+    exited = rank.state == common_pb2.RANK_STATE_EXITED
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "node_id": rank.node_id,
+        "state": rank_state(rank.state),
+        "pid": rank.pid,
+        "exit_code": rank.exit_code if exited else None,
+        "signal": rank.signal,
+        "error_tail": rank.error_tail,
+        "log_path": rank.log_path,
+        "exited_at": rank.exited_at or None,
+    }
+
+
+def progress_document(progress: common_pb2.Progress) -> dict[str, Any]:
+    """The last progress report of a job."""
+    return {
+        "rank": progress.rank,
+        "step": progress.step,
+        "total": progress.total,
+        "metrics": dict(progress.metrics),
+        "message": progress.message,
+    }
+
+
+def job_document(job: job_pb2.Job) -> dict[str, Any]:
+    """One job, without its events. Times are seconds since the epoch, null where it has not come to that."""
+    return {
+        "job_id": job.job_id,
+        "name": job.spec.name,
+        "state": job_state(job.state),
+        "reason": job.reason,
+        "nnodes": job.spec.nnodes,
+        "nproc_per_node": job.spec.nproc_per_node,
+        "entry": job.spec.entry,
+        "args": list(job.spec.args),
+        "workdir": job.spec.workdir,
+        "generation": job.generation,
+        "created_at": job.created_at or None,
+        "started_at": job.started_at or None,
+        "finished_at": job.finished_at or None,
+        "waiting": job.waiting,
+        "progress": progress_document(job.progress) if job.HasField("progress") else None,
+        "ranks": [rank_document(rank) for rank in job.ranks],
+    }
+
+
+def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
+    """One event of a job."""
+    return {
+        "seq": event.seq,
+        "time": event.time,
+        "kind": event.kind,
+        "reason": event.reason,
+        "generation": event.generation,
+    }
+
+
+def node_document(node: job_pb2.Node) -> dict[str, Any]:
+    """One node."""
+    return {
+        "node_id": node.node_id,
+        "hostname": node.hostname,
+        "address": node.address,
+        "slots": node.slots,
+        "used_slots": node.used_slots,
+        "connected": node.connected,
+        "last_seen": node.last_seen or None,
+        "version": node.version,
+    }
+
+
+def first_failed_rank(job: job_pb2.Job) -> common_pb2.RankStatus | None:
+    """The rank that the reason names if it failed, else the one that failed first; None if no rank failed."""
+    failed = [r for r in job.ranks if r.state == common_pb2.RANK_STATE_EXITED and (r.exit_code or r.signal)]
+    named = re.search(r"\brank (\d+)\b", job.reason)
+    for rank in failed:
+        if named and rank.rank == int(named.group(1)):
+            return rank
+    return min(failed, key=lambda rank: (rank.exited_at, rank.rank), default=None)
+
+
+def exit_code(job: job_pb2.Job) -> int:
+    """The exit code that tells of the end of ``job``: 0, the failed rank's (128 + N for signal N), or 1."""
+    if job.state == SUCCEEDED:
+        return 0
+    rank = first_failed_rank(job) if job.state == FAILED else None
+    if rank is None:
+        return 1
+    return 128 + rank.signal if rank.signal else rank.exit_code
+
+
+def duration(seconds: float) -> str:
+    """12.34 -> ``12.3 s``, 75 -> ``1 min 15 s``, 3700 -> ``1 h 1 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary(job: job_pb2.Job, seconds: float, log_folder: str = "") -> str:
+    """One line: which job ended how, why, how long it took, and where its logs are."""
+    name = job.spec.name or job.job_id
+    words = {SUCCEEDED: "succeeded in", FAILED: "failed after", CANCELLED: "was cancelled after"}
+    line = f"Job {name} {words.get(job.state, f'is {job_state(job.state)} after')} {duration(seconds)}"
+    if job.reason and job.state != SUCCEEDED:
+        line += f": {job.reason.rstrip('.')}"
+    return line + (f". Logs: {log_folder}" if log_folder else ".")

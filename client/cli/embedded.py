@@ -1,0 +1,243 @@
+"""The embedded cluster of ``bagua run``: one coordinator and N node daemons as child processes on this machine.
+
+Every child runs in a session of its own (a Ctrl-C at the terminal reaches only us) and asks the kernel for SIGTERM when
+we die, so nothing outlives this process, however it ends. The kernel watches the *thread* that started a child: start
+the cluster from the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from threading import Thread
+
+from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.paths import make_private_dir
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 4.5
+KEPT_MARK = "kept"
+# Settings of services that run elsewhere must not reach the embedded ones.
+FOREIGN_SETTINGS = ("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_TOKEN_FILE", "BAGUA_TLS", "BAGUA_STATE_DIR")
+
+
+def runtime_root() -> Path:
+    """A short folder of this user (paths of Unix sockets have at most 107 bytes): in ``$XDG_RUNTIME_DIR`` or /tmp."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}")
+    if root.is_symlink():
+        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR.")
+    return make_private_dir(root)
+
+
+class StateFolder:
+    """A temporary state folder, locked while its owner lives. Those of killed owners are removed by the next run."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or runtime_root()
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+        self._lock = _lock(self.path)
+
+    def remove(self) -> None:
+        """Removes the folder. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def keep(self) -> None:
+        """Leaves the folder to the user: no later run removes it."""
+        (self.path / KEPT_MARK).touch()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock of ``folder``, or None while somebody else holds it."""
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sweep(root: Path) -> None:
+    """Removes what killed runs left behind. A folder just made by another run is not locked yet: a minute's grace."""
+    for folder in root.glob("run-*"):
+        with contextlib.suppress(OSError):
+            if (folder / KEPT_MARK).exists() or time.time() - folder.stat().st_mtime < 60:
+                continue
+            descriptor = _lock(folder)
+            if descriptor is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
+
+
+class ServiceProcess:
+    """A coordinator or node daemon started by us. Its standard output and error go to ``log``."""
+
+    def __init__(self, label: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.label = label
+        self.log = log
+        self._ready, write_end = os.pipe()
+        environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_SETTINGS}
+        command = [sys.executable, "-P", "-m", module, *arguments, "--ready-fd", str(write_end), "--death-signal"]
+        try:
+            with log.open("ab") as output:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    pass_fds=[write_end],
+                    start_new_session=True,
+                )
+        finally:
+            os.close(write_end)
+        self._pidfd = os.pidfd_open(self.process.pid)
+
+    def wait_ready(self, deadline: float) -> dict[str, str]:
+        """The ready line of the service. Raises ServiceError, with its own words, if it can't start by ``deadline``."""
+        data = b""
+        try:
+            while not data.endswith(b"\n"):
+                if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise ServiceError(f"The {self.label} was not ready in time.{self._last_words()}")
+                received = os.read(self._ready, 65536)
+                if not received:
+                    break
+                data += received
+        finally:
+            os.close(self._ready)
+        if not data.endswith(b"\n"):
+            raise ServiceError(f"The {self.label} ended while it started.{self._last_words()}")
+        line: dict[str, str] = json.loads(data)
+        if "error" in line:
+            raise ServiceError(f"The {self.label} can't start: {line['error']}")
+        return line
+
+    def describe_end(self) -> str:
+        """Waits for the end of the process and says how it ended."""
+        select.select([self._pidfd], [], [])
+        code = self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"The {self.label} {how}.{self._last_words()}"
+
+    def signal_group(self, number: int) -> None:
+        """Signals the process and what it started in its session, if it has not been reaped yet."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def wait(self, deadline: float) -> None:
+        """Waits for the end of the process; kills it at ``deadline`` (of time.monotonic())."""
+        if not select.select([self._pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            self.signal_group(signal.SIGKILL)
+        self.process.wait()
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return f" Its last words: {lines[-1].strip()}" if lines else ""
+
+
+class EmbeddedCluster:
+    """Coordinator and node daemons below one state folder, all on this machine. Leaving the context stops them all.
+
+    Constant once started: ``address``, ``token_file``, ``tls`` (a folder, empty on loopback), ``socket`` (of the rank
+    service of the first node daemon).
+    """
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.address = ""
+        self.token_file = state / "token"
+        self.tls = ""
+        self.socket = ""
+        self.services: list[ServiceProcess] = []
+        self._stopping = False
+
+    def __enter__(self) -> EmbeddedCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start_coordinator(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+        """Starts the coordinator and waits until it serves. Raises ServiceError with the reason."""
+        database = f"sqlite:///{self.state / 'coordinator' / 'bagua.db'}"
+        service = self._launch(
+            "coordinator",
+            "bagua.daemon.coordinator",
+            ["--listen", listen, "--state-dir", str(self.state), "--database-url", database, *arguments],
+        )
+        ready = service.wait_ready(time.monotonic() + START_DEADLINE_S)
+        self.address, self.token_file, self.tls = ready["address"], Path(ready["token_file"]), ready.get("tls", "")
+
+    def start_nodes(self, node_ids: Sequence[str], slots: int, *arguments: str) -> None:
+        """Starts daemons side by side; waits until the coordinator knows all. Raises ServiceError with the reason."""
+        reach = ["--coordinator", self.address, "--token-file", str(self.token_file)]
+        if self.tls:
+            reach += ["--tls", self.tls]
+        common = ["--slots", str(slots), "--state-dir", str(self.state), *reach, *arguments]
+        nodes = [
+            self._launch(f"node daemon {name}", "bagua.daemon.node", ["--name", name, "--node-id", name, *common])
+            for name in node_ids
+        ]
+        deadline = time.monotonic() + START_DEADLINE_S
+        ready = [node.wait_ready(deadline) for node in nodes]
+        self.socket = ready[0]["socket"]
+
+    def _launch(self, label: str, module: str, arguments: Sequence[str]) -> ServiceProcess:
+        service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
+        self.services.append(service)
+        return service
+
+    def on_unexpected_end(self, tell: Callable[[str], None]) -> None:
+        """Calls ``tell`` (from a thread) with words for every service that ends before ``stop``."""
+
+        def watch(service: ServiceProcess) -> None:
+            words = service.describe_end()
+            if not self._stopping:
+                tell(words)
+
+        for service in self.services:
+            Thread(target=watch, args=(service,), daemon=True, name=f"watch {service.label}").start()
+
+    def stop(self) -> None:
+        """Stops daemons (they stop their ranks), then the coordinator; whatever is left after 4.5 s is killed."""
+        self._stopping = True
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        # The daemons first: the coordinator hears how the ranks ended.
+        for service in reversed(self.services[1:]):
+            service.signal_group(signal.SIGTERM)
+        for service in self.services[1:]:
+            service.wait(deadline - 0.5)
+        for service in self.services[:1]:
+            service.signal_group(signal.SIGTERM)
+            service.wait(deadline)
+
+    def kill(self, rank_pids: Iterable[int] = ()) -> None:
+        """Kills all services and the process groups of these ranks, at once."""
+        self._stopping = True
+        for service in self.services:
+            service.signal_group(signal.SIGKILL)
+        for pid in rank_pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # ranks lead process groups of their own

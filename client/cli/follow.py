@@ -1,0 +1,198 @@
+"""Follows a job on the terminal until it has ended: state, progress and the output of its ranks.
+
+Two threads read the streams of the coordinator (updates and logs) into one queue; the caller's thread takes from it and
+draws, so no two threads ever write to the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore, Thread
+from typing import Protocol
+
+from bagua.base.errors import BaguaError, ServiceError
+from bagua.cli.describe import ENDED, job_state
+from bagua.cli.lines import LineAssembler
+from bagua.cli.terminal import Terminal
+from bagua.proto import common_pb2, job_pb2
+
+LOG_PATIENCE_S = 3.0
+"""How long after the end of a job its last output is waited for."""
+
+RECONNECT_PATIENCE_S = 60.0
+"""How long a coordinator may be away (it may be restarted while jobs run)."""
+
+CHUNKS_IN_FLIGHT = 64
+"""Log chunks read but not yet drawn: a rank that prints faster than the terminal must not fill the memory."""
+
+
+class JobSource(Protocol):
+    """What following needs of ``bagua.client.Client``."""
+
+    def watch(self, job_id: str) -> Iterator[job_pb2.JobUpdate]: ...
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]: ...
+    def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job: ...
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """A stream has ended, by itself or with an error."""
+
+    stream: str
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The user wants the end."""
+
+
+@dataclass(frozen=True)
+class ServiceDied:
+    """A service of the embedded cluster has ended by itself."""
+
+    words: str
+
+
+Event = job_pb2.JobUpdate | common_pb2.LogChunk | StreamEnded | Interrupted | ServiceDied
+
+
+class Detached(BaguaError):
+    """The user stopped watching; the job goes on."""
+
+
+class Follower:
+    """Follows one job. ``on_interrupt`` is called in the caller's thread when the user pressed Ctrl-C for the first
+    time: it asks for the job's end and returns the seconds to wait for it, or raises Detached.
+    """
+
+    def __init__(
+        self, source: JobSource, job: job_pb2.Job, terminal: Terminal, on_interrupt: Callable[[], float]
+    ) -> None:
+        self.job = job
+        self.prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
+        self._source = source
+        self._terminal = terminal
+        self._on_interrupt = on_interrupt
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._credit = BoundedSemaphore(CHUNKS_IN_FLIGHT)
+        self._assemblers: dict[int, LineAssembler] = {}
+        self._offsets: dict[int, int] = {}
+        self._logs = "none"  # none -> open -> ended
+        self._deadline = float("inf")
+        self._away_since = 0.0
+
+    def post(self, event: Event) -> None:
+        """Hands an event to the loop; from any thread and from signal handlers."""
+        self._events.put(event)
+
+    def run(self) -> job_pb2.Job:
+        """Returns the job once it has ended and its output was shown, or when the wait after an interrupt is over (then
+        it has not ended). Raises ServiceError when the service is gone, Detached when ``on_interrupt`` says so."""
+        self._start_watch()
+        while not (self.job.state in ENDED and self._logs == "ended"):
+            try:
+                event = self._events.get(timeout=min(3600.0, max(0.0, self._deadline - time.monotonic())))
+            except Empty:
+                if time.monotonic() >= self._deadline:
+                    break
+                continue
+            self._handle(event)
+        for rank, assembler in sorted(self._assemblers.items()):
+            self._show(rank, assembler.finish())
+        return self.job
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case common_pb2.LogChunk():
+                self._credit.release()
+                self._log(event)
+            case job_pb2.JobUpdate():
+                self._away_since = 0.0
+                self._update(event)
+            case StreamEnded():
+                self._stream_ended(event)
+            case ServiceDied():
+                raise ServiceError(event.words)
+            case Interrupted():
+                self._terminal.status("stopping")
+                self._deadline = min(self._deadline, time.monotonic() + self._on_interrupt())
+
+    def _update(self, update: job_pb2.JobUpdate) -> None:
+        match update.WhichOneof("update"):
+            case "job":
+                self.job = update.job
+                self._terminal.status(self._headline())
+                if self._logs == "none" and (self.job.ranks or self.job.state in ENDED):
+                    self._start_logs()
+                if self.job.state in ENDED:
+                    self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
+            case "progress":
+                self._terminal.progress(update.progress)
+
+    def _headline(self) -> str:
+        if self.job.waiting and self.job.state not in ENDED:
+            return f"{job_state(self.job.state)}: {self.job.waiting}"
+        if self.job.state == common_pb2.JOB_STATE_PENDING and self.job.reason:
+            return f"pending: {self.job.reason}"
+        return job_state(self.job.state)
+
+    def _log(self, chunk: common_pb2.LogChunk) -> None:
+        if chunk.error:
+            self._terminal.note(f"The output of rank {chunk.rank} can't be read: {chunk.error}")
+        # After a reconnect the log comes again from the start: skip what was shown.
+        seen = self._offsets.get(chunk.rank, 0)
+        data = chunk.data[max(0, seen - chunk.offset) :]
+        self._offsets[chunk.rank] = max(seen, chunk.offset + len(chunk.data))
+        assembler = self._assemblers.setdefault(chunk.rank, LineAssembler())
+        self._show(chunk.rank, assembler.feed(data, time.monotonic()))
+        if chunk.eof:
+            self._show(chunk.rank, assembler.finish())
+
+    def _show(self, rank: int, lines: list[str]) -> None:
+        prefix = f"[rank {rank}] " if self.prefixed else ""
+        for line in lines:
+            self._terminal.line(prefix + line)
+
+    def _stream_ended(self, event: StreamEnded) -> None:
+        if event.stream == "logs":
+            if event.error is None or self.job.state in ENDED:
+                self._logs = "ended"
+            else:
+                self._start_logs(pause=1.0)
+        elif self.job.state not in ENDED:
+            self._reconnect(event.error)
+
+    def _reconnect(self, error: Exception | None) -> None:
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if error is not None:
+            if now - self._away_since > RECONNECT_PATIENCE_S:
+                raise error
+            self._terminal.status(f"no word from the coordinator, trying again: {error}")
+        self._start_watch(pause=1.0)
+
+    def _start_watch(self, pause: float = 0.0) -> None:
+        self._start("watch", lambda: self._source.watch(self.job.job_id), pause)
+
+    def _start_logs(self, pause: float = 0.0) -> None:
+        self._logs = "open"
+        self._start("logs", lambda: self._source.logs(self.job.job_id, follow=True), pause)
+
+    def _start(self, stream: str, start: Callable[[], Iterator[Event]], pause: float) -> None:
+        def read() -> None:
+            error: Exception | None = None
+            time.sleep(pause)  # a pause before another try, not a wait for something
+            try:
+                for event in start():
+                    if isinstance(event, common_pb2.LogChunk):
+                        self._credit.acquire()
+                    self._events.put(event)
+            except Exception as caught:
+                error = caught
+            self._events.put(StreamEnded(stream, error))
+
+        Thread(target=read, daemon=True, name=stream).start()

@@ -1,0 +1,288 @@
+"""``bagua job …`` and ``bagua node …``: control of a service that runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from bagua.cli import options
+from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
+from bagua.cli.run import default_name
+
+if TYPE_CHECKING:
+    from bagua.client import Client
+    from bagua.proto import common_pb2, job_pb2
+
+jobs = typer.Typer(help="Submit, show and cancel jobs of a service.", no_args_is_help=True)
+nodes = typer.Typer(help="The node daemons of a service.", no_args_is_help=True)
+
+JobArgument = typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How to reach the coordinator, as given."""
+
+    coordinator: str | None
+    token_file: Path | None
+    tls: Path | None
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A client, closed at the end. Raises BaguaError."""
+        from bagua.base.paths import state_dir
+        from bagua.base.security import TlsFiles, read_token
+        from bagua.client import Client
+
+        signal.signal(signal.SIGINT, _interrupted)
+        token = read_token(self.token_file or state_dir() / "token")
+        tls = TlsFiles.in_folder(self.tls) if self.tls else None
+        with Client(self.coordinator or default_coordinator(state_dir()), token=token, tls=tls) as client:
+            yield client
+
+
+def _interrupted(*_: object) -> NoReturn:
+    raise SystemExit(130)
+
+
+def default_coordinator(state: Path) -> str:
+    """The address that the coordinator of this state folder wrote down, else the default one."""
+    try:
+        address = json.loads((state / "coordinator" / "coordinator.json").read_text())["address"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "127.0.0.1:7670"
+    return str(address)
+
+
+def find_job(client: Client, prefix: str) -> str:
+    """The id of the one job whose id begins with ``prefix``. Raises ServiceError if there is none, or more than one."""
+    from bagua.base.errors import ServiceError
+
+    found = [job.job_id for job in client.list(limit=10_000) if job.job_id.startswith(prefix)]
+    if prefix in found:
+        return prefix
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ServiceError(f"There is no job {prefix}. `bagua job list` shows all.")
+    raise ServiceError(f"{prefix} is the beginning of {len(found)} jobs: {', '.join(found[:5])}. Give more of the id.")
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document), flush=True)
+
+
+@jobs.command(context_settings=options.PASS_ON, no_args_is_help=True)
+def submit(
+    script: options.ScriptArgument,
+    args: options.ArgsArgument = None,
+    nnodes: options.NnodesOption = 1,
+    nproc_per_node: options.NprocOption = 1,
+    module: options.ModuleOption = False,
+    no_python: options.NoPythonOption = False,
+    env: options.EnvOption = None,
+    name: options.NameOption = "",
+    workdir: options.WorkdirOption = None,
+    python: str = typer.Option("", help="Interpreter of the ranks. Default: the daemon's.", show_default=False),
+    placement_timeout: float = typer.Option(300.0, min=0.0, help="Seconds to wait for free nodes; 0: fail at once."),
+    stop_grace: float = typer.Option(10.0, min=0.0, help="Seconds between SIGTERM and SIGKILL of ranks."),
+    key: str = typer.Option("", help="Submitting the same key again returns the first job.", show_default=False),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Show the job until it has ended; its exit code is ours."),
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Submits a job and prints its id. Options of the script go after SCRIPT."""
+    from bagua.proto import common_pb2
+
+    options.check_entry(script, module, no_python)
+    # The folder may be one of another machine, where the ranks run: it is not looked for here.
+    spec = common_pb2.JobSpec(
+        name=name or default_name(script, module),
+        entry=script,
+        is_module=module,
+        no_python=no_python,
+        args=args or [],
+        env=options.parse_env(env),
+        workdir=str((workdir or Path.cwd()).absolute()),
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        python=python,
+        placement_timeout_s=placement_timeout,
+        stop_grace_s=stop_grace,
+    )
+    with Reach(coordinator, token_file, tls).client() as client:
+        job = client.submit(spec, idempotency_key=key)
+        if watch:
+            raise typer.Exit(_watch(client, job, output))
+    if output is Output.json:
+        from bagua.cli.describe import job_document
+
+        print_json(job_document(job))
+    else:
+        print(job.job_id)
+
+
+def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
+    """Follows the job to its end; returns the exit code. Ctrl-C stops watching, not the job."""
+    from bagua.cli.describe import FAILED, exit_code, job_document, summary
+    from bagua.cli.follow import Detached, Follower, Interrupted
+    from bagua.cli.run import show_first_error
+    from bagua.cli.terminal import open_terminal
+
+    def detach() -> float:
+        raise Detached(f"Job {job.job_id} goes on. `bagua job logs -f {job.job_id}`, `bagua job cancel {job.job_id}`.")
+
+    terminal = open_terminal(quiet=False)
+    terminal.note(f"Job {job.job_id}")
+    follower = Follower(client, job, terminal, detach)
+    signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))
+    try:
+        job = follower.run()
+    except Detached as goes_on:
+        terminal.close()
+        terminal.note(str(goes_on))
+        return 130
+    finally:
+        terminal.close()
+    show_first_error(terminal, job)
+    seconds = (job.finished_at or time.time()) - job.created_at
+    (terminal.error if job.state == FAILED else terminal.note)(summary(job, seconds))
+    if output is Output.json:
+        print_json({**job_document(job), "exit_code": exit_code(job)})
+    return exit_code(job)
+
+
+@jobs.command("list")
+def list_jobs(
+    limit: int = typer.Option(50, min=1, max=10_000, help="The newest so many."),
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Lists jobs, newest first."""
+    from bagua.cli.describe import job_document
+    from bagua.cli.tables import print_jobs
+
+    with Reach(coordinator, token_file, tls).client() as client:
+        found = list(client.list(limit=limit))
+    if output is Output.json:
+        print_json({"jobs": [job_document(job) for job in found]})
+    else:
+        print_jobs(found)
+
+
+@jobs.command()
+def show(
+    job_id: str = JobArgument,
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Shows one job: state and reason, its ranks, its events, and who waits for whom."""
+    from bagua.cli.describe import event_document, job_document
+    from bagua.cli.tables import print_job
+
+    with Reach(coordinator, token_file, tls).client() as client:
+        found = find_job(client, job_id)
+        job, events = client.get(found), list(client.events(found))
+    if output is Output.json:
+        print_json({**job_document(job), "events": [event_document(event) for event in events]})
+    else:
+        print_job(job, events)
+
+
+@jobs.command()
+def logs(
+    job_id: str = JobArgument,
+    follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
+    rank: list[int] | None = typer.Option(None, min=0, help="Only this rank; may be repeated.", show_default=False),
+    tail: int = typer.Option(0, min=0, help="Only the last so many lines of each rank."),
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Prints what the ranks of a job printed. With --output json: one document {"lines": [{"rank", "text"}]}; with -f
+    one document per line instead."""
+    with Reach(coordinator, token_file, tls).client() as client:
+        found = find_job(client, job_id)
+        job = client.get(found)
+        prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
+        chunks = client.logs(found, ranks=rank or (), follow=follow, tail=tail)
+        lines = _lines(chunks)
+        if output is Output.json and not follow:
+            print_json({"job_id": found, "lines": [{"rank": number, "text": text} for number, text in lines]})
+            return
+        for number, text in lines:
+            if output is Output.json:
+                print_json({"rank": number, "text": text})
+            else:
+                print(f"[rank {number}] {text}" if prefixed else text, flush=True)
+
+
+def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
+    """(rank, line) of log chunks. What can't be read is told on standard error."""
+    from bagua.cli.lines import LineAssembler
+
+    assemblers: dict[int, LineAssembler] = {}
+    for chunk in chunks:
+        if chunk.error:
+            print(f"The output of rank {chunk.rank} can't be read: {chunk.error}", file=sys.stderr)
+        assembler = assemblers.setdefault(chunk.rank, LineAssembler())
+        for text in assembler.feed(chunk.data, time.monotonic()) + (assembler.finish() if chunk.eof else []):
+            yield chunk.rank, text
+    for number, assembler in assemblers.items():
+        for text in assembler.finish():
+            yield number, text
+
+
+@jobs.command()
+def cancel(
+    job_id: str = JobArgument,
+    reason: str = typer.Option("cancelled by the user", help="Kept with the job."),
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Cancels a job. One that has ended stays as it is."""
+    from bagua.cli.describe import job_document, job_state
+
+    with Reach(coordinator, token_file, tls).client() as client:
+        job = client.cancel(find_job(client, job_id), reason=reason)
+    if output is Output.json:
+        print_json(job_document(job))
+    else:
+        print(f"{job.job_id} {job_state(job.state)}")
+
+
+@nodes.command("list")
+def list_nodes(
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Lists the node daemons that the coordinator knows."""
+    from bagua.cli.describe import node_document
+    from bagua.cli.tables import print_nodes
+
+    with Reach(coordinator, token_file, tls).client() as client:
+        found = list(client.nodes())
+    if output is Output.json:
+        print_json({"nodes": [node_document(node) for node in found]})
+    else:
+        print_nodes(found)

@@ -1,0 +1,80 @@
+"""Entry point of ``bagua``: which commands there are, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from bagua.base.errors import BaguaError
+from bagua.cli import doctor, job, run
+from bagua.cli.options import UsageError
+
+app = typer.Typer(
+    help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+app.add_typer(job.jobs, name="job")
+app.add_typer(job.nodes, name="node")
+
+FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+
+
+def _execute(module: str, arguments: list[str]) -> NoReturn:
+    """Becomes ``python -m module``: signals, exit code and --help are that program's own."""
+    # -P: a folder named like one of our packages in the working directory must not shadow it.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def coordinator(context: typer.Context) -> None:
+    """Serves a coordinator: one per cluster."""
+    _execute("bagua.daemon.coordinator", context.args)
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def daemon(context: typer.Context) -> None:
+    """Serves a node daemon: one per host."""
+    _execute("bagua.daemon.node", context.args)
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def certs(context: typer.Context) -> None:
+    """Makes certificates for a cluster beyond one machine."""
+    _execute("bagua.daemon.certs", context.args)
+
+
+app.command()(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        import bagua
+
+        print(f"bagua {bagua.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line. An error that we raise on purpose is one line and exit code 1 (2: usage)."""
+    try:
+        app(prog_name="bagua")
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BaguaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bagua.base.errors import ConfigError
+
+
+class Output(StrEnum):
+    """How a command prints."""
+
+    text = "text"
+    json = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", help="json: one document for programs.")]
+CoordinatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        envvar="BAGUA_COORDINATOR",
+        metavar="HOST:PORT",
+        help="Default: the coordinator of this state folder, else 127.0.0.1:7670.",
+        show_default=False,
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="BAGUA_TOKEN_FILE", help="Default: token in the state folder.", show_default=False
+    ),
+]
+TlsOption = Annotated[
+    Path | None,
+    typer.Option("--tls", envvar="BAGUA_TLS", metavar="DIR", help="Folder made by `bagua certs`.", show_default=False),
+]
+NnodesOption = Annotated[int, typer.Option("--nnodes", min=1, max=4096, help="Node daemons to run on.")]
+NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=1024, help="Ranks on every node.")]
+ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")]
+NoPythonOption = Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="K=V", help="A variable for the ranks; may be repeated.", show_default=False),
+]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the job. Default: of the script.", show_default=False)]
+WorkdirOption = Annotated[
+    Path | None, typer.Option("--workdir", help="Where the ranks run. Default: here.", show_default=False)
+]
+ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="What every rank runs.")]
+ArgsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.", show_default=False)
+]
+PASS_ON = {"allow_interspersed_args": False}
+"""Context settings of commands whose last argument is a script with options of its own."""
+
+
+class UsageError(ConfigError):
+    """An argument that can't be used: one line and exit code 2."""
+
+
+def parse_env(pairs: list[str] | None) -> dict[str, str]:
+    """``["A=1"]`` -> ``{"A": "1"}``. Raises UsageError for what has no name."""
+    found = {}
+    for pair in pairs or []:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--env {pair!r}: write NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def check_entry(script: str, module: bool, no_python: bool) -> None:
+    """Refuses -m together with --no-python, and an empty name."""
+    if module and no_python:
+        raise UsageError("Give -m or --no-python, not both.")
+    if not script.strip():
+        raise UsageError("The name of the script is missing: bagua run [OPTIONS] SCRIPT [ARGS].")
+
+
+def resolve_workdir(workdir: Path | None) -> Path:
+    """The folder in which the ranks run, absolute. Raises UsageError if there is no such folder."""
+    folder = Path(os.path.abspath(workdir or Path.cwd()))
+    if not folder.is_dir():
+        raise UsageError(f"--workdir {folder}: there is no such folder.")
+    return folder

@@ -1,0 +1,267 @@
+"""``bagua run``: a job on an embedded cluster, from nothing to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from bagua.cli import options
+from bagua.cli.options import Output
+
+if TYPE_CHECKING:
+    from bagua.cli.embedded import EmbeddedCluster, StateFolder
+    from bagua.cli.follow import Follower
+    from bagua.cli.terminal import Terminal
+    from bagua.client import Client
+    from bagua.proto import common_pb2, job_pb2
+
+STOP_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL of ranks: all must be gone within 5 s of a Ctrl-C."""
+
+INTERRUPT_PATIENCE_S = 3.5
+"""How long a cancelled job may take before the cluster is stopped under it."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line says, checked."""
+
+    script: str
+    args: list[str]
+    module: bool
+    no_python: bool
+    nnodes: int
+    nproc_per_node: int
+    name: str
+    workdir: Path
+    env: dict[str, str]
+    log_dir: Path | None
+    keep_state: bool
+    output: Output
+    quiet: bool
+
+    def spec(self) -> common_pb2.JobSpec:
+        """The job to submit."""
+        from bagua.proto import common_pb2
+
+        return common_pb2.JobSpec(
+            name=self.name,
+            entry=self.script,
+            is_module=self.module,
+            no_python=self.no_python,
+            args=self.args,
+            env=self.env,
+            workdir=str(self.workdir),
+            nnodes=self.nnodes,
+            nproc_per_node=self.nproc_per_node,
+            python=sys.executable,
+            placement_timeout_s=30.0,
+            stop_grace_s=STOP_GRACE_S,
+        )
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and SIGHUP: the first asks for the job's end, the second kills all at once."""
+
+    def __init__(self, cluster: EmbeddedCluster, state: StateFolder) -> None:
+        self.signal = 0
+        self.follower: Follower | None = None
+        self._cluster = cluster
+        self._state = state
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._handle)
+
+    @property
+    def exit_code(self) -> int:
+        """By the shell's convention; 130 for Ctrl-C."""
+        return 128 + self.signal
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.signal:
+            job = self.follower.job if self.follower else None
+            self._cluster.kill([rank.pid for rank in job.ranks if rank.pid and not rank.exited_at] if job else [])
+            self._state.remove()
+            os._exit(self.exit_code)
+        self.signal = number
+        if self.follower is None:
+            raise KeyboardInterrupt  # still starting: leave through the context managers
+        from bagua.cli.follow import Interrupted
+
+        self.follower.post(Interrupted())
+
+
+def run_embedded(options: RunOptions) -> int:
+    """Starts the cluster, runs the job, stops everything; returns the exit code. Raises BaguaError."""
+    from bagua.cli.describe import exit_code
+    from bagua.cli.embedded import EmbeddedCluster, StateFolder
+    from bagua.cli.terminal import open_terminal
+
+    started = time.monotonic()
+    state = StateFolder()
+    failed = True
+    terminal = open_terminal(options.quiet)
+    try:
+        with EmbeddedCluster(state.path) as cluster:
+            interrupts = Interrupts(cluster, state)
+            try:
+                terminal.status("starting the daemons")
+                cluster.start_coordinator()
+                cluster.start_nodes([f"node-{i}" for i in range(options.nnodes)], options.nproc_per_node)
+                job = _follow(options, cluster, interrupts, terminal)
+            except KeyboardInterrupt:
+                terminal.close()
+                return interrupts.exit_code
+            terminal.close()
+            failed = bool(exit_code(job)) and not interrupts.signal
+            if options.log_dir is not None:
+                _copy_logs(job, options.log_dir)
+        logs = str(options.log_dir or (state.path if failed and options.keep_state else ""))
+        code = interrupts.exit_code if interrupts.signal else exit_code(job)
+        _report(options, terminal, job, code, time.monotonic() - started, logs)
+        return code
+    finally:
+        terminal.close()
+        if failed and options.keep_state:
+            state.keep()
+            terminal.note(f"The state of the run is in {state.path}")
+        else:
+            state.remove()
+
+
+def _follow(options: RunOptions, cluster: EmbeddedCluster, interrupts: Interrupts, terminal: Terminal) -> job_pb2.Job:
+    """Submits the job and shows it until it has ended."""
+    from threading import Thread
+
+    from bagua.base.security import read_token
+    from bagua.cli.follow import Follower, ServiceDied
+    from bagua.client import Client
+
+    with Client(cluster.address, token=read_token(cluster.token_file)) as client:
+
+        def cancel() -> float:
+            # In a thread: a coordinator that hangs must not delay the second Ctrl-C or the deadline.
+            Thread(target=_cancel_quietly, args=(client, job.job_id), daemon=True).start()
+            return INTERRUPT_PATIENCE_S
+
+        job = client.submit(options.spec())
+        follower = Follower(client, job, terminal, cancel)
+        cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)))
+        interrupts.follower = follower
+        return follower.run()
+
+
+def _cancel_quietly(client: Client, job_id: str) -> None:
+    from bagua.base.errors import BaguaError
+
+    with contextlib.suppress(BaguaError):  # the cluster is stopped anyway
+        client.cancel(job_id, reason="stopped by the user")
+
+
+def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
+    """Copies the ranks' logs (also their rotated parts) to ``folder``/rank-R.log."""
+    import shutil
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in job.ranks:
+        source = Path(rank.log_path)
+        for path in source.parent.glob(source.name + "*") if rank.log_path else ():
+            shutil.copy(path, folder / path.name)
+
+
+def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int, seconds: float, logs: str) -> None:
+    """The end of a run: the failed rank's last words, one line of summary, and the JSON document if asked for."""
+    from bagua.cli.describe import FAILED, job_document, summary
+
+    show_first_error(terminal, job)
+    if job.state == FAILED:
+        terminal.error(summary(job, seconds, logs))
+    else:
+        terminal.note(summary(job, seconds, logs))
+    if options.output is Output.json:
+        document: dict[str, Any] = {**job_document(job), "exit_code": code, "duration_s": round(seconds, 3)}
+        print(json.dumps({**document, "log_dir": logs or None}), flush=True)
+
+
+def show_first_error(terminal: Terminal, job: job_pb2.Job) -> None:
+    """The last words of the rank that failed first; a lone rank's were just seen in its output."""
+    from bagua.cli.describe import FAILED, first_failed_rank
+
+    rank = first_failed_rank(job) if job.state == FAILED else None
+    if rank is not None and rank.error_tail.strip() and len(job.ranks) > 1:
+        terminal.error(f"\nThe first error, from rank {rank.rank} on {rank.node_id}:\n{rank.error_tail.rstrip()}\n")
+
+
+def check_script(script: str, workdir: Path) -> None:
+    """Refuses, before anything is started, a script that does not exist, or a folder that Python can't run."""
+    path = workdir / script
+    if not path.exists():
+        raise options.UsageError(
+            f"The script {path} does not exist. A module is run with -m, a program with --no-python."
+        )
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise options.UsageError(f"The script {path} is a folder without a __main__.py.")
+
+
+def run(
+    script: options.ScriptArgument = "",
+    args: options.ArgsArgument = None,
+    nnodes: options.NnodesOption = 1,
+    nproc_per_node: options.NprocOption = 1,
+    module: options.ModuleOption = False,
+    no_python: options.NoPythonOption = False,
+    env: options.EnvOption = None,
+    name: options.NameOption = "",
+    workdir: options.WorkdirOption = None,
+    log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there.", show_default=False),
+    keep_state: bool = typer.Option(False, "--keep-state", help="Keep logs and database of a run that failed."),
+    output: options.OutputOption = Output.text,
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
+    adopt: bool = typer.Option(False, "--adopt", hidden=True),
+    info_file: Path | None = typer.Option(None, hidden=True),
+    data_host: str = typer.Option("127.0.0.1", hidden=True),
+) -> None:
+    """Runs a script on this machine: starts a coordinator and node daemons, runs the job, stops them all.
+
+    Options of the script go after SCRIPT. Exit code: 0, the failed rank's, or 130 after Ctrl-C.
+    """
+    if adopt:
+        from bagua.cli.adopt import run_adopted
+
+        if info_file is None:
+            raise options.UsageError("--adopt needs --info-file.")
+        raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
+    options.check_entry(script, module, no_python)
+    folder = options.resolve_workdir(workdir)
+    if not module and not no_python:
+        check_script(script, folder)
+    checked = RunOptions(
+        script=script,
+        args=args or [],
+        module=module,
+        no_python=no_python,
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        name=name or default_name(script, module),
+        workdir=folder,
+        env=options.parse_env(env),
+        log_dir=log_dir,
+        keep_state=keep_state,
+        output=output,
+        quiet=quiet,
+    )
+    raise typer.Exit(run_embedded(checked))
+
+
+def default_name(script: str, module: bool) -> str:
+    """``train.py`` -> ``train``, ``-m bagua.examples.digits`` -> ``digits``."""
+    return script.rpartition(".")[2] if module else Path(script).stem

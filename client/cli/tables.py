@@ -1,0 +1,111 @@
+"""Jobs and nodes as tables for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bagua.cli.describe import ENDED, duration, job_state, rank_state
+from bagua.cli.terminal import metrics_text
+
+if TYPE_CHECKING:
+    from bagua.proto import common_pb2, job_pb2
+
+COLOURS = {"succeeded": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None:
+    """Prints rows below headings; text is shown as it is."""
+    made = Table(box=None, pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    Console().print(made)
+
+
+def coloured(state: str) -> Text:
+    return Text(state, style=COLOURS.get(state, ""))
+
+
+def clock(seconds: float) -> str:
+    """Local date and time of seconds since the epoch."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
+
+
+def age(job: job_pb2.Job) -> str:
+    """How long a job has been, or was, there."""
+    return duration(max(0.0, (job.finished_at or time.time()) - job.created_at))
+
+
+def shape(job: job_pb2.Job) -> str:
+    return f"{job.spec.nnodes} x {job.spec.nproc_per_node}"
+
+
+def print_jobs(jobs: Sequence[job_pb2.Job]) -> None:
+    """One row per job."""
+    rows = [
+        (
+            job.job_id,
+            job.spec.name,
+            coloured(job_state(job.state)),
+            shape(job),
+            clock(job.created_at),
+            age(job),
+            job.reason,
+        )
+        for job in jobs
+    ]
+    table(("id", "name", "state", "nodes", "submitted", "time", "reason"), rows)
+
+
+def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
+    """One job in full."""
+    print(f"job        {job.job_id} ({job.spec.name})")
+    print(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
+    print(f"runs       {' '.join([job.spec.entry, *job.spec.args])}  (in {job.spec.workdir}, {shape(job)} ranks)")
+    print(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}")
+    if job.HasField("progress"):
+        steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)
+        print(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())
+    if job.waiting:
+        print(f"waits      {job.waiting}")
+    if job.ranks:
+        print()
+        rows = [(str(r.rank), r.node_id, rank_state(r.state), str(r.pid or ""), _end(r), r.log_path) for r in job.ranks]
+        table(("rank", "node", "state", "pid", "exit", "log"), rows)
+    for rank in job.ranks:
+        if rank.error_tail.strip():
+            print(f"\nlast lines of rank {rank.rank}:\n{rank.error_tail.rstrip()}")
+    if events:
+        print()
+        table(("time", "event", "reason"), [(clock(event.time), event.kind, event.reason) for event in events])
+
+
+def _end(rank: common_pb2.RankStatus) -> str:
+    if rank_state(rank.state) != "exited":
+        return ""
+    return f"signal {rank.signal}" if rank.signal else str(rank.exit_code)
+
+
+def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
+    """One row per node."""
+    rows = [
+        (
+            node.node_id,
+            node.hostname,
+            node.address,
+            f"{node.used_slots} of {node.slots}",
+            Text("connected", style="green") if node.connected else Text("away", style="red"),
+            clock(node.last_seen),
+            node.version,
+        )
+        for node in nodes
+    ]
+    table(("id", "host", "address", "slots used", "state", "last seen", "version"), rows)

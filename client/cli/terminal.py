@@ -1,0 +1,129 @@
+"""What a running job shows: its ranks' lines, a progress bar on a terminal, plain lines elsewhere.
+
+Ranks' lines go to standard output; everything of ours (status, progress, summary) goes to standard error, except on a
+terminal, where one console draws both so that the bar tears no line. Used from one thread only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bagua.proto import common_pb2
+
+PLAIN_INTERVAL_S = 2.0
+"""Seconds between two progress lines where there is no terminal."""
+
+
+def metrics_text(metrics: dict[str, float]) -> str:
+    """``loss 0.0123  acc 0.98``: names in the order of the report, four significant digits."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+class Terminal:
+    """Plain lines; the base of the one with a bar."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._status = ""
+        self._shown_at = float("-inf")
+        self._pending = ""
+
+    def line(self, text: str) -> None:
+        """A line of a rank."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def status(self, text: str) -> None:
+        """What the job is doing; shown when it changes."""
+        if text != self._status:
+            self._status = text
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """A line of ours."""
+        if text and not self.quiet:
+            self.error(text)
+
+    def error(self, text: str) -> None:
+        """A line of ours that --quiet does not silence."""
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def progress(self, progress: common_pb2.Progress) -> None:
+        """A report of the training script."""
+        steps = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
+        self._pending = "  ".join(filter(None, (steps, metrics_text(dict(progress.metrics)), progress.message)))
+        if progress.step >= progress.total > 0 or time.monotonic() - self._shown_at >= PLAIN_INTERVAL_S:
+            self._show_pending()
+
+    def close(self) -> None:
+        """Shows the last report, if it was held back. Call once, before the summary."""
+        self._show_pending()
+
+    def _show_pending(self) -> None:
+        if self._pending:
+            self._shown_at = time.monotonic()
+            self.note(self._pending)
+            self._pending = ""
+
+
+class BarTerminal(Terminal):
+    """A terminal with a progress bar at the bottom; the ranks' lines scroll above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        # The ranks' lines may go to a file while the bar is on the terminal.
+        self._shared = sys.stdout.isatty()
+        self._console = Console(stderr=not self._shared, highlight=False)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[steps]}", markup=False),
+            TextColumn("{task.fields[metrics]}", markup=False, style="cyan"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("", total=None, steps="", metrics="")
+        self._bar.start()
+
+    def line(self, text: str) -> None:
+        if self._shared:
+            from rich.text import Text
+
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
+        else:
+            super().line(text)
+
+    def status(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+    def error(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def progress(self, progress: common_pb2.Progress) -> None:
+        steps = f"{progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
+        extra = "  ".join(filter(None, (metrics_text(dict(progress.metrics)), progress.message)))
+        self._bar.update(self._task, completed=progress.step, total=progress.total or None, steps=steps, metrics=extra)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def open_terminal(quiet: bool) -> Terminal:
+    """A bar if standard error is a terminal that can draw one, plain lines otherwise or when ``quiet``."""
+    import os
+
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
+        return Terminal(quiet)
+    return BarTerminal()

@@ -1,0 +1,97 @@
+"""What the examples share: the table at the end of a job, and the statistics in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+import bagua.torch_api as bagua
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job came to, the same on every rank. Bytes are sums over hosts, the hidden share is that of all ranks."""
+
+    results: dict[str, float]
+    ranks: int
+    steps: int
+    seconds: float
+    steps_per_second: float
+    bytes_inside_hosts: int
+    bytes_between_hosts: int
+    hidden_share: float
+    replicas_identical: bool
+
+    def print(self, output: str) -> None:
+        """Prints a table, or one line of JSON if ``output`` is json."""
+        if output == "json":
+            print(json.dumps(asdict(self)), flush=True)
+            return
+        identical = "yes, all bit-identical" if self.replicas_identical else "NO, they differ"
+        rows = {
+            **{name: f"{value:.2%}" if "accuracy" in name else f"{value:.4f}" for name, value in self.results.items()},
+            "steps": f"{self.steps} in {self.seconds:.1f} s",
+            "steps per second": f"{self.steps_per_second:.1f}",
+            "moved inside hosts": f"{self.bytes_inside_hosts / 1e6:.1f} MB",
+            "moved between hosts": f"{self.bytes_between_hosts / 1e6:.1f} MB",
+            "communication hidden": f"{self.hidden_share:.0%} behind computation",
+            f"replicas ({self.ranks})": identical,
+        }
+        width = max(len(name) for name in rows)
+        print("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()), flush=True)
+
+    def verdict(self, result: str = "", at_least: float = 0.0) -> int:
+        """The exit code: 1, with the reason on standard error, if replicas differ or ``result`` is too small."""
+        if not self.replicas_identical:
+            print("The replicas differ at the end of the training.", file=sys.stderr)
+            return 1
+        if result and self.results[result] < at_least:
+            print(f"The {result} is {self.results[result]:.2%}, below {at_least:.0%}.", file=sys.stderr)
+            return 1
+        return 0
+
+
+def outcome(model: nn.Module, steps: int, seconds: float, results: Mapping[str, float]) -> Outcome:
+    """Collects the outcome from all ranks. Every rank must call it; ``results`` are rank 0's."""
+    names = list(results)
+    found = bagua.communication.statistics()
+    # Bytes are counted per host: one rank of each speaks for it.
+    speaks = bagua.get_local_rank() == 0
+    moved = torch.tensor([found.bytes_local, found.bytes_sent] if speaks else [0, 0], dtype=torch.int64)
+    times = torch.tensor([found.comm_seconds, found.exposed_seconds], dtype=torch.float64)
+    values = torch.tensor([results[name] for name in names], dtype=torch.float64)
+    identical = replicas_identical(model)
+    bagua.allreduce_inplace(moved)
+    bagua.allreduce_inplace(times)
+    bagua.broadcast(values, src=0)
+    inside, between = (int(count) for count in moved)
+    communicating, exposed = (float(value) for value in times)
+    return Outcome(
+        results=dict(zip(names, values.tolist(), strict=True)),
+        ranks=bagua.get_world_size(),
+        steps=steps,
+        seconds=round(seconds, 3),
+        steps_per_second=round(steps / seconds, 2),
+        bytes_inside_hosts=inside,
+        bytes_between_hosts=between,
+        hidden_share=round(1 - exposed / communicating, 4) if communicating else 1.0,
+        replicas_identical=identical,
+    )
+
+
+def replicas_identical(model: nn.Module) -> bool:
+    """Whether parameters and buffers of all replicas are the same, bit by bit. Every rank must call it."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        state.update(name.encode())
+        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    mine = torch.tensor(list(state.digest()), dtype=torch.uint8)
+    all_digests = torch.empty(bagua.get_world_size() * len(mine), dtype=torch.uint8)
+    bagua.allgather(mine, all_digests)
+    return bool((all_digests.view(-1, len(mine)) == mine).all())
