@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Thread
 from typing import Protocol
 
-from bagua.base.errors import BaguaError, ServiceError
+from bagua.base.errors import BaguaError, ServiceError, UnavailableError
 from bagua.cli.describe import ENDED, job_state
 from bagua.cli.lines import LineAssembler
 from bagua.cli.terminal import Terminal
@@ -170,7 +170,7 @@ class Follower:
         now = time.monotonic()
         self._away_since = self._away_since or now
         if error is not None:
-            if now - self._away_since > RECONNECT_PATIENCE_S:
+            if not isinstance(error, UnavailableError) or now - self._away_since > RECONNECT_PATIENCE_S:
                 raise error
             self._terminal.status(f"no word from the coordinator, trying again: {error}")
         self._start_watch(pause=1.0)

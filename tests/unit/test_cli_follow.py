@@ -1,0 +1,178 @@
+"""Following a job: a scripted service on one side, a recording terminal on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+
+import pytest
+
+from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
+from bagua.cli import follow
+from bagua.cli.follow import Detached, Follower, Interrupted, ServiceDied
+from bagua.cli.terminal import Terminal
+from bagua.proto import common_pb2, job_pb2
+
+RUNNING = common_pb2.JOB_STATE_RUNNING
+SUCCEEDED = common_pb2.JOB_STATE_SUCCEEDED
+CANCELLED = common_pb2.JOB_STATE_CANCELLED
+
+Step = job_pb2.JobUpdate | Event | Exception
+
+
+class Recorder(Terminal):
+    """A terminal that remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def error(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Script:
+    """A service that says what the test wrote down; an Event in the script is waited for."""
+
+    def __init__(
+        self, watches: Sequence[Sequence[Step]], logs: Sequence[Sequence[common_pb2.LogChunk | Exception]] = ()
+    ) -> None:
+        self.watches = list(watches)
+        self.log_streams = list(logs)
+        self.cancelled = Event()
+
+    def watch(self, job_id: str) -> Iterator[job_pb2.JobUpdate]:
+        for step in self.watches.pop(0) if self.watches else ():
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Event):
+                assert step.wait(10)
+            else:
+                yield step
+
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]:
+        assert follow
+        for step in self.log_streams.pop(0) if self.log_streams else ():
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+    def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job:
+        self.cancelled.set()
+        return job(CANCELLED)
+
+
+def job(state: common_pb2.JobState.ValueType, nproc: int = 1, ranks: int = 1, reason: str = "") -> job_pb2.Job:
+    spec = common_pb2.JobSpec(name="train", nnodes=1, nproc_per_node=nproc)
+    statuses = [common_pb2.RankStatus(rank=rank) for rank in range(ranks)]
+    return job_pb2.Job(job_id="j1", spec=spec, state=state, ranks=statuses, reason=reason)
+
+
+def is_now(state: common_pb2.JobState.ValueType, **details: int) -> job_pb2.JobUpdate:
+    return job_pb2.JobUpdate(job=job(state, **details))
+
+
+def chunk(data: bytes, offset: int = 0, rank: int = 0, eof: bool = False) -> common_pb2.LogChunk:
+    return common_pb2.LogChunk(rank=rank, data=data, offset=offset, eof=eof)
+
+
+def never() -> float:
+    raise AssertionError("nobody interrupted")
+
+
+def follower(script: Script, terminal: Recorder, nproc: int = 1, stop: Callable[[], float] = never) -> Follower:
+    return Follower(script, job(common_pb2.JOB_STATE_PENDING, nproc=nproc, ranks=0), terminal, stop)
+
+
+def test_a_job_from_start_to_end() -> None:
+    terminal = Recorder()
+    script = Script([[is_now(RUNNING), is_now(SUCCEEDED)]], [[chunk(b"one\ntw"), chunk(b"o\nthree", 6, eof=True)]])
+    assert follower(script, terminal).run().state == SUCCEEDED
+    assert terminal.lines == ["one", "two", "three"]
+    assert terminal.notes == ["running", "succeeded"]
+
+
+def test_lines_of_several_ranks_carry_their_rank() -> None:
+    terminal = Recorder()
+    script = Script([[is_now(SUCCEEDED, nproc=2, ranks=2)]], [[chunk(b"a\n"), chunk(b"b\n", rank=1)]])
+    follower(script, terminal, nproc=2).run()
+    assert terminal.lines == ["[rank 0] a", "[rank 1] b"]
+
+
+def test_a_broken_log_stream_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+    terminal, done = Recorder(), Event()
+
+    class Told(Script):
+        def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]:
+            yield from super().logs(job_id, follow=follow)
+            done.set()
+
+    script = Told(
+        [[is_now(RUNNING), done, is_now(SUCCEEDED)]],
+        [[chunk(b"one\ntw"), UnavailableError("gone")], [chunk(b"one\ntwo\n"), chunk(b"three\n", 8, eof=True)]],
+    )
+    follower(script, terminal).run()
+    assert terminal.lines == ["one", "two", "three"]
+
+
+def test_a_coordinator_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+    terminal = Recorder()
+    script = Script(
+        [[is_now(RUNNING), UnavailableError("gone")], [UnavailableError("still gone")], [is_now(SUCCEEDED)]]
+    )
+    assert follower(script, terminal).run().state == SUCCEEDED
+    assert any("trying again" in note for note in terminal.notes)
+
+
+def test_what_will_not_get_better_is_not_tried_again() -> None:
+    with pytest.raises(NotFoundError, match="no such job"):
+        follower(Script([[NotFoundError("no such job")]]), Recorder()).run()
+
+
+def test_a_service_that_died_ends_it() -> None:
+    followed = follower(Script([[Event()]]), Recorder())
+    followed.post(ServiceDied("The node daemon node-1 was killed by SIGKILL."))
+    with pytest.raises(ServiceError, match="node-1 was killed"):
+        followed.run()
+
+
+def test_interrupt_asks_for_the_end_and_waits_for_it() -> None:
+    script = Script([])
+
+    def stop() -> float:
+        script.cancel("j1")
+        return 10.0
+
+    script.watches = [[is_now(RUNNING), script.cancelled, is_now(CANCELLED)]]
+    followed = follower(script, Recorder(), stop=stop)
+    followed.post(Interrupted())
+    assert followed.run().state == CANCELLED
+
+
+def test_interrupt_does_not_wait_for_ever() -> None:
+    followed = follower(Script([[is_now(RUNNING), Event()]]), Recorder(), stop=lambda: 0.05)
+    followed.post(Interrupted())
+    assert followed.run().state != CANCELLED
+
+
+def test_detaching() -> None:
+    def detach() -> float:
+        raise Detached("the job goes on")
+
+    followed = follower(Script([[Event()]]), Recorder(), stop=detach)
+    followed.post(Interrupted())
+    with pytest.raises(Detached):
+        followed.run()
+
+
+def test_logs_that_can_not_be_read_are_told() -> None:
+    terminal = Recorder()
+    script = Script([[is_now(SUCCEEDED)]], [[common_pb2.LogChunk(rank=0, error="the node is away", eof=True)]])
+    follower(script, terminal).run()
+    assert "The output of rank 0 can't be read: the node is away" in terminal.notes

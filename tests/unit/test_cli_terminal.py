@@ -1,0 +1,39 @@
+"""Plain lines where there is no terminal."""
+
+import pytest
+
+from bagua.cli.terminal import Terminal, metrics_text, open_terminal
+from bagua.proto.common_pb2 import Progress
+
+
+def test_progress_lines_are_thinned_and_the_last_one_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    for step in range(1, 50):
+        terminal.progress(Progress(step=step, total=100, metrics={"loss": 1.0 / step}))
+    terminal.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "step 1/100  loss 1"
+    assert lines[-1] == "step 49/100  loss 0.02041"
+    assert len(lines) <= 4
+
+
+def test_ranks_write_to_standard_output_and_we_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = open_terminal(quiet=False)
+    terminal.line("theirs")
+    terminal.status("running")
+    terminal.status("running")
+    assert capsys.readouterr() == ("theirs\n", "running\n")
+
+
+def test_quiet_keeps_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = open_terminal(quiet=True)
+    terminal.status("running")
+    terminal.progress(Progress(step=1, total=1))
+    terminal.error("it failed")
+    terminal.close()
+    assert capsys.readouterr().err == "it failed\n"
+
+
+def test_metrics() -> None:
+    assert metrics_text({"loss": 0.123456, "steps/s": 1234.5}) == "loss 0.1235  steps/s 1234"
+    assert metrics_text({}) == ""
