@@ -1,0 +1,168 @@
+"""The synchronous client of JobService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event as Flag
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from bagua.base.errors import UnavailableError
+from bagua.base.rpc import CHANNEL_OPTIONS, error_of
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
+from bagua.client.reach import find_reach
+from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
+
+TIMEOUT_S = 15.0  # of every call that is not a stream
+PATIENCE_S = 60.0  # how long ``watch`` waits for a coordinator that is being restarted
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 2.0
+
+
+class Client:
+    """Calls a coordinator. ``address`` is host:port, ``tls`` a folder with ca.pem, cert.pem, key.pem or their paths; what
+    is not given is found as ``find_reach`` says. Raises ConfigError for a missing credential, or for an address beyond
+    loopback without TLS. All methods raise ServiceError (UnavailableError if nobody answers, NotFoundError,
+    InvalidRequestError, ...) with words."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        tls: TlsFiles | Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        reach = find_reach(address, token, tls)
+        check_dial_address(reach.address, reach.tls)
+        self.address = reach.address
+        self._timeout_s = timeout_s
+        self._metadata = tuple(call_metadata(reach.token))
+        if reach.tls is None:
+            self._channel = grpc.insecure_channel(reach.address, options=CHANNEL_OPTIONS)
+        else:
+            credentials = channel_credentials(reach.tls)
+            self._channel = grpc.secure_channel(reach.address, credentials, options=CHANNEL_OPTIONS)
+        self._stub = job_pb2_grpc.JobServiceStub(self._channel)
+        self._closed = Flag()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all calls that run."""
+        self._closed.set()
+        self._channel.close()
+
+    # ---- jobs
+
+    def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job:
+        """Submits a job. The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way
+        can be repeated."""
+        return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
+
+    def get(self, job_id: str) -> job_pb2.Job:
+        """The job with its ranks."""
+        return self._call(self._stub.GetJob, job_pb2.GetJobRequest(job_id=job_id))
+
+    def list(self, states: Iterable[common_pb2.JobState] = (), limit: int = 100) -> list[job_pb2.Job]:
+        """The newest jobs in one of ``states`` (none: all), the newest first, without their ranks; 1,000 at most."""
+        request = job_pb2.ListJobsRequest(states=list(states), limit=limit)
+        return [*self._call(self._stub.ListJobs, request).jobs]
+
+    def events(self, job_id: str, after_seq: int = 0) -> Iterator[job_pb2.JobEvent]:
+        """What happened to the job so far, in order."""
+        while True:
+            request = job_pb2.ListEventsRequest(job_id=job_id, after_seq=after_seq)
+            found = self._call(self._stub.ListEvents, request).events
+            if not found:
+                return
+            yield from found
+            after_seq = found[-1].seq
+
+    def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job:
+        """Asks for the end of the job; returns at once. A job that has ended stays as it is."""
+        return self._call(self._stub.CancelJob, job_pb2.CancelJobRequest(job_id=job_id, reason=reason))
+
+    def watch(
+        self,
+        job_id: str,
+        after_seq: int = 0,
+        patience_s: float = PATIENCE_S,
+        on_away: Callable[[str], None] | None = None,
+    ) -> Iterator[job_pb2.JobUpdate]:
+        """All events after ``after_seq`` and the job as it is, then every change, until the job has ended. When the
+        coordinator goes away ``on_away`` is told why, and the watch goes on where it was if it comes back within
+        ``patience_s`` (jobs run on meanwhile); else UnavailableError is raised."""
+        away_since: float | None = None
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                request = job_pb2.WatchJobRequest(job_id=job_id, after_seq=after_seq)
+                with self._words():
+                    for update in self._stub.WatchJob(request, metadata=self._metadata):
+                        away_since, pause = None, _FIRST_PAUSE_S
+                        if update.WhichOneof("update") == "event":
+                            after_seq = update.event.seq
+                        yield update
+                return
+            except UnavailableError as error:
+                now = time.monotonic()
+                if away_since is None:
+                    away_since = now
+                if now - away_since >= patience_s or self._closed.is_set():
+                    raise
+                if on_away is not None:
+                    on_away(str(error))
+            self._closed.wait(pause)  # between two tries to connect
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def logs(
+        self, job_id: str, ranks: Iterable[int] = (), follow: bool = False, tail: int = 0
+    ) -> Iterator[common_pb2.LogChunk]:
+        """What ranks (none: all) printed, in chunks as they come; the last ``tail`` lines only if that is not 0. With
+        ``follow`` a job that is not placed yet is waited for, and the stream lasts until its ranks have ended."""
+        request = job_pb2.ReadLogsRequest(job_id=job_id, ranks=list(ranks), follow=follow, tail_lines=tail)
+        with self._words():
+            yield from self._stub.ReadLogs(request, metadata=self._metadata)
+
+    # ---- nodes
+
+    def nodes(self) -> list[job_pb2.Node]:
+        """All node daemons that were ever seen."""
+        return [*self._call(self._stub.ListNodes, job_pb2.ListNodesRequest()).nodes]
+
+    # ---- helpers
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._words():
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        """Turns errors of gRPC into ours."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+            if code is grpc.StatusCode.CANCELLED and self._closed.is_set():
+                raise UnavailableError("The client was closed.") from error
+            if code is grpc.StatusCode.UNAVAILABLE:
+                raise UnavailableError(
+                    f"No coordinator answers at {self.address} ({details}). Start one with `bagua coordinator`, or pass "
+                    "--coordinator."
+                ) from error
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise UnavailableError(
+                    f"The coordinator at {self.address} did not answer within {self._timeout_s:g} s."
+                ) from error
+            raise error_of(code, details) from error

@@ -1,0 +1,52 @@
+"""Where the coordinator is and what it wants to see, from arguments, the environment, and the state folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua.base.paths import state_dir
+from bagua.base.security import TlsFiles, read_token
+
+DEFAULT_ADDRESS = "127.0.0.1:7670"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Everything that is needed to call a coordinator."""
+
+    address: str
+    token: str
+    tls: TlsFiles | None
+
+
+def find_reach(address: str | None = None, token: str | None = None, tls: TlsFiles | Path | None = None) -> Reach:
+    """What is not given comes from the environment (BAGUA_COORDINATOR; BAGUA_TOKEN or BAGUA_TOKEN_FILE; BAGUA_TLS, a
+    folder), then from what the coordinator wrote into the state folder of this user. Raises ConfigError if there is no
+    credential."""
+    published = _published()
+    explicit = address or os.environ.get("BAGUA_COORDINATOR")
+    if tls is None:
+        folder = os.environ.get("BAGUA_TLS") or ("" if explicit else published.get("tls", ""))
+        tls = Path(folder) if folder else None
+    return Reach(
+        address=explicit or published.get("address") or DEFAULT_ADDRESS,
+        token=token or os.environ.get("BAGUA_TOKEN") or read_token(_token_file(published, bool(explicit))),
+        tls=TlsFiles.in_folder(tls) if isinstance(tls, Path) else tls,
+    )
+
+
+def _token_file(published: dict[str, str], explicit: bool) -> Path:
+    given = os.environ.get("BAGUA_TOKEN_FILE") or ("" if explicit else published.get("token_file", ""))
+    return Path(given) if given else state_dir() / "token"
+
+
+def _published() -> dict[str, str]:
+    """What the coordinator on this machine says of itself; empty if none runs."""
+    try:
+        found = json.loads((state_dir() / "coordinator" / "coordinator.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}

@@ -1,0 +1,140 @@
+"""``python -m bagua.daemon.coordinator``: the coordinator as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from bagua.base.errors import ConfigError
+from bagua.daemon.coordinator.server import Coordinator
+from bagua.daemon.coordinator.settings import Settings, make_settings
+
+_PR_SET_PDEATHSIG = 1
+# The root of usage errors in whatever click this typer brings along.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
+def run(
+    listen: Annotated[
+        str | None, typer.Option(help="host:port; port 0: any free one. [default: 127.0.0.1:7670]")
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder for database, token, certificates.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="postgresql://…; default: SQLite in the state folder.")
+    ] = None,
+    tls: Annotated[Path | None, typer.Option(help="Folder with ca.pem, cert.pem, key.pem: mutual TLS.")] = None,
+    auto_tls: Annotated[str | None, typer.Option(help="Make such a folder, with a certificate for this host.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; 0: any free port.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The credential; made if there is none.")] = None,
+    ready_fd: Annotated[int | None, typer.Option(help="Write one line of JSON there when serving.")] = None,
+    death_signal: Annotated[bool, typer.Option("--death-signal", help="End when the parent process dies.")] = False,
+    exit_when_idle: Annotated[
+        float | None, typer.Option(help="End after so many seconds without nodes and jobs.")
+    ] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON lines.")] = None,
+) -> None:
+    """Decides which nodes run which job. One per cluster; nodes and users dial it."""
+    try:
+        if death_signal:
+            end_with_parent(os.getppid())
+        settings = make_settings(
+            listen=listen,
+            state_dir=state_dir,
+            database_url=database_url,
+            tls=tls,
+            auto_tls=auto_tls,
+            metrics_port=metrics_port,
+            token_file=token_file,
+            exit_when_idle=exit_when_idle,
+            log_json=log_json,
+        )
+        configure_logging(settings.log_json)
+        asyncio.run(serve(settings, ready_fd))
+    except ConfigError as error:
+        _tell(ready_fd, {"error": str(error)})
+        fail(str(error))
+
+
+async def serve(settings: Settings, ready_fd: int | None) -> None:
+    """Runs a coordinator until SIGTERM or SIGINT. Raises ConfigError if it can't start."""
+    coordinator = Coordinator(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, coordinator.stop)
+    await coordinator.start()
+    tls = settings.tls_folder
+    _tell(
+        ready_fd,
+        {
+            "address": coordinator.address,
+            "token_file": str(settings.token_path),
+            "state_dir": str(settings.state_dir),
+            "tls": "" if tls is None else str(tls.absolute()),
+        },
+    )
+    await coordinator.serve()
+    await coordinator.close()
+
+
+def _tell(ready_fd: int | None, what: dict[str, Any]) -> None:
+    """One line to whoever started this process; it may have gone."""
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, json.dumps(what).encode() + b"\n")
+        os.close(ready_fd)
+    except OSError as error:
+        structlog.get_logger("coordinator").warning("ready_fd_unusable", error=str(error))
+
+
+def end_with_parent(parent: int) -> None:
+    """Asks the kernel for SIGTERM when the parent dies. Raises ConfigError if it has died already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:
+        raise ConfigError("The process that started this one is gone already.")
+
+
+def configure_logging(as_json: bool) -> None:
+    """structlog to stderr, with time and level."""
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def fail(message: str) -> None:
+    """One line on stderr, exit code 2."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> None:
+    """The command line."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(run)
+    try:
+        app(standalone_mode=False)
+    except USAGE_ERROR as error:
+        fail(error.format_message())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What the coordinator counts. Plain numbers; ``metrics`` shows them to Prometheus on request."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Counters:
+    """Counts by name and label. Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, label: str = "") -> None:
+        """One more."""
+        self.values[name, label] += 1

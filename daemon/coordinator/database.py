@@ -1,0 +1,114 @@
+"""Opening the database and bringing its schema to the one that this code knows."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+import bagua
+from bagua.base.errors import ConfigError
+from bagua.daemon.coordinator import models
+from bagua.daemon.coordinator.migrations import HEAD, KNOWN
+
+_BUSY_TIMEOUT_MS = 10_000
+_MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a database file."""
+    return f"sqlite:///{path}"
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine for ``url`` with its schema at head. Raises ConfigError with words: a bad URL, no answer, a newer schema."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise ConfigError(f"The database URL can't be read: write sqlite:///FILE or {_EXAMPLE}.") from error
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql.")
+    shown = parsed.render_as_string(hide_password=True)
+    try:
+        engine = _sqlite_engine(parsed) if backend == "sqlite" else _postgresql_engine(parsed)
+        try:
+            ensure_schema(engine, shown)
+        except BaseException:
+            engine.dispose()
+            raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'.") from error
+    except (sa.exc.DBAPIError, sqlite3.Error) as error:
+        detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
+        raise ConfigError(f"The database {shown} can't be used: {' '.join(detail.split())}") from error
+    return engine
+
+
+_EXAMPLE = "postgresql://USER@HOST/NAME"
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    engine = sa.create_engine(url)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions by itself
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        # In WAL mode nothing that was committed is lost when the process dies; a power cut may cost the last moments.
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
+    if url.drivername == "postgresql":  # SQLAlchemy before 2.1 would take psycopg2
+        url = url.set(drivername="postgresql+psycopg")
+    return sa.create_engine(url, pool_pre_ping=True, pool_size=5, connect_args={"connect_timeout": 10})
+
+
+def ensure_schema(engine: sa.Engine, shown: str) -> None:
+    """Makes or upgrades the tables. Raises ConfigError for a schema that this code does not know."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":  # several coordinators may start at once
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        revision = _revision(connection)
+        if revision == HEAD:
+            return
+        if revision is not None and revision not in KNOWN:
+            raise ConfigError(
+                f"The database {shown} has schema {revision}, which bagua {bagua.__version__} does not know: a newer "
+                "version made it. Install that version, or use another database or state folder."
+            )
+        if revision is None and not sa.inspect(connection).get_table_names():
+            _create(connection)
+            return
+        # Imported here: it costs a quarter of a second, and the schema is at head nearly always.
+        from bagua.daemon.coordinator.migrations.upgrade import upgrade
+
+        upgrade(connection)
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
+    return str(found[0]) if found else None
+
+
+def _create(connection: sa.Connection) -> None:
+    """An empty database gets the newest schema at once; a test compares it with what the migrations make."""
+    models.metadata.create_all(connection)
+    connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})

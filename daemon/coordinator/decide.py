@@ -1,0 +1,244 @@
+"""The life of a job: a table of states, and pure functions from facts and the clock to a decision with its reason.
+
+Nothing here reads a clock, draws a random number, or knows of databases and networks.
+"""
+
+from __future__ import annotations
+
+import math
+import signal as signals
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from bagua.base.errors import CommunicationError
+from bagua.daemon.coordinator.domain import (
+    Event,
+    HostRecord,
+    JobRecord,
+    JobState,
+    NodeView,
+    Options,
+    Phase,
+    RankRecord,
+    RankState,
+)
+from bagua.daemon.coordinator.placement import Placement, hosts_and_ranks, names, place
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.PENDING: frozenset({JobState.STARTING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.STARTING: frozenset({JobState.RUNNING, JobState.STOPPING}),
+    JobState.RUNNING: frozenset({JobState.STOPPING}),
+    JobState.STOPPING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+Nodes = Mapping[str, NodeView]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to change, and why. Everything None: nothing changes."""
+
+    state: JobState | None = None
+    reason: str | None = None
+    outcome: JobState | None = None  # with STOPPING: where the stop leads
+    placement: Placement | None = None  # with STARTING
+    wake_at: float | None = None  # decide again then, if no fact comes before
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job has to stop."""
+
+    outcome: JobState
+    reason: str
+
+
+def decide(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
+    """The next step of ``job``. ``nodes``: every connected node while the job is PENDING, else at least the job's own."""
+    if job.state.terminal:
+        return Decision()
+    return _RULES[job.state](job, nodes, now, options)
+
+
+def apply(job: JobRecord, decision: Decision, now: float) -> tuple[JobRecord, tuple[Event, ...]]:
+    """``job`` after ``decision``, and the events to record. Raises ValueError for a step that the table forbids."""
+    state = job.state if decision.state is None else decision.state
+    reason = job.reason if decision.reason is None else decision.reason
+    if state is job.state:
+        if reason == job.reason:
+            return job, ()
+        return replace(job, reason=reason), (Event("waiting", reason, job.generation, now),)
+    if state not in TRANSITIONS[job.state]:
+        raise ValueError(f"job {job.job_id} can't go from {job.state.name} to {state.name}")
+    job = replace(job, state=state, reason=reason)
+    kind = "state"
+    if decision.placement is not None:
+        job = _placed(job, decision.placement)
+        kind = "placed"
+    if state is JobState.RUNNING:
+        job = replace(job, started_at=now)
+    if state is JobState.STOPPING:
+        job = replace(job, outcome=decision.outcome, stopping_at=now)
+    if state.terminal:
+        job = replace(job, finished_at=now)
+    text = reason if kind == "placed" else f"{state.name}: {reason}"
+    return job, (Event(kind, text, job.generation, now),)
+
+
+def _placed(job: JobRecord, placement: Placement) -> JobRecord:
+    hosts, ranks = hosts_and_ranks(job.spec, placement)
+    return replace(
+        job,
+        generation=job.generation + 1,
+        hosts=hosts,
+        ranks=ranks,
+        master_addr=hosts[0].address,
+    )
+
+
+# ---- one rule per state
+
+
+def _pending(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
+    if job.cancel_reason is not None:
+        return Decision(state=JobState.CANCELLED, reason=job.cancel_reason)
+    found = place(job.spec, nodes.values())
+    if isinstance(found, Placement):
+        return Decision(state=JobState.STARTING, reason=f"placed on {names(found.node_ids)}", placement=found)
+    timeout = job.spec.placement_timeout_s
+    deadline = job.created_at + timeout
+    if job.created_at < options.started_at:  # the coordinator was away: nodes get time to come back
+        deadline = max(deadline, options.started_at + options.lease_s)
+    if now >= deadline:
+        waited = f"waited {timeout:g} s, but the job " if timeout else ""
+        return Decision(state=JobState.FAILED, reason=f"{waited}{found}")
+    return Decision(reason=found, wake_at=deadline)
+
+
+def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
+    """STARTING and RUNNING."""
+    if job.cancel_reason is not None:
+        return Decision(JobState.STOPPING, job.cancel_reason, JobState.CANCELLED)
+    cause, wake_at = find_cause(job, nodes, now, options)
+    if cause is not None:
+        return Decision(JobState.STOPPING, cause.reason, cause.outcome)
+    if job.state is JobState.STARTING and all(rank.state is not RankState.WAITING for rank in job.ranks):
+        return Decision(JobState.RUNNING, f"{_count(len(job.ranks), 'rank')} started", wake_at=wake_at)
+    return Decision(wake_at=wake_at)
+
+
+def _stopping(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
+    wake: list[float] = []
+    waits = False
+    for host in job.hosts:
+        if host.phase is Phase.STOPPED:
+            continue
+        deadline = lost_at(host, nodes, options)
+        if deadline is None:
+            waits = True
+        elif now < deadline:
+            waits = True
+            wake.append(deadline)
+    if waits:
+        return Decision(wake_at=min(wake, default=None))
+    return Decision(job.outcome, job.reason)
+
+
+_RULES: Mapping[JobState, Callable[[JobRecord, Nodes, float, Options], Decision]] = {
+    JobState.PENDING: _pending,
+    JobState.STARTING: _active,
+    JobState.RUNNING: _active,
+    JobState.STOPPING: _stopping,
+}
+
+
+# ---- causes
+
+
+def lost_at(host: HostRecord, nodes: Nodes, options: Options) -> float | None:
+    """When the node of ``host`` counts as lost; None while its session lives. May lie in the past."""
+    node = nodes.get(host.node_id)
+    if node is None:
+        return options.started_at + options.lease_s
+    if node.connected:
+        return None
+    return max(node.last_seen, options.started_at) + options.lease_s
+
+
+def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
+    """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer)."""
+    failed = [rank for rank in job.ranks if rank.failed]
+    direct = [rank for rank in failed if not _follows(rank, job)]
+    if direct:
+        first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))
+        return Cause(JobState.FAILED, describe_exit(first)), None
+    if not failed and all(rank.state is RankState.EXITED for rank in job.ranks):
+        # Also with a node's error: it came too late to hurt any rank, and the events tell of it.
+        return Cause(JobState.SUCCEEDED, f"{_count(len(job.ranks), 'rank')} ended with exit code 0"), None
+    wake: list[float] = []
+    indirect = list(_indirect(job, failed))
+    if indirect:
+        since = min(seen for seen, _ in indirect)
+        if now >= since + options.settle_s:
+            return Cause(JobState.FAILED, indirect[0][1]), None
+        wake.append(since + options.settle_s)
+    for host in job.hosts:
+        if host.phase is Phase.STOPPED:
+            if not host.error and _unfinished(host, job):
+                return Cause(JobState.FAILED, f"node {host.node_id} stopped the job by itself"), None
+            continue
+        deadline = lost_at(host, nodes, options)
+        if deadline is not None and now >= deadline:
+            text = f"node {_name(host)} has not been heard of for {options.lease_s:g} s"
+            return Cause(JobState.FAILED, text), None
+        if deadline is not None:
+            wake.append(deadline)
+    return None, min(wake, default=None)
+
+
+def _follows(rank: RankRecord, job: JobRecord) -> bool:
+    """True if the rank most likely failed because something else had failed before."""
+    if rank.signal == signals.SIGTERM:
+        return any(host.error for host in job.hosts if host.node_id == rank.node_id)
+    return CommunicationError.__name__ in rank.error_tail
+
+
+def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:
+    """(when seen, text) of errors that may have a better cause, the clearest first."""
+    reported = sorted((host for host in job.hosts if host.error), key=lambda host: (host.error_at, host.index))
+    for host in reported:
+        # An error at launch, or of a node that is done with the job, has no better cause to wait for.
+        final = host.phase in (Phase.PREPARING, Phase.STOPPED)
+        yield (-math.inf if final else host.error_at), f"node {_name(host)}: {host.error}"
+    for rank in sorted(failed, key=lambda rank: (rank.seen_exited_at, rank.rank)):
+        yield rank.seen_exited_at, describe_exit(rank)
+
+
+def _unfinished(host: HostRecord, job: JobRecord) -> bool:
+    ranks = job.ranks[host.first_rank : host.first_rank + host.nranks]
+    return any(rank.state is not RankState.EXITED for rank in ranks)
+
+
+def describe_exit(rank: RankRecord) -> str:
+    """How a rank ended, in words; with the last line of what it wrote to stderr if it failed."""
+    where = f"rank {rank.rank} on node {rank.node_id}"
+    if rank.signal:
+        try:
+            name = signals.Signals(rank.signal).name
+        except ValueError:
+            name = f"signal {rank.signal}"
+        return f"{where} was killed by {name}"
+    lines = [line for line in rank.error_tail.splitlines() if line.strip()]
+    detail = f": {lines[-1].strip()[:500]}" if lines and rank.exit_code else ""
+    return f"{where} exited with code {rank.exit_code}{detail}"
+
+
+def _name(host: HostRecord) -> str:
+    return host.node_id if host.hostname in ("", host.node_id) else f"{host.node_id} ({host.hostname})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"all {number} {noun}s"

@@ -1,0 +1,211 @@
+"""What the coordinator knows: values without behaviour. Times are seconds since the epoch; 0 means "not yet".
+
+Numbers of the enumerations are those of the protocol.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class JobState(enum.IntEnum):
+    """Where a job is in its life."""
+
+    PENDING = 1
+    STARTING = 2
+    RUNNING = 3
+    STOPPING = 4
+    SUCCEEDED = 5
+    FAILED = 6
+    CANCELLED = 7
+
+    @property
+    def terminal(self) -> bool:
+        """True if nothing follows this state."""
+        return self >= JobState.SUCCEEDED
+
+
+class RankState(enum.IntEnum):
+    """What a node says of a rank."""
+
+    WAITING = 1
+    RUNNING = 2
+    EXITED = 3
+
+
+class Phase(enum.IntEnum):
+    """What a node says of its part of a job. UNKNOWN: it has not said anything yet."""
+
+    UNKNOWN = 0
+    PREPARING = 1
+    STARTED = 2
+    STOPPED = 3
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The part of a submitted spec that decisions need, and the whole as it came over the wire."""
+
+    name: str
+    nnodes: int
+    nproc_per_node: int
+    placement_timeout_s: float
+    stop_grace_s: float
+    master_port: int  # 0: the coordinator picks one
+    wire: bytes  # serialized bagua.v1.JobSpec
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nnodes * self.nproc_per_node
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank of the current generation."""
+
+    rank: int
+    local_rank: int
+    node_id: str
+    state: RankState = RankState.WAITING
+    pid: int = 0
+    exit_code: int = 0
+    signal: int = 0
+    error_tail: str = ""
+    log_path: str = ""
+    exited_at: float = 0.0  # by the node's clock
+    seen_exited_at: float = 0.0  # by the coordinator's clock
+
+    @property
+    def failed(self) -> bool:
+        """True if the rank ended and did not end well."""
+        return self.state is RankState.EXITED and (self.exit_code != 0 or self.signal != 0)
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """One node's part in the current generation of a job."""
+
+    index: int
+    node_id: str
+    hostname: str
+    address: str  # host part of the data plane
+    boot_id: str  # the run of the daemon that got the job
+    first_rank: int
+    nranks: int
+    phase: Phase = Phase.UNKNOWN
+    engine_address: str = ""
+    error: str = ""  # the first error that the node reported
+    error_at: float = 0.0  # by the coordinator's clock
+    waiting: str = ""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job: what was asked, what was decided, what was seen. ``hosts`` and ``ranks`` are in order of index and rank."""
+
+    job_id: str
+    spec: JobSpec
+    created_at: float
+    state: JobState = JobState.PENDING
+    reason: str = ""
+    outcome: JobState | None = None  # the terminal state that a STOPPING job goes to
+    cancel_reason: str | None = None  # not None: somebody asked to cancel
+    generation: int = 0
+    started_at: float = 0.0
+    stopping_at: float = 0.0
+    finished_at: float = 0.0
+    master_addr: str = ""
+    master_port: int = 0
+    job_key: bytes = field(default=b"", repr=False)
+    hosts: tuple[HostRecord, ...] = ()
+    ranks: tuple[RankRecord, ...] = ()
+
+    @property
+    def waiting(self) -> str:
+        """Who waits for whom, over all hosts."""
+        return "; ".join(host.waiting for host in self.hosts if host.waiting)
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node daemon. ``owner`` is the coordinator that holds its session, None: no session."""
+
+    node_id: str
+    hostname: str
+    address: str
+    slots: int
+    version: str
+    boot_id: str
+    last_seen: float
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as a decision sees it."""
+
+    node_id: str
+    hostname: str
+    address: str
+    boot_id: str
+    slots: int
+    used: int  # slots taken by jobs that are not yet stopped on it
+    connected: bool
+    last_seen: float
+
+    @property
+    def free(self) -> int:
+        """Slots that a job may take now."""
+        return max(0, self.slots - self.used)
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """What a node says of one rank."""
+
+    rank: int
+    state: RankState
+    pid: int = 0
+    exit_code: int = 0
+    signal: int = 0
+    error_tail: str = ""
+    log_path: str = ""
+    exited_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """Everything a node says of one job."""
+
+    job_id: str
+    generation: int
+    phase: Phase
+    engine_address: str = ""
+    error: str = ""
+    waiting: str = ""
+    ranks: tuple[LocalRank, ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job, with its reason. ``seq`` counts from 1 within the job; 0: not stored yet."""
+
+    kind: str
+    reason: str
+    generation: int
+    time: float
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decisions depend on besides facts. ``started_at``: start of this coordinator, from which every node has one
+    full lease, and every waiting job a chance to see nodes come back."""
+
+    lease_s: float = 10.0
+    # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
+    # better cause.
+    settle_s: float = 1.0
+    started_at: float = 0.0

@@ -1,0 +1,127 @@
+"""Tables, as SQLAlchemy sees them. A change here needs a migration in ``migrations/versions``; a test compares the two."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+
+def _job_id() -> Column[str]:
+    return Column("job_id", String(64), ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("idempotency_key", String(200), unique=True),  # NULL: none was given
+    Column("name", String(200), nullable=False),
+    Column("spec", LargeBinary, nullable=False),  # serialized bagua.v1.JobSpec
+    Column("state", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("outcome", Integer),
+    Column("cancel_reason", Text),
+    Column("generation", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("stopping_at", Float, nullable=False),
+    Column("finished_at", Float, nullable=False),
+    Column("master_addr", String(255), nullable=False),
+    Column("master_port", Integer, nullable=False),
+    Column("job_key", LargeBinary, nullable=False),
+    Column("last_event", Integer, nullable=False),  # seq of the newest event
+    Column("revision", Integer, nullable=False),  # goes up with every change
+    Column("lease_owner", String(64)),  # the coordinator that may decide
+    Column("lease_expires_at", Float, nullable=False),
+    Index("ix_jobs_state_created_at", "state", "created_at"),
+)
+
+job_hosts = Table(
+    "job_hosts",
+    metadata,
+    _job_id(),
+    Column("host_index", Integer, primary_key=True, autoincrement=False),
+    Column("node_id", String(200), nullable=False),
+    Column("hostname", String(255), nullable=False),
+    Column("address", String(255), nullable=False),
+    Column("boot_id", String(200), nullable=False),
+    Column("first_rank", Integer, nullable=False),
+    Column("nranks", Integer, nullable=False),
+    Column("phase", Integer, nullable=False),
+    Column("engine_address", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("error_at", Float, nullable=False),
+    Column("waiting", Text, nullable=False),
+    Index("ix_job_hosts_node_id_phase", "node_id", "phase"),
+)
+
+job_ranks = Table(
+    "job_ranks",
+    metadata,
+    _job_id(),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("local_rank", Integer, nullable=False),
+    Column("node_id", String(200), nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("exit_code", Integer, nullable=False),
+    Column("signal", Integer, nullable=False),
+    Column("error_tail", Text, nullable=False),
+    Column("log_path", Text, nullable=False),
+    Column("exited_at", Float, nullable=False),
+    Column("seen_exited_at", Float, nullable=False),
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    _job_id(),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("members", JSON, nullable=False),  # [{"node_id", "first_rank", "nranks"}], in ring order
+    Column("created_at", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _job_id(),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node_id", String(200), primary_key=True),
+    Column("hostname", String(255), nullable=False),
+    Column("address", String(255), nullable=False),
+    Column("slots", Integer, nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("boot_id", String(200), nullable=False),
+    Column("last_seen", Float, nullable=False),
+    Column("owner", String(64)),  # the coordinator that holds its session, NULL: nobody
+)

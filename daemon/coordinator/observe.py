@@ -1,0 +1,154 @@
+"""What a node says, merged into what is known: pure and idempotent. Nothing goes backwards, the first error stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from bagua.daemon.coordinator.decide import describe_exit
+from bagua.daemon.coordinator.domain import (
+    Event,
+    HostRecord,
+    JobRecord,
+    JobState,
+    LocalJob,
+    LocalRank,
+    Phase,
+    RankRecord,
+    RankState,
+)
+
+MAX_ERROR = 2_000  # characters kept of a node's error
+MAX_TAIL = 8_000  # characters kept of a failed rank's last lines
+MAX_TAILS = 32  # failed ranks of a job whose last lines are kept in full
+MAX_PATH = 4_096
+RESTARTED = "the daemon of node {} was restarted"
+
+
+Changed = tuple[JobRecord, tuple[Event, ...]]
+
+
+def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float) -> Changed:
+    """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. Facts of another generation, or of a node
+    that is not in the job, change nothing. A daemon with another ``boot_id`` than the one that got the job has lost it."""
+    index = next((host.index for host in job.hosts if host.node_id == node_id), None)
+    if index is None or fact.generation != job.generation:
+        return job, ()
+    old = job.hosts[index]
+    if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED and not fact.error:
+        fact = replace(fact, error=RESTARTED.format(node_id))
+    host = _merge_host(old, fact, now)
+    ranks, started, exited = _merge_ranks(job, host, fact.ranks, now)
+    if host == old and not started and not exited:
+        return (job if ranks == job.ranks else replace(job, ranks=ranks)), ()
+    hosts = (*job.hosts[:index], host, *job.hosts[index + 1 :])
+    job = replace(job, hosts=hosts, ranks=ranks)
+    return job, tuple(_events(job, old, host, started, exited, now))
+
+
+def forget(job: JobRecord, node_id: str, boot_id: str, now: float) -> Changed:
+    """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A job
+    that the node was never heard of stays as it is: it will be sent (again)."""
+    host = next((host for host in job.hosts if host.node_id == node_id), None)
+    if host is None or host.phase is Phase.STOPPED:
+        return job, ()
+    if _needed(job) and host.boot_id == boot_id and host.phase is Phase.UNKNOWN:
+        return job, ()
+    return observe(job, node_id, boot_id, LocalJob(job.job_id, job.generation, Phase.STOPPED), now)
+
+
+def _needed(job: JobRecord) -> bool:
+    return job.state in (JobState.STARTING, JobState.RUNNING)
+
+
+def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
+    phase = max(host.phase, fact.phase)
+    error, error_at = host.error, host.error_at
+    if fact.error and not error:
+        error, error_at = fact.error[:MAX_ERROR], now
+    return replace(
+        host,
+        phase=phase,
+        engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
+        error=error,
+        error_at=error_at,
+        waiting="" if phase is Phase.STOPPED else fact.waiting[:MAX_ERROR],
+    )
+
+
+def _merge_ranks(
+    job: JobRecord, host: HostRecord, facts: Sequence[LocalRank], now: float
+) -> tuple[tuple[RankRecord, ...], list[RankRecord], list[RankRecord]]:
+    """(all ranks, those that now run or ran, those that now are over)."""
+    ranks = list(job.ranks)
+    tails = sum(1 for rank in ranks if rank.error_tail)
+    started: list[RankRecord] = []
+    exited: list[RankRecord] = []
+    for fact in facts:
+        if not host.first_rank <= fact.rank < host.first_rank + host.nranks:
+            continue
+        old = ranks[fact.rank]
+        new = _merge_rank(old, fact, now, full_tail=tails < MAX_TAILS)
+        if new == old:
+            continue
+        ranks[fact.rank] = new
+        if old.state is RankState.WAITING and new.state is not RankState.WAITING:
+            started.append(new)
+        if old.state is not RankState.EXITED and new.state is RankState.EXITED:
+            exited.append(new)
+            tails += bool(new.error_tail)
+    return tuple(ranks), started, exited
+
+
+def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) -> RankRecord:
+    if rank.state is RankState.EXITED or fact.state < rank.state:
+        return rank
+    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH])
+    if fact.state is not RankState.EXITED:
+        return rank
+    tail = fact.error_tail[-MAX_TAIL:] if full_tail else fact.error_tail.rstrip().rpartition("\n")[2][-500:]
+    return replace(
+        rank,
+        exit_code=fact.exit_code,
+        signal=fact.signal,
+        error_tail=tail,
+        exited_at=fact.exited_at,
+        seen_exited_at=now,
+    )
+
+
+def _events(
+    job: JobRecord, old: HostRecord, host: HostRecord, started: list[RankRecord], exited: list[RankRecord], now: float
+) -> Iterable[Event]:
+    def event(kind: str, reason: str) -> Event:
+        return Event(kind, reason, job.generation, now)
+
+    if host.engine_address and not old.engine_address:
+        yield event("engine_ready", f"the engine of node {host.node_id} listens on {host.engine_address}")
+    if started:
+        yield event("rank_started", f"{rank_list([rank.rank for rank in started])} on node {host.node_id} started")
+    well = [rank.rank for rank in exited if not rank.failed]
+    if well:
+        yield event("rank_exited", f"{rank_list(well)} on node {host.node_id} exited with code 0")
+    for rank in exited:
+        if rank.failed:
+            yield event("rank_exited", describe_exit(rank))
+    if host.error and not old.error:
+        yield event("node_error", f"node {host.node_id}: {host.error}")
+    if host.waiting and not old.waiting:
+        yield event("waiting", host.waiting)
+    if host.phase is Phase.STOPPED and old.phase is not Phase.STOPPED:
+        yield event("node_stopped", f"nothing of the job is left on node {host.node_id}")
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-3, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"rank {parts[0]}" if single else f"ranks {', '.join(parts)}"

@@ -1,0 +1,233 @@
+"""Puts the coordinator together, serves, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+
+from bagua.base.address import join_address, split_address
+from bagua.base.errors import ConfigError
+from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
+from bagua.base.security import check_listen_address, create_token, server_credentials
+from bagua.daemon.coordinator.counters import Counters
+from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.interceptors import CallInterceptor
+from bagua.daemon.coordinator.jobs_servicer import JobServicer
+from bagua.daemon.coordinator.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.service import Service
+from bagua.daemon.coordinator.sessions import Sessions
+from bagua.daemon.coordinator.settings import Settings
+from bagua.daemon.coordinator.state_folder import StateFolder
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.worker import Worker
+from bagua.proto import job_pb2_grpc, node_pb2_grpc
+
+_STOP_S = 1.0  # calls get so long to end
+_SERVICES = ("bagua.v1.JobService", "bagua.v1.NodeService")
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # otherwise a port in use is shared without a word
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    # Watchers and daemons that vanished without a word are noticed, and they may ask in turn.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+log = structlog.get_logger("coordinator")
+
+
+class Coordinator:
+    """``start``, then ``serve`` until ``stop`` was called, then ``close``. Use from one event loop."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._activity = asyncio.Event()
+        self._closers = contextlib.AsyncExitStack()
+        self.counters = Counters()
+        self.sessions = Sessions(self._activity.set)
+        self.watchers = Watchers()
+        self.address = ""
+
+    async def start(self) -> None:
+        """Serving when it returns. Raises ConfigError with words."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._closers.aclose()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        host, _ = split_address(settings.listen)
+        if settings.tls_files is None:
+            check_listen_address(settings.listen, None)
+        folder = StateFolder(settings.state_dir)
+        self._closers.callback(folder.close)
+        if settings.auto_tls and settings.tls is None:
+            from bagua.daemon.coordinator.certs import make_certificates  # imports cryptography
+
+            make_certificates(settings.state_dir / "tls", [settings.auto_tls])
+        token = create_token(settings.token_path)
+        store = Store(open_engine(settings.database_url or sqlite_url(folder.database)))
+        self._closers.callback(store.close)
+        self._worker = Worker(4 if store.shared else 1)
+        self._closers.callback(self._worker.close)
+        options = Options(settings.lease_s, settings.settle_s, self._clock())
+        self._service = Service(store, folder.identity(), options, self._clock, settings.job_lease_s)
+        unfinished = await self._worker.call(self._service.start)
+        self._closers.push_async_callback(self._worker.call, self._service.stop)
+        self._reconciler = Reconciler(
+            self._worker,
+            self._service,
+            self.sessions,
+            self.watchers,
+            self.counters,
+            self._clock,
+            settings.job_lease_s,
+            self._activity.set,
+        )
+        await self._listen(token, host)
+        self._reconciler.wake_all(unfinished)
+        self._spawn(self._reconciler.run(), "reconciler")
+        self._spawn(self._flush_heartbeats(), "heartbeats")
+        if settings.exit_when_idle is not None:
+            self._spawn(self._exit_when_idle(settings.exit_when_idle), "idle")
+        if settings.metrics_port is not None:
+            self._serve_metrics(host, settings.metrics_port)
+        tls = settings.tls_folder
+        folder.publish(
+            address=self.address, token_file=str(settings.token_path), tls="" if tls is None else str(tls.absolute())
+        )
+        log.info("serving", address=self.address, unfinished_jobs=len(unfinished), shared_database=store.shared)
+
+    async def _listen(self, token: str, host: str) -> None:
+        settings = self._settings
+        server = grpc.aio.server(interceptors=[CallInterceptor(token, self.counters)], options=_OPTIONS)
+        self._nodes = NodeServicer(
+            self._worker,
+            self._service,
+            self.sessions,
+            self.watchers,
+            self._reconciler,
+            self._clock,
+            settings.heartbeat_s,
+            settings.lease_s,
+        )
+        jobs = JobServicer(self._worker, self._service, self.sessions, self.watchers, self._reconciler)
+        job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self._nodes, server)
+        await _add_health_and_reflection(server)
+        port = _bind(server, settings)
+        await server.start()
+        self._closers.push_async_callback(server.stop, _STOP_S)
+        self.address = join_address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+
+        async def end() -> None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+        def check(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                log.critical("task_failed", task=name, exc_info=task.exception())
+                self._stop.set()
+
+        task.add_done_callback(check)
+        self._closers.push_async_callback(end)
+
+    def stop(self) -> None:
+        """Asks ``serve`` to end."""
+        self._stop.set()
+
+    async def serve(self) -> None:
+        """Until ``stop``, or until it has been idle for long enough."""
+        await self._stop.wait()
+
+    async def close(self) -> None:
+        """Takes everything apart. Jobs and their ranks go on; the next coordinator on this state folder finds them."""
+        log.info("stopping")
+        self._nodes.stopping = True
+        self.sessions.close_all("the coordinator is stopping")
+        await self._closers.aclose()
+
+    async def _flush_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            heard = self.sessions.take_heard()
+            if heard:
+                try:
+                    await self._worker.call(self._service.heartbeats, heard)
+                except Exception:  # of the database; the next one may work
+                    log.exception("heartbeats_not_written")
+                    self.counters.add("reconcile_errors")
+
+    async def _exit_when_idle(self, patience_s: float) -> None:
+        """Ends the service when no job is unfinished and no node connected, after at least one was."""
+        while True:
+            self._activity.clear()
+            idle = self.sessions.ever_connected and not len(self.sessions)
+            idle = idle and not await self._worker.call(self._service.unfinished)
+            try:
+                async with asyncio.timeout(patience_s if idle else None):
+                    await self._activity.wait()
+            except TimeoutError:
+                if not await self._worker.call(self._service.unfinished):
+                    log.info("idle", seconds=patience_s)
+                    self._stop.set()
+                    return
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        from bagua.daemon.coordinator.metrics import serve_metrics
+
+        stop = serve_metrics(self, self._service, host, port, self._settings.tls_files)
+        self._closers.callback(stop)
+
+
+def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+    files = settings.tls_files
+    try:
+        if files is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, server_credentials(files))
+    except RuntimeError as error:
+        raise ConfigError(_cannot_listen(settings.listen)) from error
+    if port == 0:
+        raise ConfigError(_cannot_listen(settings.listen))
+    return port
+
+
+def _cannot_listen(address: str) -> str:
+    return (
+        f"Can't listen on {address}: the port is in use, or the address is not one of this machine. "
+        "Stop the other program, or choose another address with --listen (port 0: any free one)."
+    )
+
+
+async def _add_health_and_reflection(server: grpc.aio.Server) -> None:
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for name in ("", *_SERVICES):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -1,0 +1,149 @@
+"""Connected nodes: what they are told, and what they send besides facts about jobs.
+
+Everything here lives in memory, on the event loop; nothing waits for a slow peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bagua.daemon.coordinator.directives import Directive, directives
+from bagua.daemon.coordinator.domain import JobRecord
+from bagua.daemon.coordinator.translate import directive_message
+from bagua.proto import common_pb2, node_pb2
+
+MAX_WAITING_DIRECTIVES = 10_000
+
+
+class NodeSession:
+    """One stream of one daemon."""
+
+    def __init__(self, node_id: str, boot_id: str, hostname: str) -> None:
+        self.node_id = node_id
+        self.boot_id = boot_id
+        self.hostname = hostname
+        self.outgoing: asyncio.Queue[node_pb2.Directive] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
+        self.closed = asyncio.Event()
+        self.close_reason = ""
+        self.heard = asyncio.Event()  # set at every message
+        self.heard_since_flush = True
+        self._told: dict[str, Directive] = {}
+
+    def close(self, reason: str) -> None:
+        """Ends the session; the first reason stays."""
+        self.close_reason = self.close_reason or reason
+        self.closed.set()
+
+    def note_heard(self) -> None:
+        """A message came."""
+        self.heard_since_flush = True
+        self.heard.set()
+
+    def tell(self, directive: node_pb2.Directive) -> None:
+        """Queues a directive. A daemon that does not take them loses its session: it gets all of them again when it
+        comes back."""
+        try:
+            self.outgoing.put_nowait(directive)
+        except asyncio.QueueFull:
+            self.close(f"{MAX_WAITING_DIRECTIVES} directives wait for this daemon: it does not read its stream")
+
+    def tell_wish(self, job: JobRecord, wish: Directive | None) -> None:
+        """Queues what the node should do about ``job``, unless it was told before."""
+        if wish is None:
+            self._told.pop(job.job_id, None)
+        elif self._told.get(job.job_id) != wish:
+            self._told[job.job_id] = wish
+            self.tell(directive_message(wish, job))
+
+
+class Sessions:
+    """All living sessions, by node id."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._sessions: dict[str, NodeSession] = {}
+        self._log_sinks: dict[int, tuple[NodeSession, Callable[[common_pb2.LogChunk | None], None]]] = {}
+        self._next_request = 1
+        self._on_change = on_change
+        self.ever_connected = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, node_id: str) -> NodeSession | None:
+        """The living session of a node."""
+        return self._sessions.get(node_id)
+
+    def add(self, session: NodeSession) -> None:
+        """Makes ``session`` the one of its node; an older one ends."""
+        older = self._sessions.get(session.node_id)
+        if older is not None:
+            older.close("replaced by a newer session of this node")
+            self._drop_logs(older)
+        self._sessions[session.node_id] = session
+        self.ever_connected = True
+        self._on_change()
+
+    def remove(self, session: NodeSession) -> bool:
+        """False if a newer session has taken its place."""
+        self._drop_logs(session)
+        if self._sessions.get(session.node_id) is not session:
+            return False
+        del self._sessions[session.node_id]
+        self._on_change()
+        return True
+
+    def close_all(self, reason: str) -> None:
+        """Ends every session."""
+        for session in self._sessions.values():
+            session.close(reason)
+
+    def take_heard(self) -> list[str]:
+        """Nodes that sent something since the last call."""
+        found = [session for session in self._sessions.values() if session.heard_since_flush]
+        for session in found:
+            session.heard_since_flush = False
+        return [session.node_id for session in found]
+
+    def tell(self, job: JobRecord) -> None:
+        """Tells every connected node of ``job`` what it should do now."""
+        wishes = directives(job)
+        for host in job.hosts:
+            session = self._sessions.get(host.node_id)
+            if session is not None:
+                session.tell_wish(job, wishes.get(host.node_id))
+
+    # ---- logs
+
+    def open_log(
+        self, node_id: str, read: node_pb2.ReadLog, sink: Callable[[common_pb2.LogChunk | None], None]
+    ) -> int | None:
+        """Asks a node for a log; ``sink`` gets the chunks, and None when the session ends. None: not connected."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return None
+        request_id = self._next_request
+        self._next_request += 1
+        self._log_sinks[request_id] = (session, sink)
+        read.request_id = request_id
+        session.tell(node_pb2.Directive(read_log=read))
+        return request_id
+
+    def end_log(self, request_id: int) -> None:
+        """The reader went away, or waits."""
+        found = self._log_sinks.pop(request_id, None)
+        if found is not None:
+            found[0].tell(node_pb2.Directive(end_log=node_pb2.EndLog(request_id=request_id)))
+
+    def log_reply(self, session: NodeSession, reply: node_pb2.LogReply) -> None:
+        """Routes a chunk to its reader; what nobody waits for is dropped."""
+        found = self._log_sinks.get(reply.request_id)
+        if found is None or found[0] is not session:
+            return
+        if reply.chunk.eof or reply.chunk.error:
+            del self._log_sinks[reply.request_id]
+        found[1](reply.chunk)
+
+    def _drop_logs(self, session: NodeSession) -> None:
+        for request_id in [key for key, (owner, _) in self._log_sinks.items() if owner is session]:
+            self._log_sinks.pop(request_id)[1](None)

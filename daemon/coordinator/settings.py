@@ -1,0 +1,70 @@
+"""Settings of a coordinator: parsed once, from the command line and the environment (``BAGUA_COORDINATOR_...``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from bagua.base.errors import ConfigError
+from bagua.base.paths import state_dir
+from bagua.base.security import TlsFiles
+
+
+class Settings(BaseSettings):
+    """Constant after construction."""
+
+    model_config = SettingsConfigDict(env_prefix="BAGUA_COORDINATOR_", frozen=True)
+
+    listen: str = "127.0.0.1:7670"
+    state_dir: Path = Field(default_factory=state_dir)
+    database_url: str = ""  # empty: SQLite in the state folder
+    tls: Path | None = None  # a folder with ca.pem, cert.pem, key.pem
+    auto_tls: str = ""  # a host name: make such a folder for it
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    token_file: Path | None = None  # default: <state_dir>/token
+    exit_when_idle: float | None = Field(None, ge=0)
+    log_json: bool = False
+    # A node says something every heartbeat; after a lease without a word it counts as lost.
+    heartbeat_s: float = Field(2.0, gt=0, le=600)
+    lease_s: float = Field(10.0, gt=0, le=3600)
+    # The right to decide about a job, where several coordinators share a database.
+    job_lease_s: float = Field(10.0, gt=0, le=3600)
+    settle_s: float = Field(1.0, ge=0, le=60)
+
+    @property
+    def folder(self) -> Path:
+        """The coordinator's own part of the state folder."""
+        return self.state_dir / "coordinator"
+
+    @property
+    def token_path(self) -> Path:
+        """Where the credential lies."""
+        return self.token_file or self.state_dir / "token"
+
+    @property
+    def tls_folder(self) -> Path | None:
+        """Where the certificates lie; None: no TLS."""
+        return self.state_dir / "tls" if self.auto_tls and self.tls is None else self.tls
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The same as paths of files."""
+        folder = self.tls_folder
+        return None if folder is None else TlsFiles.in_folder(folder)
+
+
+def make_settings(**given: object) -> Settings:
+    """Settings from what was given on the command line (None: not given). Raises ConfigError."""
+    try:
+        settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise ConfigError(f"{name}: {first['msg']} (given: {first['input']!r})") from error
+    if settings.lease_s < 2 * settings.heartbeat_s:
+        raise ConfigError(
+            f"A lease of {settings.lease_s:g} s is too short for heartbeats every {settings.heartbeat_s:g} s."
+        )
+    return settings

@@ -1,0 +1,61 @@
+"""The coordinator's folder: one process at a time, a lasting identity, and where others find the address."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+from bagua.base.paths import make_private_dir
+
+
+class StateFolder:
+    """``<state>/coordinator``, locked. Raises ConfigError if another process has it or it can't be written."""
+
+    def __init__(self, state_dir: Path) -> None:
+        make_private_dir(state_dir)
+        self.path = make_private_dir(state_dir / "coordinator")
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise ConfigError(
+                f"Another coordinator (process {pid}) uses the state folder {state_dir}. Stop it, or give this one "
+                "another folder with --state-dir."
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    @property
+    def database(self) -> Path:
+        """Where SQLite keeps its file."""
+        return self.path / "bagua.db"
+
+    def identity(self) -> str:
+        """The name of this coordinator in leases: the same after a restart, so that it takes its own back at once."""
+        path = self.path / "id"
+        with contextlib.suppress(FileNotFoundError):
+            found = path.read_text().strip()
+            if found:
+                return found
+        made = f"coordinator-{secrets.token_hex(8)}"
+        path.write_text(made)
+        return made
+
+    def publish(self, **what: object) -> None:
+        """Writes coordinator.json: how clients on this machine find the service."""
+        temporary = self.path / ".coordinator.json"
+        temporary.write_text(json.dumps({**what, "pid": os.getpid()}))
+        temporary.chmod(0o600)
+        temporary.rename(self.path / "coordinator.json")
+
+    def close(self) -> None:
+        """Gives the folder back."""
+        (self.path / "coordinator.json").unlink(missing_ok=True)
+        os.close(self._lock)

@@ -1,0 +1,275 @@
+"""Between the protocol and ``domain``; what comes from outside is checked here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from bagua.base.errors import InvalidRequestError
+from bagua.daemon.coordinator.directives import Directive, Run
+from bagua.daemon.coordinator.domain import (
+    Event,
+    JobRecord,
+    JobSpec,
+    LocalJob,
+    LocalRank,
+    NodeRecord,
+    NodeView,
+    Phase,
+    RankRecord,
+    RankState,
+)
+from bagua.proto import common_pb2, job_pb2, node_pb2
+
+MAX_NAME = 200
+MAX_PATH = 4_096
+MAX_ARGS = 10_000
+MAX_ENV = 2_000
+MAX_TEXT = 512 << 10  # bytes of all arguments, and of the whole environment
+MAX_RANKS = 100_000
+MAX_SLOTS = 4_096
+MAX_WAIT_S = 30 * 86_400.0
+
+
+# ---- specs
+
+
+def spec_from_wire(wire: bytes) -> JobSpec:
+    """The stored form."""
+    return _summary(common_pb2.JobSpec.FromString(wire), wire)
+
+
+def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
+    """A spec from outside. Raises InvalidRequestError that names the field."""
+    _check_text("name", spec.name, MAX_NAME)
+    _check_text("entry", spec.entry, MAX_PATH)
+    if not spec.entry.strip():
+        raise InvalidRequestError("spec.entry is empty: name a script, a module or a program.")
+    _check_text("workdir", spec.workdir, MAX_PATH)
+    if spec.workdir and not spec.workdir.startswith("/"):
+        raise InvalidRequestError(f"spec.workdir must be an absolute path, not {spec.workdir!r}.")
+    _check_text("python", spec.python, MAX_PATH)
+    _check_many("args", spec.args, MAX_ARGS)
+    _check_many("env", [f"{key}={value}" for key, value in spec.env.items()], MAX_ENV)
+    for key in spec.env:
+        if not key or "=" in key:
+            raise InvalidRequestError(f"spec.env: {key[:MAX_NAME]!r} can't be the name of an environment variable.")
+    _check_size(spec)
+    _check_seconds("placement_timeout_s", spec.placement_timeout_s, MAX_WAIT_S)
+    _check_seconds("stop_grace_s", spec.stop_grace_s, 3_600.0)
+    if spec.master_port > 65_535:
+        raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
+    return _summary(spec, spec.SerializeToString(deterministic=True))
+
+
+def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
+    return JobSpec(
+        name=spec.name,
+        nnodes=spec.nnodes,
+        nproc_per_node=spec.nproc_per_node,
+        placement_timeout_s=spec.placement_timeout_s,
+        stop_grace_s=spec.stop_grace_s,
+        master_port=spec.master_port,
+        wire=wire,
+    )
+
+
+def _check_size(spec: common_pb2.JobSpec) -> None:
+    if spec.nnodes < 1:
+        raise InvalidRequestError("spec.nnodes must be at least 1.")
+    if spec.nproc_per_node < 1:
+        raise InvalidRequestError("spec.nproc_per_node must be at least 1.")
+    if spec.nnodes * spec.nproc_per_node > MAX_RANKS:
+        raise InvalidRequestError(
+            f"spec.nnodes x spec.nproc_per_node is {spec.nnodes} x {spec.nproc_per_node}: "
+            f"a job can have {MAX_RANKS} ranks at most."
+        )
+
+
+def _check_text(field: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise InvalidRequestError(f"spec.{field} has {len(text)} characters; {limit} is the limit.")
+    if "\0" in text:
+        raise InvalidRequestError(f"spec.{field} contains a NUL character.")
+
+
+def _check_many(field: str, texts: Sequence[str], limit: int) -> None:
+    if len(texts) > limit:
+        raise InvalidRequestError(f"spec.{field} has {len(texts)} entries; {limit} is the limit.")
+    total = sum(len(text.encode()) for text in texts)
+    if total > MAX_TEXT:
+        raise InvalidRequestError(f"spec.{field} has {total} bytes; {MAX_TEXT} is the limit.")
+    if any("\0" in text for text in texts):
+        raise InvalidRequestError(f"spec.{field} contains a NUL character.")
+
+
+def _check_seconds(field: str, value: float, limit: float) -> None:
+    if not math.isfinite(value) or not 0 <= value <= limit:
+        raise InvalidRequestError(f"spec.{field} is {value}: give seconds from 0 to {limit:g}.")
+
+
+# ---- facts
+
+
+def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
+    """A node's introduction. Raises InvalidRequestError."""
+    for field in ("node_id", "hostname", "address", "version", "boot_id"):
+        text = getattr(hello, field)
+        if len(text) > MAX_NAME or "\0" in text:
+            raise InvalidRequestError(f"hello.{field} has {len(text)} characters; {MAX_NAME} is the limit.")
+        if not text and field in ("node_id", "address", "boot_id"):
+            raise InvalidRequestError(f"hello.{field} is empty.")
+    if not 0 <= hello.slots <= MAX_SLOTS:
+        raise InvalidRequestError(f"hello.slots is {hello.slots}; {MAX_SLOTS} is the limit.")
+    return NodeRecord(
+        node_id=hello.node_id,
+        hostname=hello.hostname,
+        address=hello.address,
+        slots=hello.slots,
+        version=hello.version[:64],
+        boot_id=hello.boot_id,
+        last_seen=0.0,
+    )
+
+
+def local_job(fact: node_pb2.LocalJob) -> LocalJob:
+    """What a node says of a job. Raises InvalidRequestError."""
+    if not fact.job_id or len(fact.job_id) > 64 or len(fact.ranks) > MAX_SLOTS:
+        raise InvalidRequestError(f"job {fact.job_id[:64]!r}: the id or the number of ranks can't be right.")
+    try:
+        return LocalJob(
+            job_id=fact.job_id,
+            generation=fact.generation,
+            phase=Phase(fact.phase),
+            engine_address=_clean(fact.engine_address),
+            error=_clean(fact.error),
+            waiting=_clean(fact.waiting),
+            ranks=tuple(_local_rank(rank) for rank in fact.ranks),
+        )
+    except ValueError as error:  # a number that is not in an enumeration
+        raise InvalidRequestError(f"job {fact.job_id!r}: {error}") from error
+
+
+def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
+    return LocalRank(
+        rank=rank.rank,
+        state=RankState(rank.state or RankState.WAITING),
+        pid=rank.pid & 0x7FFFFFFF,
+        exit_code=rank.exit_code,
+        signal=rank.signal,
+        error_tail=_clean(rank.error_tail),
+        log_path=_clean(rank.log_path),
+        exited_at=rank.exited_at if math.isfinite(rank.exited_at) else 0.0,
+    )
+
+
+def _clean(text: str) -> str:
+    """Databases take no NUL."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+# ---- answers
+
+
+def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, with_ranks: bool = True) -> job_pb2.Job:
+    """A job as users see it."""
+    return job_pb2.Job(
+        job_id=job.job_id,
+        spec=common_pb2.JobSpec.FromString(job.spec.wire),
+        state=job_pb2_state(job),
+        reason=job.reason,
+        generation=job.generation,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        ranks=[_rank_message(rank) for rank in job.ranks] if with_ranks else (),
+        waiting="" if job.state.terminal else job.waiting,
+        progress=progress,
+    )
+
+
+def job_pb2_state(job: JobRecord) -> common_pb2.JobState:
+    """The numbers are the same."""
+    return common_pb2.JobState.Name(job.state) and job.state.value  # type: ignore[return-value]
+
+
+def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:
+    return common_pb2.RankStatus(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        node_id=rank.node_id,
+        state=rank.state.value,  # type: ignore[arg-type]
+        pid=rank.pid,
+        exit_code=rank.exit_code,
+        signal=rank.signal,
+        error_tail=rank.error_tail,
+        log_path=rank.log_path,
+        exited_at=rank.exited_at,
+    )
+
+
+def event_message(event: Event) -> job_pb2.JobEvent:
+    """An event as users see it."""
+    return job_pb2.JobEvent(
+        seq=event.seq, time=event.time, kind=event.kind, reason=event.reason, generation=event.generation
+    )
+
+
+def node_messages(views: Iterable[NodeView], versions: dict[str, str]) -> list[job_pb2.Node]:
+    """Nodes as users see them."""
+    return [
+        job_pb2.Node(
+            node_id=view.node_id,
+            hostname=view.hostname,
+            address=view.address,
+            slots=view.slots,
+            used_slots=view.used,
+            connected=view.connected,
+            last_seen=view.last_seen,
+            version=versions.get(view.node_id, ""),
+        )
+        for view in views
+    ]
+
+
+def directive_message(directive: Directive, job: JobRecord) -> node_pb2.Directive:
+    """What a daemon is told. ``directive`` was derived from ``job``."""
+    if isinstance(directive, Run):
+        return node_pb2.Directive(run=_run_message(directive, job))
+    return node_pb2.Directive(
+        stop=node_pb2.StopJob(
+            job_id=directive.job_id,
+            generation=directive.generation,
+            reason=directive.reason,
+            grace_s=directive.grace_s,
+        )
+    )
+
+
+def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
+    hosts = [
+        node_pb2.HostPlan(
+            node_id=host.node_id,
+            address=host.address,
+            ranks=range(host.first_rank, host.first_rank + host.nranks),
+            engine_address=run.engine_addresses[host.index] if run.engine_addresses else "",
+        )
+        for host in job.hosts
+    ]
+    return node_pb2.RunJob(
+        job_id=job.job_id,
+        generation=job.generation,
+        spec=common_pb2.JobSpec.FromString(job.spec.wire),
+        host_index=run.host_index,
+        hosts=hosts,
+        job_key=job.job_key,
+        master_addr=job.master_addr,
+        master_port=job.master_port,
+    )
+
+
+def checked_progress(progress: common_pb2.Progress) -> common_pb2.Progress:
+    """A report of a rank. Raises InvalidRequestError if it is too large to be kept."""
+    if len(progress.job_id) > 64 or len(progress.metrics) > 100 or len(progress.message) > 2_000:
+        raise InvalidRequestError("progress: 100 metrics and 2000 characters at most.")
+    return progress

@@ -1,0 +1,77 @@
+"""Who watches which job, and the last progress of each. In memory; a watcher never makes memory grow: it is told *that*
+something changed and reads from the store what, and of progress it keeps the last of each rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bagua.proto import common_pb2
+
+_MAX_RANKS = 1_024  # ranks of one job whose progress a watcher keeps
+
+
+class Watcher:
+    """One caller of WatchJob (or of ReadLogs, which waits for ranks to come up)."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self._changed = False
+        self._progress: dict[int, common_pb2.Progress] = {}
+
+    def notify(self) -> None:
+        """The job changed."""
+        self._changed = True
+        self._wake.set()
+
+    def notify_progress(self, progress: common_pb2.Progress) -> None:
+        """A rank reported."""
+        if progress.rank in self._progress or len(self._progress) < _MAX_RANKS:
+            self._progress[progress.rank] = progress
+        self._wake.set()
+
+    async def wait(self) -> tuple[bool, list[common_pb2.Progress]]:
+        """(whether the job changed, the newest progress per rank) since the last call."""
+        await self._wake.wait()
+        self._wake.clear()
+        changed, progress = self._changed, list(self._progress.values())
+        self._changed = False
+        self._progress = {}
+        return changed, progress
+
+
+class Watchers:
+    """All watchers, by job."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[str, set[Watcher]] = {}
+        self._progress: dict[str, common_pb2.Progress] = {}
+
+    @contextmanager
+    def watch(self, job_id: str) -> Iterator[Watcher]:
+        """A watcher that is told of every change from now on."""
+        watcher = Watcher()
+        self._watchers.setdefault(job_id, set()).add(watcher)
+        try:
+            yield watcher
+        finally:
+            rest = self._watchers[job_id]
+            rest.discard(watcher)
+            if not rest:
+                del self._watchers[job_id]
+
+    def notify(self, job_id: str) -> None:
+        """The job changed."""
+        for watcher in self._watchers.get(job_id, ()):
+            watcher.notify()
+
+    def report(self, progress: common_pb2.Progress) -> None:
+        """A rank reported."""
+        self._progress[progress.job_id] = progress
+        for watcher in self._watchers.get(progress.job_id, ()):
+            watcher.notify_progress(progress)
+
+    def progress(self, job_id: str) -> common_pb2.Progress | None:
+        """The last report of any rank."""
+        return self._progress.get(job_id)

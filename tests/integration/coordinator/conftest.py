@@ -1,0 +1,244 @@
+"""A real coordinator process, and the other end of its wire: a scripted node daemon that speaks NodeService."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials
+from bagua.client import Client
+from bagua.proto import common_pb2, node_pb2, node_pb2_grpc
+
+WAIT_S = 20.0
+
+FAST = {
+    "BAGUA_COORDINATOR_HEARTBEAT_S": "0.2",
+    "BAGUA_COORDINATOR_LEASE_S": "1.5",
+    "BAGUA_COORDINATOR_JOB_LEASE_S": "2",
+    "BAGUA_COORDINATOR_SETTLE_S": "0.3",
+}
+
+
+class CoordinatorProcess:
+    """``python -m bagua.daemon.coordinator`` with its ready line read. ``error`` holds the reason if it did not start."""
+
+    def __init__(self, state_dir: Path, *arguments: str, listen: str = "127.0.0.1:0", **environment: str) -> None:
+        ready, write_end = os.pipe()
+        command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", listen]
+        command += ["--state-dir", str(state_dir), "--ready-fd", str(write_end), "--death-signal", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[write_end],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **FAST, **environment},
+        )
+        os.close(write_end)
+        with os.fdopen(ready) as lines:
+            assert select.select([lines], [], [], WAIT_S)[0], "no ready line"
+            line = json.loads(lines.readline() or "{}")
+        self.address: str = line.get("address", "")
+        self.error: str = line.get("error", "")
+        self.token_file = Path(line.get("token_file", "/nowhere"))
+        self.tls = TlsFiles.in_folder(Path(line["tls"])) if line.get("tls") else None
+        self.state_dir = state_dir
+        self._errors: list[str] = []
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
+
+    def _drain(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            self._errors += lines
+
+    @property
+    def token(self) -> str:
+        return self.token_file.read_text()
+
+    def client(self) -> Client:
+        return Client(self.address, token=self.token, tls=self.tls)
+
+    def channel(self) -> grpc.Channel:
+        if self.tls is None:
+            return grpc.insecure_channel(self.address)
+        return grpc.secure_channel(self.address, channel_credentials(self.tls))
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """(exit code, stderr)."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        code = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        return code, "".join(self._errors)
+
+
+class Peer:
+    """A node daemon's end of the stream. Sends what the test says, and heartbeats by itself."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorProcess,
+        node_id: str,
+        slots: int = 2,
+        boot_id: str = "boot-1",
+        jobs: tuple[node_pb2.LocalJob, ...] = (),
+        heartbeat_s: float = 0.2,
+    ) -> None:
+        self.node_id = node_id
+        self._outgoing: queue.SimpleQueue[node_pb2.NodeFact | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[node_pb2.Directive | grpc.RpcError | None] = queue.SimpleQueue()
+        self._channel = coordinator.channel()
+        self._heartbeat_s = heartbeat_s
+        hello = node_pb2.Hello(
+            node_id=node_id,
+            hostname=f"host-of-{node_id}",
+            address="127.0.0.1",
+            slots=slots,
+            version="test",
+            boot_id=boot_id,
+            jobs=jobs,
+        )
+        self._outgoing.put(node_pb2.NodeFact(hello=hello))
+        stub = node_pb2_grpc.NodeServiceStub(self._channel)
+        self._call = stub.Session(self._facts(), metadata=call_metadata(coordinator.token))
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _facts(self) -> Iterator[node_pb2.NodeFact]:
+        while True:
+            try:
+                fact = self._outgoing.get(timeout=self._heartbeat_s or None)
+            except queue.Empty:
+                fact = node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat())
+            if fact is None:
+                return
+            yield fact
+
+    def _read(self) -> None:
+        try:
+            for directive in self._call:
+                self._incoming.put(directive)
+        except grpc.RpcError as error:
+            self._incoming.put(error)
+        self._incoming.put(None)
+
+    def send(self, fact: node_pb2.NodeFact) -> None:
+        self._outgoing.put(fact)
+
+    def next(self, timeout: float = WAIT_S) -> Any:
+        """The content of the next directive. Raises the stream's error."""
+        found = self._incoming.get(timeout=timeout)
+        if isinstance(found, grpc.RpcError):
+            raise found
+        assert found is not None, "the stream ended"
+        return getattr(found, str(found.WhichOneof("directive")))
+
+    def expect(self, kind: type, timeout: float = WAIT_S) -> Any:
+        found = self.next(timeout)
+        assert isinstance(found, kind), f"{self.node_id} got {found}"
+        return found
+
+    def quiet(self, seconds: float = 0.5) -> bool:
+        """True if nothing comes."""
+        try:
+            self._incoming.get(timeout=seconds)
+        except queue.Empty:
+            return True
+        return False
+
+    def report(
+        self,
+        run: node_pb2.RunJob | node_pb2.StopJob,
+        phase: int,
+        states: dict[int, common_pb2.RankStatus] | None = None,
+        **more: str,
+    ) -> None:
+        ranks = [
+            common_pb2.RankStatus(rank=rank, node_id=self.node_id, **status) for rank, status in (states or {}).items()
+        ]
+        local = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=phase, ranks=ranks, **more)
+        self.send(node_pb2.NodeFact(job=local))
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._thread.join(WAIT_S)
+        self._channel.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
+    """Starts coordinators; those that still run at the end are stopped."""
+    running: list[CoordinatorProcess] = []
+
+    def start_one(*arguments: str, state_dir: Path | None = None, **more: str) -> CoordinatorProcess:
+        made = CoordinatorProcess(state_dir or tmp_path / "state", *arguments, **more)
+        running.append(made)
+        return made
+
+    yield start_one
+    for process in running:
+        if process.process.poll() is None:
+            process.process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def coordinator(start: Callable[..., CoordinatorProcess]) -> CoordinatorProcess:
+    process = start()
+    assert not process.error
+    return process
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Peer]]:
+    """Connects scripted nodes and waits for their Welcome."""
+    peers: list[Peer] = []
+
+    def connect_one(coordinator: CoordinatorProcess, node_id: str, welcome: bool = True, **more: Any) -> Peer:
+        peer = Peer(coordinator, node_id, **more)
+        peers.append(peer)
+        if welcome:
+            peer.expect(node_pb2.Welcome)
+        return peer
+
+    yield connect_one
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def client(coordinator: CoordinatorProcess) -> Iterator[Client]:
+    with coordinator.client() as made:
+        yield made
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Waits for a job to be in a state, by watching it."""
+
+    def wait_for(client: Client, job_id: str, *states: int) -> Any:
+        deadline = time.monotonic() + WAIT_S
+        for update in client.watch(job_id):
+            if update.WhichOneof("update") == "job" and update.job.state in states:
+                return update.job
+            assert time.monotonic() < deadline
+        raise AssertionError(f"ended as {client.get(job_id)}")
+
+    return wait_for
