@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -39,57 +38,70 @@ struct Child {
   int error = 0;
 };
 
-int fail(Child* child, const char* step) {
+#if defined(__SANITIZE_THREAD__)
+// TSan's own clone() marks the whole process as forked, although the child shares our memory only until it executes.
+extern "C" int __clone(int (*)(void*), void*, int, void*, ...);
+constexpr auto start_child = __clone;
+#else
+constexpr auto start_child = ::clone;
+#endif
+
+// System calls go through syscall(2): sanitizers intercept the usual wrappers, and their state is the parent's.
+#if defined(__SANITIZE_THREAD__)
+#define BAGUA_IN_CHILD __attribute__((noinline, no_sanitize("thread")))
+#elif defined(__SANITIZE_ADDRESS__)
+#define BAGUA_IN_CHILD __attribute__((noinline, no_sanitize("address", "undefined")))
+#else
+#define BAGUA_IN_CHILD __attribute__((noinline))
+#endif
+
+BAGUA_IN_CHILD int fail(Child* child, const char* step) {
   child->error = errno;
   child->step = step;
   return 127;
 }
 
-void close_from(unsigned first) {
+BAGUA_IN_CHILD void close_from(unsigned first) {
 #if defined(SYS_close_range)
   if (::syscall(SYS_close_range, first, ~0u, 0u) == 0) return;
 #endif
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  const rlim_t end = limit.rlim_cur < (1u << 20) ? limit.rlim_cur : (1u << 20);
-  for (rlim_t fd = first; fd < end; ++fd) ::close(static_cast<int>(fd));
+  for (unsigned fd = first; fd < (1u << 20); ++fd) ::syscall(SYS_close, fd);
 }
 
-void reset_signals() {
-  struct sigaction action{};
-  action.sa_handler = SIG_DFL;
-  for (int signal = 1; signal < NSIG; ++signal) {
-    if (signal != SIGKILL && signal != SIGSTOP) ::sigaction(signal, &action, nullptr);
+// Default handlers, nothing blocked.
+BAGUA_IN_CHILD void reset_signals() {
+  const uint64_t zeros[4] = {0, 0, 0, 0};  // the kernel's struct sigaction: SIG_DFL, no flags, empty mask
+  constexpr size_t kMaskBytes = 8;
+  for (int signal = 1; signal <= 64; ++signal) {
+    if (signal != SIGKILL && signal != SIGSTOP) ::syscall(SYS_rt_sigaction, signal, zeros, nullptr, kMaskBytes);
   }
 }
 
-#if defined(__SANITIZE_THREAD__)
-__attribute__((no_sanitize("thread")))
-#endif
-int run_child(void* argument) {
+BAGUA_IN_CHILD int run_child(void* argument) {
   auto* child = static_cast<Child*>(argument);
   reset_signals();
-  if (::setsid() < 0) return fail(child, "setsid");
+  if (::syscall(SYS_setsid) < 0) return fail(child, "setsid");
   if (child->death_signal != 0) {
-    if (::prctl(PR_SET_PDEATHSIG, child->death_signal) != 0) return fail(child, "prctl");
-    if (::getppid() != child->parent) {  // it died before the request
+    if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, child->death_signal, 0, 0, 0) != 0) return fail(child, "prctl");
+    if (::syscall(SYS_getppid) != child->parent) {  // it died before the request
       errno = ESRCH;
       return fail(child, "getppid");
     }
   }
-  // Above 2 first, so that no dup2 below overwrites a source.
-  const int out = ::fcntl(child->stdout_fd, F_DUPFD, 3);
-  const int err = ::fcntl(child->stderr_fd, F_DUPFD, 3);
-  if (out < 0 || err < 0) return fail(child, "dup");
-  const int in = ::open("/dev/null", O_RDONLY);
+  // Above 2 first, so that no dup3 below overwrites a source.
+  const long out = ::syscall(SYS_fcntl, child->stdout_fd, F_DUPFD, 3);
+  if (out < 0) return fail(child, "stdout");
+  const long err = ::syscall(SYS_fcntl, child->stderr_fd, F_DUPFD, 3);
+  if (err < 0) return fail(child, "stderr");
+  const long in = ::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY);
   if (in < 0) return fail(child, "open /dev/null");
-  if (::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) return fail(child, "dup2");
-  if (child->cwd[0] != '\0' && ::chdir(child->cwd) != 0) return fail(child, "chdir");
+  if (in != 0 && ::syscall(SYS_dup3, in, 0, 0) < 0) return fail(child, "stdin");
+  if (::syscall(SYS_dup3, out, 1, 0) < 0 || ::syscall(SYS_dup3, err, 2, 0) < 0) return fail(child, "dup3");
+  if (child->cwd[0] != '\0' && ::syscall(SYS_chdir, child->cwd) != 0) return fail(child, "chdir");
   close_from(3);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execve(child->program, child->argv, child->env);
+  const uint64_t no_signal = 0;
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &no_signal, nullptr, sizeof no_signal);
+  ::syscall(SYS_execve, child->program, child->argv, child->env);
   return fail(child, "execve");
 }
 
@@ -129,7 +141,7 @@ class Spawner {
         pid_ = -1;
         child_->error = ENOMEM;
       } else {
-        pid_ = ::clone(run_child, static_cast<char*>(stack) + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, child_);
+        pid_ = start_child(run_child, static_cast<char*>(stack) + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, child_);
         if (pid_ < 0) child_->error = errno;
       }
       child_ = nullptr;

@@ -1,0 +1,158 @@
+// Checksums, digests, descriptors, text.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/fd.h"
+#include "base/random.h"
+#include "base/sha256.h"
+#include "base/text.h"
+#include "harness.h"
+
+namespace bagua {
+namespace {
+
+std::string hex(const Digest& digest) {
+  std::string text;
+  for (const uint8_t byte : digest) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+std::vector<uint8_t> random_bytes(size_t n, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::vector<uint8_t> bytes(n);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(generator());
+  return bytes;
+}
+
+TEST(crc32c_known_values) {
+  // RFC 3720, B.4.
+  std::vector<uint8_t> bytes(32, 0);
+  EXPECT_EQ(crc32c(bytes.data(), 32), 0x8a9136aau);
+  std::fill(bytes.begin(), bytes.end(), 0xff);
+  EXPECT_EQ(crc32c(bytes.data(), 32), 0x62a8ab43u);
+  for (size_t i = 0; i < 32; ++i) bytes[i] = static_cast<uint8_t>(i);
+  EXPECT_EQ(crc32c(bytes.data(), 32), 0x46dd794eu);
+  EXPECT_EQ(crc32c("123456789", 9), 0xe3069283u);
+  EXPECT_EQ(crc32c_portable("123456789", 9), 0xe3069283u);
+  EXPECT_EQ(crc32c(nullptr, 0), 0u);
+}
+
+TEST(crc32c_hardware_and_tables_agree) {
+  const std::vector<uint8_t> bytes = random_bytes(100'000, 1);
+  for (const size_t size : {0, 1, 7, 8, 9, 63, 383, 384, 385, 3071, 3072, 3073, 24575, 24576, 24577, 50'000, 99'990}) {
+    for (const size_t offset : {0, 1, 3, 8}) {
+      EXPECT_EQ(crc32c(bytes.data() + offset, size), crc32c_portable(bytes.data() + offset, size));
+    }
+  }
+}
+
+TEST(crc32c_continues) {
+  const std::vector<uint8_t> bytes = random_bytes(70'000, 2);
+  const uint32_t whole = crc32c(bytes.data(), bytes.size());
+  for (const size_t cut : {1, 100, 4096, 33'333, 69'999}) {
+    EXPECT_EQ(crc32c(bytes.data() + cut, bytes.size() - cut, crc32c(bytes.data(), cut)), whole);
+  }
+}
+
+TEST(sha256_known_values) {
+  EXPECT_EQ(hex(sha256("", 0)), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(hex(sha256("abc", 3)), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  const char* two_blocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+  EXPECT_EQ(hex(sha256(two_blocks, 56)), "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  Sha256 hash;
+  const std::string thousand(1000, 'a');
+  for (int i = 0; i < 1000; ++i) hash.update(thousand.data(), thousand.size());
+  EXPECT_EQ(hex(hash.finish()), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST(sha256_in_pieces) {
+  const std::vector<uint8_t> bytes = random_bytes(300, 3);
+  for (size_t size = 0; size <= bytes.size(); ++size) {
+    Sha256 hash;
+    for (size_t i = 0; i < size; i += 7) hash.update(bytes.data() + i, std::min<size_t>(7, size - i));
+    EXPECT(hash.finish() == sha256(bytes.data(), size));
+  }
+}
+
+TEST(hmac_sha256_known_values) {
+  // RFC 4231, cases 1, 2, 3 and 6.
+  const std::vector<uint8_t> key1(20, 0x0b);
+  EXPECT_EQ(hex(hmac_sha256(key1.data(), key1.size(), "Hi There", 8)),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(hex(hmac_sha256("Jefe", 4, "what do ya want for nothing?", 28)),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  const std::vector<uint8_t> key3(20, 0xaa);
+  const std::vector<uint8_t> data3(50, 0xdd);
+  EXPECT_EQ(hex(hmac_sha256(key3.data(), key3.size(), data3.data(), data3.size())),
+            "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
+  const std::vector<uint8_t> key6(131, 0xaa);
+  const char* data6 = "Test Using Larger Than Block-Size Key - Hash Key First";
+  EXPECT_EQ(hex(hmac_sha256(key6.data(), key6.size(), data6, std::strlen(data6))),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST(constant_time_comparison) {
+  std::vector<uint8_t> a = random_bytes(32, 4);
+  std::vector<uint8_t> b = a;
+  EXPECT(equal_constant_time(a.data(), b.data(), 32));
+  for (size_t i = 0; i < 32; ++i) {
+    b[i] ^= 0x80;
+    EXPECT(!equal_constant_time(a.data(), b.data(), 32));
+    b[i] ^= 0x80;
+  }
+}
+
+TEST(random_bytes_differ) {
+  std::vector<uint8_t> a(1000);
+  std::vector<uint8_t> b(1000);
+  CHECK_OK(fill_random(a.data(), a.size()));
+  CHECK_OK(fill_random(b.data(), b.size()));
+  EXPECT(a != b);
+}
+
+TEST(event_fd) {
+  EventFd event;
+  CHECK_OK(event.open());
+  pollfd item{event.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&item, 1, 0), 0);
+  event.signal();
+  event.signal();
+  EXPECT_EQ(::poll(&item, 1, 0), 1);
+  event.drain();
+  EXPECT_EQ(::poll(&item, 1, 0), 0);
+}
+
+TEST(fd_owns_and_moves) {
+  Fd first(::open("/dev/null", O_RDONLY));
+  CHECK(first.valid());
+  const int number = first.get();
+  Fd second(std::move(first));
+  EXPECT(!first.valid());
+  EXPECT_EQ(second.get(), number);
+  CHECK_OK(set_cloexec(number));
+  CHECK_OK(set_nonblocking(number));
+  second = Fd();
+  EXPECT(!set_nonblocking(number));
+}
+
+TEST(durations_and_timeouts) {
+  EXPECT_EQ(duration_text(300 * kNsPerMs), "0.3 s");
+  EXPECT_EQ(duration_text(30 * kNsPerS), "30 s");
+  EXPECT_EQ(duration_text(125 * kNsPerS), "2 min 5 s");
+  EXPECT_EQ(timeout_ms(-1), -1);
+  EXPECT_EQ(timeout_ms(0), 0);
+  EXPECT(timeout_ms(now_ns() + 1) <= 1);
+}
+
+}  // namespace
+}  // namespace bagua

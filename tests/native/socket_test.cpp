@@ -1,0 +1,191 @@
+// Addresses, listening, connecting, exact reads and writes: results, deadlines and words.
+#include "net/socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "base/clock.h"
+#include "harness.h"
+
+namespace bagua {
+namespace {
+
+int64_t in_ms(int64_t ms) {
+  return now_ns() + ms * kNsPerMs;
+}
+
+bool has(const Status& status, const std::string& text) {
+  if (status.message().find(text) != std::string::npos) return true;
+  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
+  return false;
+}
+
+// A listener on loopback, and a port on which nobody listens.
+struct Listener {
+  Socket socket;
+  std::string address;
+  explicit Listener(const std::string& at = "127.0.0.1:0") { CHECK_OK(listen_tcp(at, &socket, &address)); }
+};
+
+std::string unused_address() {
+  return Listener().address;
+}
+
+struct Pair {
+  Socket a;
+  Socket b;
+  Pair() {
+    int ends[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    a = Socket(ends[0]);
+    b = Socket(ends[1]);
+  }
+};
+
+TEST(addresses) {
+  std::string host;
+  uint16_t port = 0;
+  CHECK_OK(parse_address("127.0.0.1:7670", &host, &port));
+  EXPECT_EQ(host, "127.0.0.1");
+  EXPECT_EQ(port, 7670);
+  CHECK_OK(parse_address("[::1]:65535", &host, &port));
+  EXPECT_EQ(host, "::1");
+  EXPECT_EQ(port, 65535);
+  CHECK_OK(parse_address("node-1.example:0", &host, &port));
+  EXPECT_EQ(host, "node-1.example");
+  for (const char* bad : {"", ":", ":1", "host", "host:", "host:x", "host:65536", "host:-1", "host:1x", "::1:5",
+                          "[::1]", "[]:1", "[::1:5", "host:99999999999999999999"}) {
+    const Status status = parse_address(bad, &host, &port);
+    EXPECT(status.code() == Code::kInvalid);
+    has(status, std::string("'") + bad + "'");
+  }
+}
+
+TEST(listen_and_connect) {
+  Listener listener;
+  EXPECT(listener.address.rfind("127.0.0.1:", 0) == 0);
+  EXPECT(listener.address != "127.0.0.1:0");
+  Socket out;
+  CHECK_OK(connect_tcp(listener.address, in_ms(5000), &out));
+  Socket in;
+  std::string peer;
+  CHECK_OK(accept_tcp(listener.socket.fd(), &in, &peer));
+  EXPECT(peer.rfind("127.0.0.1:", 0) == 0);
+  for (const int fd : {out.fd(), in.fd(), listener.socket.fd()}) {
+    EXPECT((::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+    EXPECT((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+  }
+  CHECK_OK(write_exact(out.fd(), "hello", 5, in_ms(1000)));
+  char text[5];
+  CHECK_OK(read_exact(in.fd(), text, 5, in_ms(1000)));
+  EXPECT_EQ(std::string(text, 5), "hello");
+  const Status none = accept_tcp(listener.socket.fd(), &in, &peer);
+  EXPECT(none.code() == Code::kUnavailable);
+}
+
+TEST(ipv6) {
+  Socket probe;
+  std::string address;
+  if (!listen_tcp("[::1]:0", &probe, &address)) test::skip("this machine has no IPv6 loopback");
+  EXPECT(address.rfind("[::1]:", 0) == 0);
+  Socket out;
+  CHECK_OK(connect_tcp(address, in_ms(5000), &out));
+}
+
+TEST(port_in_use) {
+  Listener listener;
+  Socket second;
+  std::string bound;
+  const Status status = listen_tcp(listener.address, &second, &bound);
+  EXPECT(status.code() == Code::kInvalid);
+  has(status, "is in use");
+  has(status, "port " + listener.address.substr(listener.address.find(':') + 1) + " on 127.0.0.1");
+}
+
+TEST(foreign_address) {
+  Socket socket;
+  std::string bound;
+  has(listen_tcp("192.0.2.1:0", &socket, &bound), "this machine has no address 192.0.2.1");
+  has(listen_tcp("no.such.host.invalid:1", &socket, &bound), "no.such.host.invalid");
+}
+
+TEST(refused_until_the_deadline) {
+  const std::string address = unused_address();
+  Socket out;
+  const int64_t start = now_ns();
+  const Status status = connect_tcp(address, in_ms(300), &out);
+  const int64_t took = now_ns() - start;
+  EXPECT(status.code() == Code::kUnavailable);
+  has(status, "nobody listens at " + address + " (tried for 0.3 s)");
+  EXPECT(took >= 290 * kNsPerMs);
+  EXPECT(took < 5 * kNsPerS);
+}
+
+TEST(connects_when_the_listener_comes) {
+  std::string address = unused_address();
+  Socket listener;
+  test::Threads threads;
+  threads.start([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::string bound;
+    CHECK_OK(listen_tcp(address, &listener, &bound));
+  });
+  Socket out;
+  EXPECT_OK(connect_tcp(address, in_ms(10'000), &out));
+  threads.join();
+}
+
+TEST(reads_have_deadlines) {
+  Pair pair;
+  char text[10];
+  CHECK_OK(write_exact(pair.a.fd(), "abc", 3, in_ms(1000)));
+  const Status late = read_exact(pair.b.fd(), text, 10, in_ms(50));
+  EXPECT(late.code() == Code::kTimeout);
+  has(late, "3 of 10 bytes");
+  CHECK_OK(write_exact(pair.a.fd(), "abc", 3, in_ms(1000)));
+  pair.a.reset();
+  const Status closed = read_exact(pair.b.fd(), text, 10, in_ms(1000));
+  EXPECT(closed.code() == Code::kUnavailable);
+  has(closed, "closed the connection after 3 of 10 bytes");
+  const Status gone = write_exact(pair.b.fd(), text, 10, in_ms(1000));  // and no SIGPIPE
+  EXPECT(gone.code() == Code::kUnavailable);
+}
+
+TEST(writes_have_deadlines) {
+  Pair pair;
+  const std::string much(16 << 20, 'x');
+  const Status status = write_exact(pair.a.fd(), much.data(), much.size(), in_ms(50));
+  EXPECT(status.code() == Code::kTimeout);
+  has(status, "of 16777216 bytes in time");
+}
+
+TEST(large_transfer) {
+  Pair pair;
+  std::string out(8 << 20, 'x');
+  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<char>(i * 31);
+  test::Threads threads;
+  threads.start([&] { CHECK_OK(write_exact(pair.a.fd(), out.data(), out.size(), in_ms(20'000))); });
+  std::string in(out.size(), '\0');
+  EXPECT_OK(read_exact(pair.b.fd(), in.data(), in.size(), in_ms(20'000)));
+  threads.join();
+  EXPECT(in == out);
+}
+
+TEST(sockets_move) {
+  Pair pair;
+  const int fd = pair.a.fd();
+  Socket other(std::move(pair.a));
+  EXPECT_EQ(other.fd(), fd);
+  Socket third;
+  third = std::move(other);
+  EXPECT(!other.valid());
+  EXPECT_EQ(third.release(), fd);
+  EXPECT(!third.valid());
+  ::close(fd);
+}
+
+}  // namespace
+}  // namespace bagua
