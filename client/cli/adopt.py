@@ -33,10 +33,11 @@ def run_adopted(info_file: Path, nnodes: int, nproc_per_node: int, data_host: st
     """Serves one adopted job from start to end; returns the exit code. Raises BaguaError if it can't start."""
     from bagua.base.security import TlsFiles, read_token
     from bagua.cli.describe import exit_code
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder
+    from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.client import Client
 
     _survive_terminal()
+    forget_other_service()
     state = StateFolder()
     try:
         with EmbeddedCluster(state.path) as cluster:

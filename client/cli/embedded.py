@@ -28,8 +28,17 @@ from bagua.base.paths import make_private_dir
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 4.5
 KEPT_MARK = "kept"
-# Settings of services that run elsewhere must not reach the embedded ones.
-FOREIGN_SETTINGS = ("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_TOKEN_FILE", "BAGUA_TLS", "BAGUA_STATE_DIR")
+# The environment's settings of a service that runs elsewhere.
+FOREIGN_SETTINGS = (
+    *("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_STATE_DIR"),
+    *("BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"),
+)
+
+
+def forget_other_service() -> None:
+    """Takes the settings of another service out of the environment: neither we nor our children shall meet it."""
+    for name in FOREIGN_SETTINGS:
+        os.environ.pop(name, None)
 
 
 def runtime_root() -> Path:
@@ -96,7 +105,6 @@ class ServiceProcess:
         self.label = label
         self.log = log
         self._ready, write_end = os.pipe()
-        environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_SETTINGS}
         command = [sys.executable, "-P", "-m", module, *arguments, "--ready-fd", str(write_end), "--death-signal"]
         try:
             with log.open("ab") as output:
@@ -105,7 +113,6 @@ class ServiceProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=environment,
                     pass_fds=[write_end],
                     start_new_session=True,
                 )

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Thread
 from typing import Protocol
 
-from bagua.base.errors import BaguaError, ServiceError, UnavailableError
+from bagua.base.errors import BaguaError, ServiceError
 from bagua.cli.describe import ENDED, job_state
 from bagua.cli.lines import LineAssembler
 from bagua.cli.terminal import Terminal
@@ -22,9 +22,6 @@ from bagua.proto import common_pb2, job_pb2
 LOG_PATIENCE_S = 3.0
 """How long after the end of a job its last output is waited for."""
 
-RECONNECT_PATIENCE_S = 60.0
-"""How long a coordinator may be away (it may be restarted while jobs run)."""
-
 CHUNKS_IN_FLIGHT = 64
 """Log chunks read but not yet drawn: a rank that prints faster than the terminal must not fill the memory."""
 
@@ -32,7 +29,7 @@ CHUNKS_IN_FLIGHT = 64
 class JobSource(Protocol):
     """What following needs of ``bagua.client.Client``."""
 
-    def watch(self, job_id: str) -> Iterator[job_pb2.JobUpdate]: ...
+    def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]: ...
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]: ...
     def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job: ...
 
@@ -43,6 +40,13 @@ class StreamEnded:
 
     stream: str
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class CoordinatorAway:
+    """Nobody answers; the watch goes on when the coordinator is back."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class ServiceDied:
     words: str
 
 
-Event = job_pb2.JobUpdate | common_pb2.LogChunk | StreamEnded | Interrupted | ServiceDied
+Event = job_pb2.JobUpdate | common_pb2.LogChunk | StreamEnded | CoordinatorAway | Interrupted | ServiceDied
 
 
 class Detached(BaguaError):
@@ -81,9 +85,8 @@ class Follower:
         self._credit = BoundedSemaphore(CHUNKS_IN_FLIGHT)
         self._assemblers: dict[int, LineAssembler] = {}
         self._offsets: dict[int, int] = {}
-        self._logs = "none"  # none -> open -> ended
+        self._logs_ended = False
         self._deadline = float("inf")
-        self._away_since = 0.0
 
     def post(self, event: Event) -> None:
         """Hands an event to the loop; from any thread and from signal handlers."""
@@ -93,7 +96,8 @@ class Follower:
         """Returns the job once it has ended and its output was shown, or when the wait after an interrupt is over (then
         it has not ended). Raises ServiceError when the service is gone, Detached when ``on_interrupt`` says so."""
         self._start_watch()
-        while not (self.job.state in ENDED and self._logs == "ended"):
+        self._start_logs()
+        while not (self.job.state in ENDED and self._logs_ended):
             try:
                 event = self._events.get(timeout=min(3600.0, max(0.0, self._deadline - time.monotonic())))
             except Empty:
@@ -111,8 +115,9 @@ class Follower:
                 self._credit.release()
                 self._log(event)
             case job_pb2.JobUpdate():
-                self._away_since = 0.0
                 self._update(event)
+            case CoordinatorAway():
+                self._terminal.status(f"waiting for the coordinator: {event.why}")
             case StreamEnded():
                 self._stream_ended(event)
             case ServiceDied():
@@ -126,8 +131,6 @@ class Follower:
             case "job":
                 self.job = update.job
                 self._terminal.status(self._headline())
-                if self._logs == "none" and (self.job.ranks or self.job.state in ENDED):
-                    self._start_logs()
                 if self.job.state in ENDED:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
             case "progress":
@@ -160,29 +163,23 @@ class Follower:
     def _stream_ended(self, event: StreamEnded) -> None:
         if event.stream == "logs":
             if event.error is None or self.job.state in ENDED:
-                self._logs = "ended"
+                self._logs_ended = True
             else:
                 self._start_logs(pause=1.0)
         elif self.job.state not in ENDED:
-            self._reconnect(event.error)
+            raise event.error or ServiceError("The coordinator stopped telling of the job before it had ended.")
 
-    def _reconnect(self, error: Exception | None) -> None:
-        now = time.monotonic()
-        self._away_since = self._away_since or now
-        if error is not None:
-            if not isinstance(error, UnavailableError) or now - self._away_since > RECONNECT_PATIENCE_S:
-                raise error
-            self._terminal.status(f"no word from the coordinator, trying again: {error}")
-        self._start_watch(pause=1.0)
+    def _start_watch(self) -> None:
+        self._start("watch", lambda: self._source.watch(self.job.job_id, on_away=self._away))
 
-    def _start_watch(self, pause: float = 0.0) -> None:
-        self._start("watch", lambda: self._source.watch(self.job.job_id), pause)
+    def _away(self, why: str) -> None:
+        """Called from the thread that watches."""
+        self._events.put(CoordinatorAway(why))
 
     def _start_logs(self, pause: float = 0.0) -> None:
-        self._logs = "open"
         self._start("logs", lambda: self._source.logs(self.job.job_id, follow=True), pause)
 
-    def _start(self, stream: str, start: Callable[[], Iterator[Event]], pause: float) -> None:
+    def _start(self, stream: str, start: Callable[[], Iterator[Event]], pause: float = 0.0) -> None:
         def read() -> None:
             error: Exception | None = None
             time.sleep(pause)  # a pause before another try, not a wait for something

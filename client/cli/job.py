@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,55 +24,42 @@ if TYPE_CHECKING:
 jobs = typer.Typer(help="Submit, show and cancel jobs of a service.", no_args_is_help=True)
 nodes = typer.Typer(help="The node daemons of a service.", no_args_is_help=True)
 
+NEWEST = 1000
+"""So many jobs can be listed, and found by the beginning of their ids."""
+
 JobArgument = typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How to reach the coordinator, as given."""
+@contextmanager
+def connect(coordinator: str | None, token_file: Path | None, tls: Path | None) -> Iterator[Client]:
+    """A client, closed at the end; what is not given is found as by ``bagua.client.find_reach``. Raises BaguaError."""
+    from bagua.base.security import read_token
+    from bagua.client import Client
 
-    coordinator: str | None
-    token_file: Path | None
-    tls: Path | None
-
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        """A client, closed at the end. Raises BaguaError."""
-        from bagua.base.paths import state_dir
-        from bagua.base.security import TlsFiles, read_token
-        from bagua.client import Client
-
-        signal.signal(signal.SIGINT, _interrupted)
-        token = read_token(self.token_file or state_dir() / "token")
-        tls = TlsFiles.in_folder(self.tls) if self.tls else None
-        with Client(self.coordinator or default_coordinator(state_dir()), token=token, tls=tls) as client:
-            yield client
+    signal.signal(signal.SIGINT, _interrupted)
+    token = read_token(token_file) if token_file else None
+    with Client(coordinator, token=token, tls=tls) as client:
+        yield client
 
 
 def _interrupted(*_: object) -> NoReturn:
     raise SystemExit(130)
 
 
-def default_coordinator(state: Path) -> str:
-    """The address that the coordinator of this state folder wrote down, else the default one."""
-    try:
-        address = json.loads((state / "coordinator" / "coordinator.json").read_text())["address"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "127.0.0.1:7670"
-    return str(address)
-
-
 def find_job(client: Client, prefix: str) -> str:
     """The id of the one job whose id begins with ``prefix``. Raises ServiceError if there is none, or more than one."""
-    from bagua.base.errors import ServiceError
+    from bagua.base.errors import NotFoundError, ServiceError
 
-    found = [job.job_id for job in client.list(limit=10_000) if job.job_id.startswith(prefix)]
+    found = [job.job_id for job in client.list(limit=NEWEST) if job.job_id.startswith(prefix)]
     if prefix in found:
         return prefix
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ServiceError(f"There is no job {prefix}. `bagua job list` shows all.")
+        try:
+            return client.get(prefix).job_id  # an old one, by its whole id
+        except NotFoundError:
+            raise NotFoundError(f"There is no job {prefix}. `bagua job list` shows the newest.") from None
     raise ServiceError(f"{prefix} is the beginning of {len(found)} jobs: {', '.join(found[:5])}. Give more of the id.")
 
 
@@ -121,7 +107,7 @@ def submit(
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
     )
-    with Reach(coordinator, token_file, tls).client() as client:
+    with connect(coordinator, token_file, tls) as client:
         job = client.submit(spec, idempotency_key=key)
         if watch:
             raise typer.Exit(_watch(client, job, output))
@@ -165,7 +151,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
 
 @jobs.command("list")
 def list_jobs(
-    limit: int = typer.Option(50, min=1, max=10_000, help="The newest so many."),
+    limit: int = typer.Option(50, min=1, max=NEWEST, help="The newest so many."),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
@@ -175,8 +161,8 @@ def list_jobs(
     from bagua.cli.describe import job_document
     from bagua.cli.tables import print_jobs
 
-    with Reach(coordinator, token_file, tls).client() as client:
-        found = list(client.list(limit=limit))
+    with connect(coordinator, token_file, tls) as client:
+        found = client.list(limit=limit)
     if output is Output.json:
         print_json({"jobs": [job_document(job) for job in found]})
     else:
@@ -195,7 +181,7 @@ def show(
     from bagua.cli.describe import event_document, job_document
     from bagua.cli.tables import print_job
 
-    with Reach(coordinator, token_file, tls).client() as client:
+    with connect(coordinator, token_file, tls) as client:
         found = find_job(client, job_id)
         job, events = client.get(found), list(client.events(found))
     if output is Output.json:
@@ -217,7 +203,7 @@ def logs(
 ) -> None:
     """Prints what the ranks of a job printed. With --output json: one document {"lines": [{"rank", "text"}]}; with -f
     one document per line instead."""
-    with Reach(coordinator, token_file, tls).client() as client:
+    with connect(coordinator, token_file, tls) as client:
         found = find_job(client, job_id)
         job = client.get(found)
         prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
@@ -261,7 +247,7 @@ def cancel(
     """Cancels a job. One that has ended stays as it is."""
     from bagua.cli.describe import job_document, job_state
 
-    with Reach(coordinator, token_file, tls).client() as client:
+    with connect(coordinator, token_file, tls) as client:
         job = client.cancel(find_job(client, job_id), reason=reason)
     if output is Output.json:
         print_json(job_document(job))
@@ -280,8 +266,8 @@ def list_nodes(
     from bagua.cli.describe import node_document
     from bagua.cli.tables import print_nodes
 
-    with Reach(coordinator, token_file, tls).client() as client:
-        found = list(client.nodes())
+    with connect(coordinator, token_file, tls) as client:
+        found = client.nodes()
     if output is Output.json:
         print_json({"nodes": [node_document(node) for node in found]})
     else:

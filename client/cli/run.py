@@ -103,10 +103,11 @@ class Interrupts:
 def run_embedded(options: RunOptions) -> int:
     """Starts the cluster, runs the job, stops everything; returns the exit code. Raises BaguaError."""
     from bagua.cli.describe import exit_code
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder
+    from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.terminal import open_terminal
 
     started = time.monotonic()
+    forget_other_service()
     state = StateFolder()
     failed = True
     terminal = open_terminal(options.quiet)

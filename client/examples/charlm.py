@@ -57,7 +57,7 @@ class Block(nn.Module):
 class CharTransformer(nn.Module):
     """Characters int64 [batch, time <= CONTEXT] -> logits float32 [batch, time, len(ALPHABET)] of the next ones."""
 
-    def __init__(self, width: int = 128, layers: int = 3, heads: int = 4) -> None:
+    def __init__(self, width: int = 128, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.characters = nn.Embedding(len(ALPHABET), width)
         self.positions = nn.Parameter(torch.zeros(CONTEXT, width))
@@ -157,9 +157,9 @@ def train(options: argparse.Namespace) -> tuple[_common.Outcome, nn.Module]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch-size", type=int, default=24, help=f"windows of {CONTEXT} characters per rank")
-    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--lr", type=float, default=6e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=400, help="characters to write at the end")
     parser.add_argument("--output", choices=("text", "json"), default="text")

@@ -45,7 +45,7 @@ class Script:
         self.log_streams = list(logs)
         self.cancelled = Event()
 
-    def watch(self, job_id: str) -> Iterator[job_pb2.JobUpdate]:
+    def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]:
         for step in self.watches.pop(0) if self.watches else ():
             if isinstance(step, Exception):
                 raise step
@@ -120,14 +120,22 @@ def test_a_broken_log_stream_repeats_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert terminal.lines == ["one", "two", "three"]
 
 
-def test_a_coordinator_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+def test_a_coordinator_that_is_away_for_a_while() -> None:
     terminal = Recorder()
-    script = Script(
-        [[is_now(RUNNING), UnavailableError("gone")], [UnavailableError("still gone")], [is_now(SUCCEEDED)]]
-    )
-    assert follower(script, terminal).run().state == SUCCEEDED
-    assert any("trying again" in note for note in terminal.notes)
+
+    class Away(Script):
+        def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]:
+            assert on_away is not None
+            on_away("nobody answers")
+            yield is_now(SUCCEEDED)
+
+    assert follower(Away([]), terminal).run().state == SUCCEEDED
+    assert terminal.notes == ["waiting for the coordinator: nobody answers", "succeeded"]
+
+
+def test_a_watch_that_ends_too_early() -> None:
+    with pytest.raises(ServiceError, match="before it had ended"):
+        follower(Script([[is_now(RUNNING)]]), Recorder()).run()
 
 
 def test_what_will_not_get_better_is_not_tried_again() -> None:

@@ -1,0 +1,223 @@
+"""A place to run the command line in, as a user does, and to see that nothing outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARK = "BAGUA_TEST_MARK"
+DEADLINE_S = 120.0
+BAGUA = (sys.executable, "-P", "-m", "bagua.cli.main")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program that has ended. ``text`` is all it printed, standard error after standard output."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    def last_json(self) -> Any:
+        """The last line of standard output, parsed."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+class Sandbox:
+    """Folders of its own, a mark in the environment of all that is started here, and deadlines on every wait."""
+
+    command = BAGUA
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        # Short: paths of Unix sockets are limited.
+        self.runtime = Path(tempfile.mkdtemp(prefix="bg-", dir="/tmp"))
+        self.state = self.runtime / "state"
+        self.env = {
+            **os.environ,
+            MARK: self.mark,
+            "BAGUA_STATE_DIR": str(self.state),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "PYTHONSAFEPATH": "1",
+        }
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def script(self, name: str, text: str) -> Path:
+        """Writes a script into the folder."""
+        path = self.folder / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def start(self, *command: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Starts a program in a session of its own."""
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=self.folder,
+            env={**self.env, **(env or {})},
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=options.pop("stdout", subprocess.PIPE),
+            stderr=options.pop("stderr", subprocess.PIPE),
+            **options,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *command: str | Path, env: dict[str, str] | None = None, deadline: float = DEADLINE_S) -> Finished:
+        """Runs a program to its end."""
+        started = time.monotonic()
+        return self.finish(self.start(*command, env=env), started, deadline)
+
+    def finish(self, process: subprocess.Popen[str], started: float, deadline: float = DEADLINE_S) -> Finished:
+        """Waits for the end of a program."""
+        out, err = process.communicate(timeout=deadline)
+        return Finished(process.returncode, out, err, time.monotonic() - started)
+
+    def bagua(
+        self, *arguments: str | Path, deadline: float = DEADLINE_S, env: dict[str, str] | None = None
+    ) -> Finished:
+        """Runs ``bagua ARGUMENTS`` to its end."""
+        return self.run(*BAGUA, *arguments, deadline=deadline, env=env)
+
+    def marked(self) -> dict[int, str]:
+        """Every process alive that was started here, directly or not: pid -> command line."""
+        needle = f"{MARK}={self.mark}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if needle in (entry / "environ").read_bytes():
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def assert_all_gone(self, within: float) -> None:
+        """Fails if a process started here is alive after ``within`` seconds."""
+        self.wait_until(lambda: not self.marked(), within, lambda: f"still alive: {self.marked()}")
+
+    @staticmethod
+    def wait_until(condition: Callable[[], Any], within: float, explain: Callable[[], str] = lambda: "") -> Any:
+        """The first true value of ``condition``, looked at every 50 ms; fails the test after ``within`` seconds."""
+        deadline = time.monotonic() + within
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {within} s. {explain()}"
+            time.sleep(0.05)
+        return found
+
+    def assert_no_state_left(self) -> None:
+        """Fails if a run left its state folder behind."""
+        assert not list((self.runtime / "bagua").glob("run-*"))
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        for pid in self.marked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.communicate(timeout=10)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Service:
+    """A coordinator and node daemons as a service, and the command line that controls it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.coordinator: subprocess.Popen[str] | None = None
+        self.address = "127.0.0.1:0"
+
+    def _start(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+        read_end, write_end = os.pipe()
+        log = (self.sandbox.runtime / f"{arguments[0]}-{len(self.sandbox.processes)}.log").open("w")
+        with log:
+            process = self.sandbox.start(
+                *BAGUA, *arguments, "--ready-fd", str(write_end), pass_fds=[write_end], stdout=log, stderr=log
+            )
+        os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            line = pipe.readline()
+        assert line, Path(log.name).read_text()
+        ready = json.loads(line)
+        assert "error" not in ready, ready
+        return process, ready
+
+    def start_coordinator(self, *arguments: str) -> None:
+        """Starts the coordinator, again at the address that it had."""
+        self.coordinator, ready = self._start("coordinator", "--listen", self.address, *arguments)
+        self.address = ready["address"]
+
+    def start_node(self, name: str, slots: int) -> subprocess.Popen[str]:
+        process, _ = self._start(
+            "daemon", "--name", name, "--node-id", name, "--slots", str(slots), "--coordinator", self.address
+        )
+        return process
+
+    def call(self, *arguments: str | Path, deadline: float = DEADLINE_S) -> Finished:
+        """``bagua ARGUMENTS``; the coordinator is found through the state folder."""
+        return self.sandbox.bagua(*arguments, deadline=deadline)
+
+    def json(self, *arguments: str | Path) -> Any:
+        """The document that ``bagua ARGUMENTS --output json`` prints."""
+        command, sub, *rest = arguments
+        finished = self.call(command, sub, "--output", "json", *rest)
+        assert finished.code == 0, finished.text
+        return json.loads(finished.out)
+
+    def submit(self, *arguments: str | Path) -> str:
+        """Submits a job and returns its id."""
+        return str(self.json("job", "submit", *arguments)["job_id"])
+
+    def state(self, job_id: str) -> str:
+        return str(self.json("job", "show", job_id)["state"])
+
+    def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> dict[str, Any]:
+        """The job once it is in one of the states."""
+        found: dict[str, Any] = self.sandbox.wait_until(
+            lambda: (job := self.json("job", "show", job_id))["state"] in states and job,
+            within,
+            lambda: str(self.json("job", "show", job_id)),
+        )
+        return found
+
+
+@pytest.fixture
+def service(sandbox: Sandbox) -> Service:
+    """A coordinator and two nodes, node-a and node-b, with two slots each."""
+    made = Service(sandbox)
+    made.start_coordinator()
+    made.start_node("node-a", 2)
+    made.start_node("node-b", 2)
+    return made

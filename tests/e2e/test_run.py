@@ -1,0 +1,292 @@
+"""``bagua run`` as a user sees it: ends, exit codes, words, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+FAIL_ON_RANK_2 = """
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    bagua.barrier()
+    if bagua.get_rank() == 2:
+        raise ValueError("the second layer has no weights")
+    bagua.barrier()
+    print("never printed", flush=True)
+"""
+
+WAIT_FOR_RANK_0 = """
+    import os, pathlib, time
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    pathlib.Path(f"pid-{bagua.get_rank()}.tmp").write_text(str(os.getpid()))
+    os.rename(f"pid-{bagua.get_rank()}.tmp", f"pid-{bagua.get_rank()}")
+    if bagua.get_rank() == 0:
+        time.sleep(300)
+    bagua.barrier()
+"""
+
+# Ignores SIGTERM, and has a child that does too.
+STUBBORN = """
+    import os, pathlib, signal, subprocess, sys, time
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(300)"])
+    rank = os.environ["RANK"]
+    pathlib.Path(f"pid-{rank}.tmp").write_text(str(os.getpid()))
+    os.rename(f"pid-{rank}.tmp", f"pid-{rank}")
+    time.sleep(300)
+"""
+
+
+def pids(sandbox: Sandbox, ranks: int, within: float = 90.0) -> list[int]:
+    """The ranks' process ids, once all have written theirs."""
+    files = [sandbox.folder / f"pid-{rank}" for rank in range(ranks)]
+    sandbox.wait_until(lambda: all(file.exists() for file in files), within)
+    return [int(file.read_text()) for file in files]
+
+
+def test_a_script_alone(sandbox: Sandbox) -> None:
+    script = sandbox.script("hello.py", "import os, sys\nprint('hello', os.environ['RANK'], sys.argv[1:])\n")
+    done = sandbox.bagua("run", script, "--epochs", "3", "-m", "--help")
+    assert done.code == 0, done.text
+    assert done.out == "hello 0 ['--epochs', '3', '-m', '--help']\n"
+    assert "Job hello succeeded in" in done.err
+    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_no_state_left()
+
+
+def test_ranks_on_two_nodes(sandbox: Sandbox) -> None:
+    text = "import os\nprint(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK', 'COLOUR')))\n"
+    script = sandbox.script("env.py", text)
+    done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", "--env", "COLOUR=red", script)
+    assert done.code == 0, done.text
+    expected = ["[rank 0] 0 4 0 0 red", "[rank 1] 1 4 1 0 red", "[rank 2] 2 4 0 1 red", "[rank 3] 3 4 1 1 red"]
+    assert sorted(done.out.splitlines()) == expected
+
+
+def test_json_summary_is_the_last_line(sandbox: Sandbox) -> None:
+    script = sandbox.script("say.py", "print('something')\n")
+    done = sandbox.bagua("run", "--output", "json", "--name", "n1", "--nproc-per-node", "2", script)
+    assert done.code == 0, done.text
+    assert done.out.splitlines()[:-1] == ["[rank 0] something", "[rank 1] something"]
+    summary = done.last_json()
+    assert (summary["state"], summary["name"], summary["exit_code"]) == ("succeeded", "n1", 0)
+    assert [rank["exit_code"] for rank in summary["ranks"]] == [0, 0]
+
+
+def test_programs_modules_folders_and_logs(sandbox: Sandbox) -> None:
+    work = sandbox.folder / "work"
+    work.mkdir()
+    (work / "module_here.py").write_text("import os\nprint('module in', os.getcwd())\n")
+    done = sandbox.bagua("run", "--workdir", work, "--log-dir", sandbox.folder / "logs", "-m", "module_here")
+    assert (done.code, done.out) == (0, f"module in {work}\n"), done.text
+    assert [path.read_text() for path in (sandbox.folder / "logs").iterdir()] == [f"module in {work}\n"]
+    done = sandbox.bagua("run", "--no-python", "/bin/sh", "-c", "echo $WORLD_SIZE; exit 7")
+    assert (done.code, done.out) == (7, "1\n"), done.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nosuch.py"], "nosuch.py does not exist"),
+        (["--workdir", "/nosuch", "a.py"], "/nosuch: there is no such folder"),
+        (["--env", "broken", "a.py"], "write NAME=VALUE"),
+        (["-m", "--no-python", "x"], "not both"),
+        (["--nnodes", "0", "x.py"], "--nnodes"),
+    ],
+)
+def test_usage_errors(sandbox: Sandbox, arguments: list[str], words: str) -> None:
+    done = sandbox.bagua("run", *arguments)
+    assert done.code == 2, done.text
+    assert words in done.err
+    assert "Traceback" not in done.text
+    assert done.seconds < 3
+
+
+def test_module_that_does_not_exist(sandbox: Sandbox) -> None:
+    done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "nosuch.module")
+    assert done.code == 1, done.text
+    assert "No module named" in done.err
+    assert "exited with code 1" in done.err
+
+
+def test_state_folder_that_can_not_be_used(sandbox: Sandbox) -> None:
+    blocked = sandbox.folder / "file"
+    blocked.write_text("")
+    script = sandbox.script("a.py", "")
+    done = sandbox.bagua("run", script, env={"XDG_RUNTIME_DIR": str(blocked)})
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+    assert str(blocked) in done.err
+    assert "Traceback" not in done.text
+
+
+def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
+    script = sandbox.script("train.py", FAIL_ON_RANK_2)
+    done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", script)
+    assert done.code == 1, done.text
+    assert "never printed" not in done.text
+    assert "rank 2 on node-1 exited with code 1: ValueError: the second layer has no weights" in last_line(done.err)
+    # Its traceback, once, in our own words at the end: not those of the ranks that were waiting for it.
+    assert done.err.count("ValueError: the second layer has no weights") == 2
+    assert done.err.count("Traceback (most recent call last)") == 1
+    assert "train.py" in done.err
+    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_no_state_left()
+
+
+def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
+    script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
+    process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", "--nproc-per-node", "2", script)
+    victim = pids(sandbox, 4)[3]
+    os.kill(victim, signal.SIGKILL)
+    done = sandbox.finish(process, time.monotonic(), deadline=30)
+    assert done.seconds < 5, done.text
+    assert done.code == 137, done.text
+    assert "rank 3" in last_line(done.err)
+    assert "SIGKILL" in last_line(done.err)
+    sandbox.assert_all_gone(within=1.0)
+
+
+def test_ctrl_c_ends_everything(sandbox: Sandbox) -> None:
+    script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
+    process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", "--nproc-per-node", "2", script)
+    pids(sandbox, 4)
+    pressed = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, pressed, deadline=30)
+    sandbox.assert_all_gone(within=max(0.0, 5.0 - (time.monotonic() - pressed)))
+    assert done.code == 130, done.text
+    assert "was cancelled" in last_line(done.err)
+    assert "Traceback" not in done.err
+    sandbox.assert_no_state_left()
+
+
+def test_ctrl_c_ends_ranks_that_will_not(sandbox: Sandbox) -> None:
+    script = sandbox.script("stubborn.py", STUBBORN)
+    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
+    pids(sandbox, 2)
+    pressed = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, pressed, deadline=30)
+    sandbox.assert_all_gone(within=max(0.0, 5.0 - (time.monotonic() - pressed)))
+    assert done.code == 130, done.text
+
+
+def test_second_ctrl_c_kills_at_once(sandbox: Sandbox) -> None:
+    script = sandbox.script("stubborn.py", STUBBORN)
+    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
+    pids(sandbox, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # two signals at the same instant are one
+    pressed = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, pressed, deadline=30)
+    assert done.code == 130, done.text
+    assert done.seconds < 1.5
+    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_no_state_left()
+
+
+def test_ctrl_c_while_starting(sandbox: Sandbox) -> None:
+    script = sandbox.script("a.py", "")
+    process = sandbox.start(*sandbox.command, "run", script)
+    sandbox.wait_until(lambda: len(sandbox.marked()) > 1, 10)
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, time.monotonic(), deadline=30)
+    assert done.code == 130, done.text
+    assert "Traceback" not in done.text
+    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_no_state_left()
+
+
+@pytest.mark.parametrize("whom", ["command line", "coordinator", "node daemon"])
+def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> None:
+    script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
+    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
+    ranks = pids(sandbox, 2)
+    module = {"command line": "bagua.cli.main", "coordinator": "daemon.coordinator", "node daemon": "daemon.node"}[whom]
+    victim = next(pid for pid, command in sandbox.marked().items() if module in command and pid not in ranks)
+    os.kill(victim, signal.SIGKILL)
+    done = sandbox.finish(process, time.monotonic(), deadline=30)
+    sandbox.assert_all_gone(within=6.0)
+    if whom != "command line":
+        assert done.code == 1, done.text
+        assert f"The {whom}" in done.err
+        assert "was killed by SIGKILL" in done.err
+        sandbox.assert_no_state_left()
+
+
+def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
+    script = sandbox.script(
+        "report.py",
+        """
+        import time
+        import bagua.torch_api as bagua
+
+        bagua.init_process_group()
+        for step in range(1, 21):
+            if bagua.get_rank() == 0:
+                bagua.report(step=step, total=20, metrics={"loss": 1 / step})
+            print("line", step, flush=True)
+            time.sleep(0.1)
+        """,
+    )
+    ours, theirs = os.openpty()
+    process = sandbox.start(
+        *sandbox.command,
+        *("run", "--nproc-per-node", "2", script),
+        stdout=theirs,
+        stderr=theirs,
+        env={"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    text = read_all(ours, process)
+    assert process.returncode == 0, text
+    assert "loss 0." in text
+    assert "━" in text
+    lines = text.replace("\r", "\n").split("\n")
+    for step in range(1, 21):
+        assert sum(line.endswith(f"[rank 1] line {step}") for line in lines) == 1, text
+
+
+def read_all(descriptor: int, process: subprocess.Popen[str]) -> str:
+    """What a program wrote to a terminal until it ended."""
+    found = b""
+    with os.fdopen(descriptor, "rb", buffering=0) as terminal:
+        try:
+            while data := terminal.read(65536):
+                found += data
+        except OSError:  # how Linux says that the other side is closed
+            pass
+    process.wait(timeout=30)
+    return found.decode()
+
+
+def last_line(text: str) -> str:
+    return text.rstrip().splitlines()[-1]
+
+
+def test_help_is_quick_and_needs_no_torch(sandbox: Sandbox) -> None:
+    done = sandbox.run(sandbox.command[0], "-X", "importtime", "-P", "-m", "bagua.cli.main", "--help")
+    assert done.code == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
+    assert imported.isdisjoint({"torch", "grpc", "numpy", "sqlalchemy"})
+    assert "coordinator" in done.out
+
+
+def test_other_programs_help_is_theirs(sandbox: Sandbox) -> None:
+    assert "--database-url" in sandbox.bagua("coordinator", "--help").out
+    assert "--data-host" in sandbox.bagua("daemon", "--help").out
+    assert "--host" in sandbox.bagua("certs", "--help").out
