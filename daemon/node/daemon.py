@@ -17,7 +17,7 @@ from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.idle import IdleWatch
-from bagua.daemon.node.job import NodeContext
+from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.logs import LogFile, LogLimits
@@ -29,8 +29,6 @@ from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
 from bagua.proto import node_pb2
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from structlog.typing import FilteringBoundLogger
 
 STOP_GRACE_S = 2.0
@@ -93,27 +91,33 @@ class NodeDaemon:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
-        await self._jobs.recover()
-        try:
-            server = await rank_service.serve(
-                self._rank_socket, rank_service.RankService(self._jobs, self._session.progress)
-            )
-        except OSError as error:
-            raise ConfigError(f"The socket for ranks can't be made: {error}.") from error
-        metrics = self._serve_metrics()
-        session = asyncio.ensure_future(self._session.run())
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.callback(self._reaper.close)
+            await self._jobs.recover()
+            self._serve_metrics(closing)
+            await self._serve_ranks(closing)
+            session = asyncio.ensure_future(self._session.run())
+            closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
             await self._wind_down()
-        finally:
-            session.cancel()
-            await asyncio.gather(session, return_exceptions=True)
-            await server.stop(0.1)
-            self._rank_socket.unlink(missing_ok=True)
-            if metrics is not None:
-                metrics.shutdown()
-                metrics.server_close()
-            self._reaper.close()
+
+    async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
+        service = rank_service.RankService(self._jobs, self._session.progress)
+        try:
+            server = await rank_service.serve(self._rank_socket, service)
+        except OSError as error:
+            raise ConfigError(f"The socket for ranks can't be made: {error}.") from error
+        closing.callback(self._rank_socket.unlink, missing_ok=True)
+        closing.push_async_callback(server.stop, 0.1)
+
+    def _serve_metrics(self, closing: contextlib.AsyncExitStack) -> None:
+        if self._settings.metrics_port is None:
+            return
+        from bagua.daemon.node.metrics import serve_metrics  # costs 60 ms, and few ask for it
+
+        server = serve_metrics(self._settings.metrics_port, self._jobs.running, lambda: self._session.connected)
+        closing.callback(server.server_close)
+        closing.callback(server.shutdown)
 
     async def _until_stopped(self, session: asyncio.Future[None], ready: Ready) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -144,13 +148,6 @@ class NodeDaemon:
         if self._session.connected:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._session.flushed(), FLUSH_S)
-
-    def _serve_metrics(self) -> WSGIServer | None:
-        if self._settings.metrics_port is None:
-            return None
-        from bagua.daemon.node.metrics import serve_metrics
-
-        return serve_metrics(self._settings.metrics_port, self._jobs.running, lambda: self._session.connected)
 
     # ── what the session asks for ──
 
@@ -193,12 +190,21 @@ class NodeDaemon:
         busy = any(job.busy or self._session.connected for job in jobs)
         self._idle.update(busy)
 
-    def _find_log(self, job_id: str, rank: int) -> LogFile:
-        held = self._jobs.find(job_id)
-        log = held.log_of(rank) if held else None
+    async def _find_log(self, request: node_pb2.ReadLog) -> LogFile:
+        """The log that is asked for. Whoever wants to follow a job that is being prepared waits for its start."""
+        held = self._jobs.find(request.job_id)
+        if isinstance(held, Job) and request.follow:
+            await held.prepared()
+        log = held.log_of(request.rank) if held else None
         if log is None:
-            raise LookupError(f"node {self._folder.node_id} has no log of rank {rank} of job {job_id}")
+            text = f"node {self._folder.node_id} has no log of rank {request.rank} of job {request.job_id}: "
+            raise LookupError(text + "it was not started by this node, or that is long ago")
         return log
+
+
+async def _end_task(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> None:

@@ -9,6 +9,7 @@ from bagua.daemon.node.logs import LogFile
 from bagua.proto import common_pb2, node_pb2
 
 MAX_READERS = 256
+Find = Callable[[node_pb2.ReadLog], Awaitable[LogFile]]
 Send = Callable[[node_pb2.LogReply], Awaitable[None]]
 
 
@@ -16,7 +17,7 @@ class LogService:
     """``find`` gives the log of a rank, or raises LookupError with words; ``send`` may wait, and so slows the reader
     down."""
 
-    def __init__(self, find: Callable[[str, int], LogFile], send: Send) -> None:
+    def __init__(self, find: Find, send: Send) -> None:
         self._find = find
         self._send = send
         self._readers: dict[int, asyncio.Task[None]] = {}
@@ -47,7 +48,7 @@ class LogService:
 
     async def _answer(self, request: node_pb2.ReadLog) -> None:
         try:
-            log = self._find(request.job_id, request.rank)
+            log = await self._find(request)
             await self._copy(request, log)
         except (LookupError, OSError) as error:
             await self._refuse(request, str(error.args[0] if isinstance(error, LookupError) else error))

@@ -1,0 +1,267 @@
+"""A real node daemon in a process of its own, and the other end of its stream, which does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from bagua.base.security import create_token
+from bagua.proto import common_pb2, node_pb2
+from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
+from bagua.proto.rank_pb2_grpc import RankServiceStub
+
+PATIENCE_S = 120.0  # the first job of all may build the core
+
+
+class CoordinatorEnd(NodeServiceServicer):
+    """Speaks NodeService. Remembers the last LocalJob of every job and everything else that came."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.hellos: list[node_pb2.Hello] = []
+        self.jobs: dict[str, node_pb2.LocalJob] = {}
+        self.history: list[node_pb2.LocalJob] = []
+        self.progress: list[common_pb2.Progress] = []
+        self.heartbeats = 0
+        self.logs: dict[int, bytes] = {}
+        self.log_ends: dict[int, common_pb2.LogChunk] = {}
+        self.heartbeat_s = 0.2
+        self.context: Any = None
+        self.changed = asyncio.Condition()
+        self.writing = asyncio.Lock()
+        self.port = 0
+        self.server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_NodeServiceServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop(0)
+            self.server = None
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        async for fact in request_iterator:
+            async with self.changed:
+                await self._take(fact, context)
+                self.changed.notify_all()
+
+    async def _take(self, fact: node_pb2.NodeFact, context: Any) -> None:
+        match fact.WhichOneof("fact"):
+            case "hello":
+                self.hellos.append(fact.hello)
+                self.jobs.update({job.job_id: job for job in fact.hello.jobs})
+                self.context = context
+                await self.send(welcome=node_pb2.Welcome(heartbeat_s=self.heartbeat_s, lease_s=5))
+            case "heartbeat":
+                self.heartbeats += 1
+            case "job":
+                self.jobs[fact.job.job_id] = fact.job
+                self.history.append(fact.job)
+            case "progress":
+                self.progress.append(fact.progress)
+            case "log":
+                known = self.logs.get(fact.log.request_id, b"")
+                self.logs[fact.log.request_id] = known + fact.log.chunk.data
+                if fact.log.chunk.eof:
+                    self.log_ends[fact.log.request_id] = fact.log.chunk
+
+    async def send(self, **directive: Any) -> None:
+        async with self.writing:  # grpc.aio takes one write at a time
+            await self.context.write(node_pb2.Directive(**directive))
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
+        """Waits for something that came over the wire to make ``condition`` true."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: bool(condition()))
+
+    async def job_until(
+        self, job_id: str, condition: Callable[[node_pb2.LocalJob], Any], timeout_s: float = PATIENCE_S
+    ) -> node_pb2.LocalJob:
+        await self.until(lambda: job_id in self.jobs and condition(self.jobs[job_id]), timeout_s)
+        return self.jobs[job_id]
+
+    async def stopped(self, job_id: str, timeout_s: float = PATIENCE_S) -> node_pb2.LocalJob:
+        return await self.job_until(job_id, lambda job: job.phase == node_pb2.LOCAL_PHASE_STOPPED, timeout_s)
+
+    async def exited(self, job_id: str, timeout_s: float = PATIENCE_S) -> node_pb2.LocalJob:
+        return await self.job_until(
+            job_id, lambda job: all(rank.state == common_pb2.RANK_STATE_EXITED for rank in job.ranks), timeout_s
+        )
+
+    async def run_script(self, job_id: str, script: Path | str, *, nproc: int = 1, **spec: Any) -> None:
+        """RunJob for one host with ``nproc`` ranks."""
+        generation = spec.pop("generation", 1)
+        spec.setdefault("stop_grace_s", 5.0)
+        spec.setdefault("workdir", str(Path(script).parent) if Path(script).is_absolute() else "")
+        await self.send(
+            run=node_pb2.RunJob(
+                job_id=job_id,
+                generation=generation,
+                spec=common_pb2.JobSpec(entry=str(script), nnodes=1, nproc_per_node=nproc, **spec),
+                hosts=[node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(nproc))],
+                job_key=bytes(32),
+                master_addr="127.0.0.1",
+                master_port=12345,
+            )
+        )
+
+    async def stop_job(self, job_id: str, grace_s: float = 5.0, generation: int = 1) -> None:
+        await self.send(stop=node_pb2.StopJob(job_id=job_id, generation=generation, reason="test", grace_s=grace_s))
+
+
+class DaemonProcess:
+    """One ``python -m bagua.daemon.node``."""
+
+    def __init__(self, state: Path, coordinator: str, *options: str) -> None:
+        self.state = state
+        self.ready: dict[str, str] = {}
+        reader, writer = os.pipe()
+        self._reader = reader
+        self.errors = state.parent / f"{state.name}-daemon.err"
+        command = [sys.executable, "-m", "bagua.daemon.node", "--coordinator", coordinator, "--state-dir", str(state)]
+        command += ["--name", "n", "--node-id", "n", "--ready-fd", str(writer), *options]
+        with open(self.errors, "ab") as errors:
+            self.process = subprocess.Popen(command, pass_fds=[writer], stderr=errors, cwd=state.parent)
+        os.close(writer)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def until_ready(self) -> dict[str, str]:
+        line = await asyncio.wait_for(asyncio.to_thread(self._read_line), 30)
+        self.ready = json.loads(line) if line else {}
+        return self.ready
+
+    def _read_line(self) -> str:
+        with os.fdopen(self._reader) as file:
+            return file.readline()
+
+    async def wait(self, timeout_s: float = 10.0) -> int:
+        return await asyncio.to_thread(self.process.wait, timeout_s)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+    def log(self) -> str:
+        return self.errors.read_text()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    create_token(folder / "token")
+    return folder
+
+
+@pytest.fixture
+async def end(state: Path) -> AsyncIterator[CoordinatorEnd]:
+    coordinator = CoordinatorEnd((state / "token").read_text())
+    await coordinator.start()
+    yield coordinator
+    await coordinator.stop()
+
+
+@pytest.fixture
+async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callable[..., Any]]:
+    """Starts daemons; they are stopped at the end of the test, and must then have left nothing."""
+    daemons: list[DaemonProcess] = []
+
+    async def start(*options: str) -> DaemonProcess:
+        daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options)
+        daemons.append(daemon)
+        await daemon.until_ready()
+        return daemon
+
+    yield start
+    for daemon in daemons:
+        await asyncio.to_thread(daemon.stop)
+
+
+@pytest.fixture
+async def daemon(start_daemon: Callable[..., Any]) -> DaemonProcess:
+    started: DaemonProcess = await start_daemon()
+    return started
+
+
+@pytest.fixture
+async def rank_stub(daemon: DaemonProcess) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(f"unix:{daemon.ready['socket']}") as channel:
+        yield RankServiceStub(channel)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a program of a rank."""
+
+    def write(text: str, name: str = "script.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def alive(pid: int) -> bool:
+    """True while the process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_gone(pids: list[int], timeout_s: float = 5.0) -> None:
+    """Waits for the end of processes that are not ours, by their pidfds."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_s):
+        for pid in pids:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            gone = asyncio.Event()
+            loop.add_reader(descriptor, gone.set)
+            try:
+                await gone.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+
+@pytest.fixture(name="alive")
+def alive_fixture() -> Callable[[int], bool]:
+    return alive
+
+
+@pytest.fixture(name="until_gone")
+def until_gone_fixture() -> Callable[..., Any]:
+    return until_gone

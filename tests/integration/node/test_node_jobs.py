@@ -1,0 +1,225 @@
+"""A job on one node: start, exit, failure, stop."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bagua.proto import common_pb2, node_pb2
+
+STARTED = node_pb2.LOCAL_PHASE_STARTED
+RUNNING = common_pb2.RANK_STATE_RUNNING
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+async def started(end, job_id, nproc=1):
+    """The pids of the ranks, once all run."""
+    job = await end.job_until(job_id, lambda job: [rank.state for rank in job.ranks] == [RUNNING] * nproc)
+    assert job.phase == STARTED
+    return [rank.pid for rank in job.ranks]
+
+
+async def printed(end, job_id, text, rank=0, request_id=77):
+    """Waits until the rank has printed ``text``."""
+    read = node_pb2.ReadLog(request_id=request_id, job_id=job_id, rank=rank, follow=True)
+    await end.send(read_log=read)
+    await end.until(lambda: text in end.logs.get(request_id, b""))
+    await end.send(end_log=node_pb2.EndLog(request_id=request_id))
+
+
+async def test_environment_folder_and_output(end, daemon, script, tmp_path):
+    path = script("import os, json, sys\nprint(json.dumps(dict(os.environ, cwd=os.getcwd(), argv=sys.argv)))\n")
+    await end.run_script("job", path, nproc=2, args=["--x", "1"], env={"MINE": "yes", "RANK": "99"})
+    job = await end.exited("job")
+    assert [(rank.exit_code, rank.signal, rank.error_tail) for rank in job.ranks] == [(0, 0, "")] * 2
+    assert job.phase == STARTED, "the engine stays until the coordinator says stop"
+    env = json.loads(Path(job.ranks[1].log_path).read_text())
+    expected = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+    expected |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345", "BAGUA_JOB_ID": "job"}
+    expected |= {"MINE": "yes", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "cwd": str(tmp_path)}
+    expected |= {"BAGUA_DAEMON_SOCKET": daemon.ready["socket"]}
+    assert {key: env[key] for key in expected} == expected
+    assert env["argv"] == [str(path), "--x", "1"]
+    await end.stop_job("job")
+    assert (await end.stopped("job")).error == ""
+
+
+async def test_programs_and_modules(end, daemon, script):
+    script("print('module')", "a_module.py")
+    folder = str(script("", "x").parent)
+    await end.run_script("module", "a_module", is_module=True, workdir=folder)
+    await end.run_script("program", "sh", no_python=True, args=["-c", "echo program"], workdir=folder)
+    for job_id in ("module", "program"):
+        job = await end.exited(job_id)
+        assert Path(job.ranks[0].log_path).read_text() == f"{job_id}\n"
+
+
+async def test_a_rank_that_raises(end, daemon, script):
+    path = script("import os, time\nif os.environ['RANK'] == '1': raise ValueError('no digits')\ntime.sleep(600)\n")
+    await end.run_script("job", path, nproc=2)
+    exited = common_pb2.RANK_STATE_EXITED
+    job = await end.job_until("job", lambda job: job.ranks and job.ranks[1].state == exited)
+    assert job.ranks[0].state == RUNNING and job.error == ""
+    assert (job.ranks[1].exit_code, job.ranks[1].signal) == (1, 0)
+    assert job.ranks[1].error_tail.startswith("Traceback (most recent call last)")
+    assert job.ranks[1].error_tail.endswith("ValueError: no digits")
+    await end.stop_job("job", grace_s=5)
+    job = await end.stopped("job")
+    assert job.ranks[0].signal == signal.SIGTERM
+
+
+async def test_a_killed_rank_ends_the_others_without_a_coordinator(end, daemon, script, until_gone):
+    await end.run_script("job", script(SLEEP), nproc=2)
+    pids = await started(end, "job", 2)
+    await end.stop()
+    os.kill(pids[1], signal.SIGKILL)
+    begin = time.monotonic()
+    await until_gone(pids, 12)
+    assert time.monotonic() - begin > 3, "the coordinator has a while to say it"
+    await end.start()
+    job = await end.stopped("job")
+    assert [rank.signal for rank in job.ranks] == [signal.SIGTERM, signal.SIGKILL]
+
+
+async def test_stop_with_grace_then_kill(end, daemon, script):
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, lambda *a: print('no', flush=True))\n" + SLEEP
+    await end.run_script("job", script(stubborn.replace("time.sleep(600)", "[time.sleep(1) for _ in range(600)]")))
+    await started(end, "job")
+    await printed(end, "job", b"up")
+    await end.stop_job("job", grace_s=0.5)
+    job = await end.stopped("job", 10)
+    assert job.ranks[0].signal == signal.SIGKILL
+    assert "no" in Path(job.ranks[0].log_path).read_text(), "it was asked first"
+
+
+@pytest.mark.parametrize("daemonised", [False, True])
+@pytest.mark.parametrize("how", ["exit", "fail", "cancel", "sigterm", "sigkill"])
+async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, daemonised):
+    """A rank's child, one that has left the rank's session included, does not outlive the job."""
+    daemon = await start_daemon()
+    session = "start_new_session=True" if daemonised else ""
+    text = "import os, subprocess, sys, time\n"
+    text += f"child = subprocess.Popen(['sleep', '600'], {session})\nprint(child.pid, '.', flush=True)\n"
+    text += {"exit": "", "fail": "sys.exit(3)"}.get(how, "time.sleep(600)")
+    await end.run_script("job", script(text))
+    await printed(end, "job", b".")
+    child = int(end.logs[77].split()[0])
+    pids = [end.jobs["job"].ranks[0].pid, child]
+    assert alive(child)
+    if how == "sigkill":
+        daemon.kill()
+        await until_gone(pids[:1])
+        assert alive(child), "nobody is there to kill it yet"
+        await start_daemon()
+        assert end.hellos[-1].boot_id != end.hellos[0].boot_id
+        job = end.jobs["job"]
+        assert job.phase == node_pb2.LOCAL_PHASE_STOPPED and "restarted" in job.error
+    elif how == "sigterm":
+        daemon.process.terminate()
+        assert await daemon.wait(5) == 0
+        assert "was stopped (SIGTERM)" in end.jobs["job"].error
+    else:
+        if how != "cancel":
+            await end.exited("job")
+            assert alive(child)
+        await end.stop_job("job")
+    await end.stopped("job")
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"script": "/nowhere/train.py"}, "the working directory /nowhere does not exist"),
+        ({"script": "nothing.py"}, "nothing.py does not exist"),
+        ({"script": "nothing.py", "workdir": "/nowhere"}, "the working directory /nowhere does not exist"),
+        ({"script": "a_program", "no_python": True}, "the program a_program is not in PATH"),
+        ({"script": "./plain.txt", "no_python": True}, "plain.txt is not executable"),
+        ({"script": "plain.txt", "python": "/no/python"}, "the program /no/python does not exist"),
+        ({"script": "./broken", "no_python": True}, "can't be started"),
+    ],
+)
+async def test_what_can_not_be_started(end, daemon, tmp_path, spec, words):
+    (tmp_path / "plain.txt").write_text("")
+    (tmp_path / "broken").write_bytes(b"\x7fELFnonsense")
+    (tmp_path / "broken").chmod(0o755)
+    if "workdir" not in spec and not spec["script"].startswith("/"):
+        spec = spec | {"workdir": str(tmp_path)}
+    await end.run_script("job", nproc=2, **spec)
+    job = await end.job_until("job", lambda job: job.error)
+    assert words in job.error and "node n" in job.error
+    await end.stop_job("job")
+    await end.stopped("job")
+
+
+async def test_repeated_and_stale_directives(end, daemon, script):
+    path = script(SLEEP)
+    await end.stop_job("unknown")
+    assert (await end.stopped("unknown")).generation == 1
+    await end.run_script("job", path, generation=3)
+    pids = await started(end, "job")
+    await end.run_script("job", path, generation=3)
+    await end.run_script("job", path, generation=2)
+    await end.stop_job("job", generation=2)
+    await end.run_script("after", path)
+    await started(end, "after")
+    assert [rank.pid for rank in end.jobs["job"].ranks] == pids and end.jobs["job"].phase == STARTED
+    await end.stop_job("job", generation=3)
+    await end.stopped("job")
+    await end.run_script("job", path, generation=3)
+    await end.run_script("again", path)
+    await started(end, "again")
+    assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STOPPED, "an ended generation does not begin again"
+    for job_id in ("after", "again"):
+        await end.stop_job(job_id)
+        await end.stopped(job_id)
+
+
+async def test_a_newer_generation_takes_over(end, daemon, script, alive):
+    path = script(SLEEP)
+    await end.run_script("job", path, generation=1)
+    (old,) = await started(end, "job")
+    await end.run_script("job", path, generation=2)
+    job = await end.job_until("job", lambda job: job.generation == 2 and job.ranks[0].state == RUNNING)
+    assert job.ranks[0].pid != old and not alive(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"job_key": b"short"}, "job key"),
+        ({"host_index": 7}, "host index"),
+        ({"hosts": [node_pb2.HostPlan(node_id="n", ranks=[1])]}, "without gaps"),
+    ],
+)
+async def test_directives_that_make_no_sense(end, daemon, change, words):
+    good = {
+        "job_id": "job",
+        "generation": 1,
+        "spec": common_pb2.JobSpec(entry="x.py"),
+        "hosts": [node_pb2.HostPlan(node_id="n", ranks=[0])],
+        "job_key": bytes(32),
+    }
+    await end.send(run=node_pb2.RunJob(**(good | change)))
+    assert words in (await end.stopped("job")).error
+    await end.send(run=node_pb2.RunJob(**(good | {"job_id": "../../etc"})))
+    await end.stop_job("../..")
+    beats = end.heartbeats
+    await end.until(lambda: end.heartbeats > beats + 1)
+    assert daemon.process.poll() is None
+
+
+async def test_a_job_does_not_notice_that_the_coordinator_is_away(end, daemon, script, until_gone):
+    await end.run_script("job", script("import time; time.sleep(1.5)\n"))
+    pids = await started(end, "job")
+    await end.stop()
+    await until_gone(pids)
+    await end.start()
+    await end.until(lambda: len(end.hellos) == 2)
+    hello = end.hellos[1]
+    assert hello.boot_id == end.hellos[0].boot_id and hello.node_id == "n"
+    (job,) = hello.jobs
+    assert job.ranks[0].state == common_pb2.RANK_STATE_EXITED and job.ranks[0].exit_code == 0 and job.error == ""

@@ -1,0 +1,156 @@
+"""Start and end of the daemon: settings that can't work, signals, idleness, restart."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from bagua.proto import common_pb2
+
+SLEEP = "import time; time.sleep(600)\n"
+RUNNING = common_pb2.RANK_STATE_RUNNING
+
+
+def run_daemon(*options, **more):
+    command = [sys.executable, "-m", "bagua.daemon.node", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, **more)
+
+
+def refused(*options):
+    """The one line on stderr of a daemon that could not start."""
+    result = run_daemon(*options)
+    assert result.returncode == 2, result
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+async def test_ready_line_and_identity(end, start_daemon, state):
+    daemon = await start_daemon()
+    assert daemon.ready == {"node_id": "n", "socket": str(state / "node-n" / "rank.sock"), "state_dir": str(state)}
+    (hello,) = end.hellos
+    assert hello.node_id == "n" and hello.address == "127.0.0.1" and hello.slots == os.cpu_count()
+    assert hello.hostname == socket.gethostname() and len(hello.boot_id) == 16
+    assert json.loads((state / "node-n" / "node.json").read_text()) == {"node_id": "n"}
+
+
+def test_settings_that_can_not_work(tmp_path, state):
+    base = ["--state-dir", state, "--coordinator", "127.0.0.1:1"]
+    assert "without TLS" in refused("--state-dir", state, "--coordinator", "192.0.2.1:7670")
+    assert "is not an address" in refused("--state-dir", state, "--coordinator", "nonsense")
+    assert "--slots -1" in refused(*base, "--slots", "-1")
+    assert "--name '../x'" in refused(*base, "--name", "../x")
+    assert "192.0.2.1 is no address of this machine" in refused(*base, "--data-host", "192.0.2.1")
+    assert "says nothing to other hosts" in refused(*base, "--data-host", "0.0.0.0")
+    assert "No credential" in refused("--state-dir", tmp_path / "empty", "--coordinator", "127.0.0.1:1")
+    assert "TLS file" in refused(*base, "--tls", tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert "can't be written" in refused("--state-dir", tmp_path / "file")
+    (state / "node-broken").mkdir(mode=0o700)
+    (state / "node-broken" / "node.json").write_text("{")
+    assert "can't be understood" in refused(*base, "--name", "broken")
+
+
+async def test_an_error_is_told_to_the_one_who_waits(state):
+    reader, writer = os.pipe()
+    options = ["--state-dir", state, "--coordinator", "nonsense", "--ready-fd", writer]
+    result = await asyncio.to_thread(run_daemon, *options, pass_fds=[writer])
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert "is not an address" in json.loads(file.read())["error"]
+    assert result.returncode == 2
+
+
+async def test_a_wrong_token_is_refused_at_once(end, state, tmp_path):
+    (tmp_path / "token").write_text("wrong")
+    options = ["--state-dir", state, "--coordinator", f"127.0.0.1:{end.port}", "--token-file", tmp_path / "token"]
+    assert "refuses this daemon" in await asyncio.to_thread(refused, *options)
+
+
+async def test_two_daemons_of_one_name(daemon, state, end):
+    options = ["--state-dir", state, "--name", "n", "--coordinator", f"127.0.0.1:{end.port}"]
+    assert "Another node daemon uses" in await asyncio.to_thread(refused, *options)
+
+
+async def test_metrics(end, start_daemon, script, state):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--state-dir", state, "--name", "m", "--coordinator", f"127.0.0.1:{end.port}"]
+        assert "Choose another --metrics-port" in await asyncio.to_thread(refused, *options, "--metrics-port", port)
+    await start_daemon("--metrics-port", str(port))
+    await end.run_script("job", script(SLEEP), nproc=2)
+    await end.job_until("job", lambda job: [rank.state for rank in job.ranks] == [RUNNING] * 2)
+
+    def scrape():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+            return reply.read().decode()
+
+    text = await asyncio.to_thread(scrape)
+    assert "bagua_node_connected 1.0" in text and "bagua_node_ranks 2.0" in text
+    assert 'bagua_engine_ops_total{job="job"}' in text
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_everything_in_five_seconds(end, daemon, script, until_gone, signum):
+    """Ranks that ignore SIGTERM included."""
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('.', flush=True)\n" + SLEEP
+    await end.run_script("job", script(stubborn), nproc=2)
+    job = await end.job_until("job", lambda job: [rank.state for rank in job.ranks] == [RUNNING] * 2)
+    begin = time.monotonic()
+    daemon.process.send_signal(signum)
+    assert await daemon.wait(6) == 0
+    assert time.monotonic() - begin < 5
+    await until_gone([rank.pid for rank in job.ranks], 0.1)
+    last = await end.stopped("job", 1)
+    assert "the daemon on node n was stopped" in last.error
+
+
+async def test_idle(end, start_daemon, script):
+    daemon = await start_daemon("--exit-when-idle", "0.3")
+    await end.run_script("job", script(""))
+    await end.exited("job")
+    await asyncio.sleep(0.6)
+    assert daemon.process.poll() is None, "the job is not over before the coordinator says so"
+    await end.stop_job("job")
+    assert await daemon.wait(3) == 0
+
+
+async def test_idle_when_the_coordinator_is_gone_too(end, start_daemon, script):
+    daemon = await start_daemon("--exit-when-idle", "0.3")
+    await end.run_script("job", script(""))
+    await end.exited("job")
+    await end.stop()
+    assert await daemon.wait(3) == 0
+
+
+async def test_death_signal(end, state, until_gone):
+    """The daemon goes when the process that started it does."""
+    options = ["--state-dir", str(state), "--name", "n", "--coordinator", f"127.0.0.1:{end.port}", "--death-signal"]
+    starter = (
+        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-m', 'bagua.daemon.node', *sys.argv[1:]])\n"
+    )
+    starter += "print(child.pid, flush=True)\nsys.stdin.read(1)\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", starter, *options], **pipes) as parent:
+        child = int(await asyncio.to_thread(parent.stdout.readline))
+        await end.until(lambda: end.hellos)
+        parent.kill()
+    await until_gone([child])
+    assert not (state / "node-n" / "rank.sock").exists(), "it ended in good order"
+
+
+async def test_a_broken_journal_is_put_aside(end, start_daemon, state):
+    folder = state / "node-n" / "journal"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "bad.json").write_text("{")
+    (folder / "evil.json").write_text(json.dumps({"version": 1, "job_id": "../../x"}))
+    daemon = await start_daemon()
+    assert daemon.ready and not end.hellos[0].jobs
+    assert sorted(path.name for path in folder.iterdir()) == ["bad.json.broken", "evil.json.broken"]

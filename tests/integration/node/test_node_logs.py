@@ -1,0 +1,96 @@
+"""Logs of ranks over the stream: reading, following, the end, rotation."""
+
+import os
+from pathlib import Path
+
+from bagua.proto import node_pb2
+
+LINES = "for i in range({}): print('line', i)\n"
+
+
+async def read(end, request_id, job_id="job", rank=0, **options):
+    await end.send(read_log=node_pb2.ReadLog(request_id=request_id, job_id=job_id, rank=rank, **options))
+
+
+async def all_of(end, request_id, job_id="job", rank=0, **options):
+    """(data, last chunk)"""
+    await read(end, request_id, job_id, rank, **options)
+    await end.until(lambda: request_id in end.log_ends)
+    return end.logs[request_id], end.log_ends[request_id]
+
+
+async def test_reading_an_ended_rank(end, daemon, script):
+    await end.run_script("job", script(LINES.format(5000)))
+    job = await end.exited("job")
+    expected = Path(job.ranks[0].log_path).read_bytes()
+    data, last = await all_of(end, 1)
+    assert data == expected and last.offset == len(expected) and not last.error
+    data, _ = await all_of(end, 2, tail_lines=3)
+    assert data == b"line 4997\nline 4998\nline 4999\n"
+    data, _ = await all_of(end, 3, follow=True)
+    assert data == expected
+    await end.stop_job("job")
+    await end.stopped("job")
+    assert (await all_of(end, 4))[0] == expected, "logs outlive the job"
+
+
+async def test_following_from_before_the_start(end, daemon, script, tmp_path):
+    """Several readers, each from where it likes; they end when the rank does."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    text = f"import sys\nprint('first', flush=True)\nopen({str(gate)!r}).read()\nprint('last', file=sys.stderr)\n"
+    await end.run_script("job", script(text))
+    await read(end, 1, follow=True)
+    await end.until(lambda: b"first\n" in end.logs.get(1, b""))
+    await read(end, 2, follow=True, tail_lines=1)
+    await read(end, 3, follow=True)
+    await end.until(lambda: b"first\n" in end.logs.get(3, b""))
+    await end.send(end_log=node_pb2.EndLog(request_id=3))
+    assert 1 not in end.log_ends
+    gate.write_text("")
+    await end.until(lambda: {1, 2} <= end.log_ends.keys())
+    assert end.logs[1] == end.logs[2] == b"first\nlast\n"
+    assert end.logs[3] == b"first\n" and 3 not in end.log_ends
+
+
+async def test_what_has_no_log(end, daemon, script):
+    await end.run_script("job", script(""))
+    await end.exited("job")
+    for request, (job_id, rank) in enumerate([("other", 0), ("job", 7), ("../job", 0)]):
+        data, last = await all_of(end, request, job_id, rank)
+        assert data == b"" and last.eof and "has no log of rank" in last.error
+
+
+async def test_rotation(end, start_daemon, script):
+    await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
+    await end.run_script("job", script(LINES.format(10000)))
+    job = await end.exited("job")
+    current = Path(job.ranks[0].log_path)
+    files = [current.with_name(current.name + suffix) for suffix in (".2", ".1", "")]
+    assert [file.stat().st_size for file in files[:2]] == [10000, 10000]
+    assert sorted(current.parent.iterdir()) == sorted(files)
+    data, last = await all_of(end, 1)
+    assert data == b"".join(file.read_bytes() for file in files)
+    assert last.offset == sum(len(f"line {i}\n") for i in range(10000)), "offsets count from the rank's start"
+    assert (await all_of(end, 2, tail_lines=900))[0].count(b"\n") == 900
+
+
+async def test_a_flood_of_output_harms_nobody(end, daemon, script):
+    """The last of stderr is kept though there was much, and the daemon stays attentive."""
+    text = "import sys\nfor i in range(200000): print('x' * 90)\nprint('y' * 300000, file=sys.stderr)\n"
+    text += "raise KeyError('end')\n"
+    await end.run_script("job", script(text), env={"PYTHONUNBUFFERED": ""})
+    job = await end.exited("job")
+    assert job.ranks[0].error_tail.endswith("KeyError: 'end'") and len(job.ranks[0].error_tail) < 8400
+    assert Path(job.ranks[0].log_path).stat().st_size > 18_000_000
+
+
+async def test_logs_after_a_restart_of_the_daemon(end, start_daemon, script):
+    daemon = await start_daemon()
+    await end.run_script("job", script("print('before')"))
+    await end.exited("job")
+    await end.stop_job("job")
+    await end.stopped("job")
+    await daemon.wait(0) if daemon.process.poll() is not None else daemon.stop()
+    await start_daemon()
+    assert (await all_of(end, 1))[0] == b"before\n"
