@@ -1,0 +1,69 @@
+"""Finding and ending processes of earlier lives; the watch over idleness."""
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+
+from bagua.daemon.node import idle
+from bagua.daemon.node.idle import IdleWatch
+from bagua.daemon.node.journal import JobEntry, RankEntry, end_leftovers
+from bagua.daemon.node.process import members, read_status, start_time
+
+
+def entry(**changes):
+    fields = {"job_id": "j", "generation": 2, "adopt": False, "rank_socket": "/s", "ranks": (RankEntry(0, 0, 5, 6),)}
+    return JobEntry(**(fields | changes))
+
+
+@pytest.fixture
+def stranger():
+    """A process with a session of its own, as a rank has."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True, env={"BAGUA_JOB_ID": "other"}) as process:
+        yield process
+        process.kill()
+
+
+async def test_leftovers_are_known_by_pid_and_start_time(stranger):
+    rank = RankEntry(0, 0, stranger.pid, start_time(stranger.pid))
+    taken = entry(ranks=(RankEntry(0, 0, stranger.pid, rank.start_time - 1),))
+    ended = await end_leftovers(taken, "restarted")
+    assert stranger.poll() is None, "the number belongs to somebody else now"
+    assert ended.ended and ended.error == "restarted" and ended.ranks[0].signal == 9
+    await end_leftovers(entry(adopt=True, ranks=(rank,)), "restarted")
+    assert stranger.poll() is None, "started by others"
+    ended = await end_leftovers(entry(ranks=(rank,), error="first"), "restarted")
+    assert stranger.wait(5) == -9 and ended.error == "first"
+
+
+async def test_leftovers_are_known_by_their_environment():
+    marks = {"BAGUA_JOB_ID": "j", "BAGUA_DAEMON_SOCKET": "/s/of/this/test"}
+    with subprocess.Popen(["sleep", "60"], start_new_session=True, env=marks) as process:
+        await end_leftovers(entry(rank_socket="/another"), "restarted")
+        assert process.poll() is None
+        await end_leftovers(entry(rank_socket="/s/of/this/test", ranks=()), "restarted")
+        assert process.wait(5) == -9
+
+
+def test_what_proc_says(stranger):
+    status = read_status(stranger.pid)
+    assert (status.parent, status.session) == (os.getpid(), stranger.pid) and status.start_time > 0
+    assert members([stranger.pid], []) == [stranger.pid] and os.getpid() not in members([os.getsid(0)], [])
+    assert read_status(2**22 + 1) is None and start_time(2**22 + 1) == 0
+
+
+async def test_idleness(monkeypatch):
+    monkeypatch.setattr(idle, "FIRST_JOB_S", 0.0)
+    fired = asyncio.Event()
+    IdleWatch(None, fired.set).update(True)
+    watch = IdleWatch(0.01, fired.set)
+    watch.update(True)
+    watch.update(True)
+    await asyncio.sleep(0.03)
+    assert not fired.is_set()
+    watch.update(False)
+    await asyncio.wait_for(fired.wait(), 1)
+    never = asyncio.Event()
+    IdleWatch(0.01, never.set)
+    await asyncio.wait_for(never.wait(), 1)

@@ -1,0 +1,114 @@
+"""What the coordinator may ask for, and what is started for it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua.daemon.node.launch import LaunchError, check_program, command, environment
+from bagua.daemon.node.plan import PlanError, Program, clamp_grace, is_safe_name, parse_peers, parse_plan
+from bagua.proto import common_pb2, node_pb2
+
+
+def run_job(**changes):
+    fields = {
+        "job_id": "j-1",
+        "generation": 4,
+        "spec": common_pb2.JobSpec(entry="train.py", args=["-v"], stop_grace_s=3.0),
+        "host_index": 1,
+        "hosts": [node_pb2.HostPlan(node_id="a", ranks=[0, 1]), node_pb2.HostPlan(node_id="b", ranks=[3, 2])],
+        "job_key": bytes(32),
+        "master_addr": "10.0.0.1",
+        "master_port": 29500,
+    }
+    return node_pb2.RunJob(**(fields | changes))
+
+
+def test_a_plan():
+    plan = parse_plan(run_job())
+    assert (plan.node_id, plan.ranks, plan.world_size, plan.stop_grace_s) == ("b", (2, 3), 4, 3.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": ""},
+        {"job_id": "../x"},
+        {"job_id": ".x"},
+        {"job_id": "x" * 200},
+        {"hosts": []},
+        {"host_index": 2},
+        {"hosts": [node_pb2.HostPlan(ranks=[0]), node_pb2.HostPlan(ranks=[0])]},
+        {"hosts": [node_pb2.HostPlan(ranks=[0]), node_pb2.HostPlan()]},
+        {"host_index": 0, "hosts": [node_pb2.HostPlan(ranks=range(2000))]},
+        {"job_key": b""},
+        {"master_port": 70000},
+        {"spec": common_pb2.JobSpec()},
+        {"spec": common_pb2.JobSpec(entry="x\0y")},
+        {"spec": common_pb2.JobSpec(entry="x", env={"A=B": "1"})},
+        {"spec": common_pb2.JobSpec(entry="x", env={"A": "1\0"})},
+        {"spec": common_pb2.JobSpec(entry="x", env={"A": "1" * (2 << 20)})},
+    ],
+)
+def test_plans_that_make_no_sense(changes):
+    with pytest.raises(PlanError):
+        parse_plan(run_job(**changes))
+
+
+def test_peers_and_numbers():
+    assert parse_peers(run_job()) == ()
+    whole = [node_pb2.HostPlan(ranks=[rank], engine_address=f"h:{rank}") for rank in (0, 1)]
+    assert parse_peers(run_job(hosts=whole)) == ("h:0", "h:1")
+    assert parse_peers(run_job(hosts=whole[:1])) == ()
+    assert [clamp_grace(value) for value in (-1, float("nan"), 5, float("inf"))] == [0, 0, 5, 3600]
+    assert is_safe_name("A-b_c.9") and not is_safe_name("a/b") and not is_safe_name("a\n")
+
+
+def test_commands():
+    assert command(Program("t.py", args=("a",))) == [sys.executable, "t.py", "a"]
+    assert command(Program("t.py", python="/py")) == ["/py", "t.py"]
+    assert command(Program("m.n", is_module=True, args=("a",))) == [sys.executable, "-m", "m.n", "a"]
+    assert command(Program("sh", no_python=True, args=("a",))) == ["sh", "a"]
+
+
+def test_environment_of_a_rank():
+    spec = common_pb2.JobSpec(entry="x", env={"MINE": "1", "BOTH": "job", "RANK": "x", "MALLOC_TOP_PAD_": "1"})
+    plan = parse_plan(run_job(spec=spec))
+    base = {"BOTH": "daemon", "HOME": "/h", "WORLD_SIZE": "9", "PYTHONUNBUFFERED": ""}
+    env = environment(plan, 3, base=base, rank_socket=Path("/s"), cache=Path("/c"))
+    assert (env["MINE"], env["BOTH"], env["HOME"]) == ("1", "job", "/h")
+    assert [env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "4", "1", "2"]
+    assert [env[name] for name in ("NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")] == [
+        "1",
+        "1",
+        "10.0.0.1",
+        "29500",
+    ]
+    assert [env[name] for name in ("BAGUA_JOB_ID", "BAGUA_DAEMON_SOCKET", "BAGUA_CACHE_DIR")] == ["j-1", "/s", "/c"]
+    assert env["OMP_NUM_THREADS"] == "1" and env["MALLOC_TOP_PAD_"] == "1" and env["PYTHONUNBUFFERED"] == ""
+    assert "PYTHONSAFEPATH" not in env
+    alone = parse_plan(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]))
+    assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, rank_socket=Path("/s"), cache=Path("/c"))
+    kept = environment(plan, 2, base={"OMP_NUM_THREADS": "4"}, rank_socket=Path("/s"), cache=Path("/c"))
+    assert kept["OMP_NUM_THREADS"] == "4"
+
+
+def test_programs_are_looked_at_before_a_build(tmp_path):
+    (tmp_path / "a.py").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
+    folder = str(tmp_path)
+    for good in (Program("a.py", workdir=folder), Program("package", workdir=folder), Program(str(tmp_path / "a.py"))):
+        check_program(good, {})
+    check_program(Program("anything", is_module=True, workdir=folder), {})
+    check_program(Program("sh", no_python=True, workdir=folder), {"PATH": "/bin:/usr/bin"})
+    for bad, words in [
+        (Program("b.py", workdir=folder), "b.py does not exist"),
+        (Program("a.py", workdir=folder + "/none"), "working directory"),
+        (Program("x", workdir=folder + "/a.py"), "is not a folder"),
+        (Program(folder), "without a __main__.py"),
+        (Program("sh", no_python=True, workdir=folder, env={"PATH": folder}), "not in PATH"),
+        (Program("./a.py", no_python=True, workdir=folder), "not executable"),
+    ]:
+        with pytest.raises(LaunchError, match=words):
+            check_program(bad, {"PATH": "/bin:/usr/bin"})
