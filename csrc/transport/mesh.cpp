@@ -549,6 +549,7 @@ void Mesh::send_control(int peer, const std::string& text) {
 
 Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
   impl_->adopt();
+  impl_->settle_losses();  // a new receive from a lost peer may be one that can't come
   for (;;) {
     const bool undisturbed = impl_->wait(deadline_ns);
     impl_->settle_losses();

@@ -2,7 +2,8 @@
 
 Every ``*_test.cpp`` in this folder is a suite; it is linked with ``harness.cpp`` and all sources of ``csrc`` but the
 bindings (they need Python). To add tests, add a file. Objects are kept by the hash of what they are made from in
-``$BAGUA_CACHE_DIR/native-tests`` (without the variable, in pytest's cache), so that a second run only links what changed.
+``$BAGUA_CACHE_DIR/native-tests`` (without the variable, in pytest's cache), so that a second run compiles only what
+changed.
 
 By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
@@ -26,8 +27,8 @@ HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
 COMMON = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
-# The plain build has the flags of the real one; the TSan build is without the processor's extensions, so that the portable
-# paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in instrumented code.
+# The plain build has the flags of the real one; the TSan build is without the processor's extensions, so that the
+# portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in instrumented code.
 SANITIZED = ["-O1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
 BUILDS = {
     "plain": ["-O3", "-march=native"],

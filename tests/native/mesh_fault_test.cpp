@@ -1,0 +1,311 @@
+// The mesh when things go wrong: lost peers, damaged and foreign frames, wrong lengths, callers' mistakes.
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "mesh_rig.h"
+
+namespace bagua {
+namespace {
+
+using test::collect;
+using test::collect_error;
+using test::in_ms;
+using test::pattern;
+using test::RawPeer;
+using Event = Mesh::Event;
+
+bool has(const Status& status, const std::string& text) {
+  if (!status && status.message().find(text) != std::string::npos) return true;
+  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
+  return false;
+}
+
+TEST(what_arrived_comes_before_the_loss) {
+  RawPeer peer(2, true);
+  std::vector<std::string> in(5, std::string(70'000, '\0'));
+  for (size_t i = 0; i < 5; ++i) peer.mesh.recv(1, 1, i, in[i].data(), in[i].size(), i);
+  for (size_t i = 0; i < 4; ++i) peer.send(i % 2, 1, i, pattern(70'000, static_cast<unsigned>(i)));
+  peer.write_frame(2, peer.header(2, FrameType::kControl, 0, 0, "last words"), "last words");
+  peer.ends.clear();
+  std::vector<Mesh::Completion> done;
+  const Status status = collect_error(&peer.mesh, &done);
+  EXPECT_EQ(done.size(), 5u);
+  for (size_t i = 0; i < 4; ++i) EXPECT(in[i] == pattern(70'000, static_cast<unsigned>(i)));
+  EXPECT(status.code() == Code::kUnavailable);
+  has(status, "lost host 1: it closed the connection");
+  done.clear();
+  has(peer.mesh.poll(in_ms(1000), &done), "lost host 1");  // the error is final
+  EXPECT(done.empty());
+}
+
+TEST(parked_frames_outlive_their_sender) {
+  RawPeer peer(1);
+  peer.send(0, 1, 1, "first");
+  peer.send(0, 1, 2, "second");
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  peer.ends.clear();
+  CHECK_OK(peer.mesh.poll(in_ms(400), &done));  // nobody waits for anything that can't come
+  std::string first(5, '\0');
+  std::string second(6, '\0');
+  peer.mesh.recv(1, 1, 1, first.data(), 5, 1);
+  CHECK_OK(collect(&peer.mesh, 1, &done));
+  peer.mesh.recv(1, 1, 2, second.data(), 6, 2);
+  CHECK_OK(collect(&peer.mesh, 2, &done));
+  EXPECT_EQ(first + second, "firstsecond");
+  has(peer.mesh.poll(in_ms(1000), &done), "lost host 1");
+}
+
+TEST(a_receive_that_can_not_come_fails_at_once) {
+  RawPeer peer(1);
+  peer.send(0, 1, 1, "first");
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  peer.ends.clear();
+  CHECK_OK(peer.mesh.poll(in_ms(300), &done));
+  char byte;
+  peer.mesh.recv(1, 7, 7, &byte, 1, 0);
+  const int64_t start = now_ns();
+  has(collect_error(&peer.mesh, &done), "lost host 1");
+  EXPECT(now_ns() - start < 5 * kNsPerS);
+}
+
+TEST(death_in_the_middle_of_a_message) {
+  RawPeer peer(1);
+  const std::string payload = pattern(100'000, 1);
+  std::string in(payload.size(), '\0');
+  peer.mesh.recv(1, 1, 1, in.data(), in.size(), 0);
+  const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
+  peer.write(0, &header, sizeof header);
+  peer.write(0, payload.data(), 40'000);
+  peer.ends.clear();
+  std::vector<Mesh::Completion> done;
+  has(collect_error(&peer.mesh, &done), "lost host 1: it closed the connection in the middle of a message");
+  EXPECT(done.empty());
+}
+
+TEST(reset_of_one_stream) {
+  RawPeer peer(2);
+  std::string in(5, '\0');
+  peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
+  const linger now{1, 0};
+  ::setsockopt(peer.ends[0].fd(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  peer.ends[0].reset();
+  std::vector<Mesh::Completion> done;
+  const Status status = collect_error(&peer.mesh, &done);  // although the other stream lives
+  EXPECT(status.code() == Code::kUnavailable);
+  has(status, "lost host 1: the connection broke");
+}
+
+TEST(loss_while_sending) {
+  RawPeer peer(1);
+  const std::string payload = pattern(Mesh::kMaxMessage, 1);
+  for (uint64_t i = 0; i < 4; ++i) peer.mesh.send(1, 1, i, payload.data(), payload.size(), i);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
+  peer.ends.clear();  // with unread bytes: a reset
+  has(collect_error(&peer.mesh, &done), "lost host 1");
+}
+
+TEST(idle_loss) {
+  RawPeer peer(1);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(peer.mesh.poll(in_ms(5), &done));
+  peer.ends.clear();
+  has(collect_error(&peer.mesh, &done), "lost host 1");
+}
+
+TEST(foreign_frames_are_dropped_and_counted) {
+  RawPeer peer(1);
+  const std::string payload = pattern(100'000, 1);
+  std::string in(payload.size(), '\0');
+  peer.mesh.recv(1, 1, 1, in.data(), in.size(), 0);
+  FrameHeader old = peer.header(0, FrameType::kData, 1, 1, payload);
+  old.generation = 4;
+  old.header_crc = old.compute_crc();
+  peer.write_frame(0, old, payload);
+  FrameHeader other = peer.header(0, FrameType::kControl, 0, 0, "stale");
+  other.comm = 9;
+  other.header_crc = other.compute_crc();
+  peer.write_frame(0, other, "stale");
+  peer.send(0, 1, 1, payload);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(collect(&peer.mesh, 1, &done));
+  EXPECT(done[0].event == Event::kReceived);
+  EXPECT(in == payload);
+  EXPECT_EQ(peer.mesh.counters().frames_dropped, 2u);
+}
+
+TEST(damaged_payload) {
+  for (const size_t where : {0, 70'000, 99'999}) {
+    RawPeer peer(1);
+    std::string payload = pattern(100'000, 1);
+    std::string in(payload.size(), '\0');
+    peer.mesh.recv(1, 1, 1, in.data(), in.size(), 0);
+    const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
+    payload[where] ^= 4;
+    peer.write_frame(0, header, payload);
+    std::vector<Mesh::Completion> done;
+    const Status status = collect_error(&peer.mesh, &done);
+    EXPECT(status.code() == Code::kCorrupt);
+    has(status, "host 1, stream 0: the checksum of a message is wrong");
+  }
+}
+
+Status after_header(const std::function<void(FrameHeader*)>& change, bool sign = true) {
+  RawPeer peer(1);
+  FrameHeader header = peer.header(0, FrameType::kData, 1, 1, "hello");
+  change(&header);
+  if (sign) header.header_crc = header.compute_crc();
+  peer.write_frame(0, header, "hello");
+  std::string in(5, '\0');
+  peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
+  std::vector<Mesh::Completion> done;
+  return collect_error(&peer.mesh, &done);
+}
+
+TEST(damaged_headers) {
+  for (size_t byte = 0; byte < 64; ++byte) {
+    const Status status = after_header([&](FrameHeader* h) { reinterpret_cast<uint8_t*>(h)[byte] ^= 0x10; }, false);
+    EXPECT(status.code() == Code::kCorrupt);
+    has(status, "host 1, stream 0: a frame header is damaged");
+  }
+}
+
+TEST(headers_that_lie) {
+  has(after_header([](FrameHeader* h) { h->magic = 1; }), "damaged");
+  has(after_header([](FrameHeader* h) { h->version = 9; }), "version 9");
+  has(after_header([](FrameHeader* h) { h->header_bytes = 32; }), "version");
+  has(after_header([](FrameHeader* h) { h->type = static_cast<FrameType>(7); }), "unknown type 7");
+  has(after_header([](FrameHeader* h) { h->payload_bytes = Mesh::kMaxMessage + 1; }), "more than is allowed");
+  has(after_header([](FrameHeader* h) { h->payload_bytes = ~0u; }), "more than is allowed");
+  has(after_header([](FrameHeader* h) {
+        h->type = FrameType::kControl;
+        h->payload_bytes = Mesh::kMaxControl + 1;
+      }),
+      "more than is allowed");
+  has(after_header([](FrameHeader* h) { h->sequence = 3; }), "frame 0 was due and frame 3 came");
+  const Status status = after_header([](FrameHeader* h) { h->payload_bytes = 6; });
+  EXPECT(status.code() == Code::kInvalid);
+  has(status, "host 1 sent 6 bytes where 5 were expected (operation 1, tag 1)");
+}
+
+TEST(random_bytes) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    RawPeer peer(1);
+    const std::string noise = pattern(10'000, seed);
+    peer.write(0, noise.data(), noise.size());
+    std::vector<Mesh::Completion> done;
+    EXPECT(collect_error(&peer.mesh, &done).code() == Code::kCorrupt);
+  }
+}
+
+// Copies bytes from one socket to the other until one closes; changes one bit of byte number `flip`.
+void relay(int from, int to, size_t flip) {
+  char buffer[4096];
+  size_t passed = 0;
+  for (;;) {
+    const size_t want = 64;
+    if (!read_exact(from, buffer, want, in_ms(10'000))) return;
+    if (flip >= passed && flip < passed + want) buffer[flip - passed] ^= 1;
+    passed += want;
+    if (!write_exact(to, buffer, want, in_ms(10'000))) return;
+  }
+}
+
+TEST(a_flipped_bit_on_the_wire) {
+  // 10 messages of 64 + 6400 bytes through a relay that damages one of them; those before it arrive whole.
+  for (const size_t flip : {10, 64 + 6400 * 3 + 64 * 3 + 17, 6464 * 9 + 6000}) {
+    Mesh a(test::mesh_options(0, 2, 1));
+    Mesh b(test::mesh_options(1, 2, 1));
+    Socket a_end;
+    Socket relay_in;
+    Socket relay_out;
+    Socket b_end;
+    test::tcp_pair(&a_end, &relay_in);
+    test::tcp_pair(&relay_out, &b_end);
+    a.attach(1, 0, std::move(a_end));
+    b.attach(0, 0, std::move(b_end));
+    test::Threads threads;
+    threads.start([&] { relay(relay_in.fd(), relay_out.fd(), flip); });
+    const std::string out = pattern(6400, 1);
+    std::vector<std::string> in(10, std::string(out.size(), '\0'));
+    for (uint64_t i = 0; i < 10; ++i) {
+      b.recv(0, 1, i, in[i].data(), out.size(), i);
+      a.send(1, 1, i, out.data(), out.size(), i);
+    }
+    std::vector<Mesh::Completion> sent;
+    CHECK_OK(collect(&a, 10, &sent));
+    std::vector<Mesh::Completion> received;
+    const Status status = collect_error(&b, &received);
+    EXPECT(status.code() == Code::kCorrupt);
+    has(status, "host 0, stream 0: ");
+    EXPECT_EQ(received.size(), flip / 6464);
+    for (size_t i = 0; i < received.size(); ++i) EXPECT(in[i] == out);
+    ::shutdown(relay_in.fd(), SHUT_RDWR);
+    ::shutdown(relay_out.fd(), SHUT_RDWR);
+  }
+}
+
+TEST(the_same_message_twice) {
+  RawPeer peer(2);
+  std::string in(5, '\0');
+  peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
+  peer.send(0, 1, 1, "hello");
+  peer.send(1, 1, 1, "HELLO");
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(collect(&peer.mesh, 1, &done));
+  const std::string got = in;
+  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
+  EXPECT_EQ(done.size(), 1u);  // the second waits for a receive of its own and touches nothing
+  EXPECT_EQ(in, got);
+}
+
+TEST(callers_mistakes) {
+  const std::string big(Mesh::kMaxMessage + 1, 'x');
+  std::vector<Mesh::Completion> done;
+  const auto error_of = [&](const std::function<void(Mesh*)>& mistake) {
+    RawPeer peer(1);
+    mistake(&peer.mesh);
+    return peer.mesh.poll(in_ms(1000), &done);
+  };
+  has(error_of([&](Mesh* m) { m->send(0, 1, 1, "x", 1, 0); }), "names host 0");
+  has(error_of([&](Mesh* m) { m->send(2, 1, 1, "x", 1, 0); }), "names host 2");
+  has(error_of([&](Mesh* m) { m->send(1, 1, 1, big.data(), big.size(), 0); }), "at most");
+  has(error_of([&](Mesh* m) { m->send_control(1, big); }), "at most");
+  char byte;
+  has(error_of([&](Mesh* m) {
+        m->recv(1, 1, 1, &byte, 1, 0);
+        m->recv(1, 1, 1, &byte, 1, 0);
+      }),
+      "posted twice");
+}
+
+TEST(a_peer_that_never_connects) {
+  MeshOptions options = test::mesh_options(0, 3, 2);
+  options.connect_timeout_ns = 60 * kNsPerMs;
+  Mesh mesh(options);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(mesh.poll(in_ms(100), &done));  // no need for it yet
+  char byte;
+  mesh.recv(2, 1, 1, &byte, 1, 0);
+  const Status status = collect_error(&mesh, &done);
+  EXPECT(status.code() == Code::kTimeout);
+  has(status, "host 2 has connected 0 of 2 streams in 0.1 s");
+}
+
+TEST(three_hosts_name_the_lost_one) {
+  auto meshes = test::make_meshes(3, 2);
+  char byte;
+  meshes[0]->recv(2, 1, 1, &byte, 1, 0);
+  meshes[1]->recv(0, 1, 1, &byte, 1, 0);
+  meshes[2].reset();
+  std::vector<Mesh::Completion> done;
+  has(collect_error(meshes[0].get(), &done), "lost host 2");
+  has(collect_error(meshes[1].get(), &done), "lost host 2");
+}
+
+}  // namespace
+}  // namespace bagua

@@ -1,0 +1,280 @@
+// The mesh in good order: many messages, sizes, hosts, orders; parking, control messages, waking, bounded memory.
+#include "transport/mesh.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+
+#include "mesh_rig.h"
+
+namespace bagua {
+namespace {
+
+using test::collect;
+using test::in_ms;
+using test::make_meshes;
+using test::pattern;
+using Event = Mesh::Event;
+
+TEST(one_message) {
+  auto meshes = make_meshes(2, 1);
+  const std::string out = pattern(100'000, 1);
+  std::string in(out.size(), '\0');
+  meshes[1]->recv(0, 3, 4, in.data(), in.size(), 77);
+  meshes[0]->send(1, 3, 4, out.data(), out.size(), 55);
+  std::vector<Mesh::Completion> sent;
+  std::vector<Mesh::Completion> received;
+  CHECK_OK(collect(meshes[0].get(), 1, &sent));
+  CHECK_OK(collect(meshes[1].get(), 1, &received));
+  EXPECT(sent[0].event == Event::kSent);
+  EXPECT_EQ(sent[0].cookie, 55u);
+  EXPECT_EQ(sent[0].peer, 1);
+  EXPECT(received[0].event == Event::kReceived);
+  EXPECT_EQ(received[0].cookie, 77u);
+  EXPECT_EQ(received[0].peer, 0);
+  EXPECT(in == out);
+  EXPECT(meshes[0]->connected() && meshes[1]->connected());
+  EXPECT_EQ(meshes[0]->counters().bytes_sent, out.size() + 64);
+  EXPECT_EQ(meshes[1]->counters().bytes_received, out.size() + 64);
+}
+
+TEST(empty_and_largest) {
+  auto meshes = make_meshes(2, 2);
+  const std::string out = pattern(Mesh::kMaxMessage, 1);
+  std::string in(out.size(), '\0');
+  test::Threads threads;
+  threads.start([&] {
+    std::vector<Mesh::Completion> done;
+    meshes[0]->send(1, 1, 0, nullptr, 0, 0);
+    meshes[0]->send(1, 1, 1, out.data(), out.size(), 0);
+    meshes[0]->send(1, 1, 2, nullptr, 0, 0);
+    CHECK_OK(collect(meshes[0].get(), 3, &done));
+  });
+  std::vector<Mesh::Completion> done;
+  meshes[1]->recv(0, 1, 2, nullptr, 0, 2);
+  meshes[1]->recv(0, 1, 1, in.data(), in.size(), 1);
+  meshes[1]->recv(0, 1, 0, nullptr, 0, 0);
+  EXPECT_OK(collect(meshes[1].get(), 3, &done));
+  threads.join();
+  EXPECT(in == out);
+}
+
+// Every host sends `messages` messages of random sizes to every other; receives are posted in windows, out of order.
+void exchange(int hosts, int streams, int messages, size_t largest, bool shuffled) {
+  auto meshes = make_meshes(hosts, streams);
+  const auto size_of = [&](int from, int to, int i) {
+    return static_cast<size_t>((from * 7919 + to * 104729 + i * 1299709) % 100 * static_cast<int>(largest / 100));
+  };
+  test::Threads threads;
+  for (int host = 0; host < hosts; ++host) {
+    threads.start([&, host] {
+      Mesh& mesh = *meshes[static_cast<size_t>(host)];
+      std::mt19937 random(static_cast<unsigned>(host));
+      std::vector<std::string> out;
+      std::map<uint64_t, std::string> in;
+      size_t expected = 0;
+      for (int i = 0; i < messages; ++i) {
+        for (int peer = 0; peer < hosts; ++peer) {
+          if (peer == host) continue;
+          out.push_back(pattern(size_of(host, peer, i), static_cast<unsigned>(host * 1000 + i)));
+          mesh.send(peer, 9, static_cast<uint64_t>(i), out.back().data(), out.back().size(), 1);
+          ++expected;
+        }
+      }
+      std::vector<Mesh::Completion> done;
+      for (int start = 0; start < messages; start += 8) {  // a window of eight, in random order
+        std::vector<int> window(static_cast<size_t>(std::min(8, messages - start)));
+        std::iota(window.begin(), window.end(), start);
+        if (shuffled) std::shuffle(window.begin(), window.end(), random);
+        for (const int i : window) {
+          for (int peer = 0; peer < hosts; ++peer) {
+            if (peer == host) continue;
+            const auto cookie = static_cast<uint64_t>(peer) << 32 | static_cast<uint64_t>(i);
+            std::string& place = in[cookie];
+            place.resize(size_of(peer, host, i));
+            mesh.recv(peer, 9, static_cast<uint64_t>(i), place.data(), place.size(), cookie);
+            ++expected;
+          }
+        }
+        if (random() % 2 == 0) CHECK_OK(mesh.poll(in_ms(1), &done));
+      }
+      CHECK_OK(collect(&mesh, expected, &done));
+      EXPECT_EQ(done.size(), expected);
+      for (const auto& [cookie, bytes] : in) {
+        const auto peer = static_cast<unsigned>(cookie >> 32);
+        EXPECT(bytes == pattern(bytes.size(), peer * 1000 + static_cast<unsigned>(cookie)));
+      }
+    });
+  }
+  threads.join();
+}
+
+TEST(two_hosts_in_order) {
+  exchange(2, 4, 200, 100'000, false);
+}
+TEST(two_hosts_shuffled) {
+  exchange(2, 4, 200, 100'000, true);
+}
+TEST(two_hosts_one_stream) {
+  exchange(2, 1, 60, 300'000, true);
+}
+TEST(three_hosts_shuffled) {
+  exchange(3, 2, 60, 400'000, true);
+}
+TEST(small_messages) {
+  exchange(3, 3, 500, 1'000, true);
+}
+
+TEST(early_frames_are_parked) {
+  test::RawPeer peer(2);
+  const std::string first = pattern(50'000, 1);
+  const std::string second = pattern(20, 2);
+  peer.send(0, 1, 10, first);
+  peer.send(0, 1, 11, second);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
+  EXPECT(done.empty());
+  // The other stream is not held up.
+  std::string other(5, '\0');
+  peer.mesh.recv(1, 2, 0, other.data(), 5, 3);
+  peer.send(1, 2, 0, "hello");
+  CHECK_OK(collect(&peer.mesh, 1, &done));
+  EXPECT_EQ(other, "hello");
+  // Posted last first: the one at the head of the stream frees the other.
+  std::string in_second(second.size(), '\0');
+  std::string in_first(first.size(), '\0');
+  peer.mesh.recv(1, 1, 11, in_second.data(), in_second.size(), 2);
+  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  EXPECT_EQ(done.size(), 1u);
+  peer.mesh.recv(1, 1, 10, in_first.data(), in_first.size(), 1);
+  CHECK_OK(collect(&peer.mesh, 3, &done));
+  EXPECT(in_first == first && in_second == second);
+}
+
+TEST(a_stalled_receiver_holds_the_sender_back) {
+  auto meshes = make_meshes(2, 2);
+  constexpr size_t kBytes = 1 << 20;
+  constexpr size_t kCount = 64;
+  const std::string out = pattern(kBytes, 1);
+  for (size_t i = 0; i < kCount; ++i) meshes[0]->send(1, 1, i, out.data(), kBytes, i);
+  std::vector<Mesh::Completion> sent;
+  std::vector<Mesh::Completion> received;
+  for (int i = 0; i < 20; ++i) {
+    CHECK_OK(meshes[0]->poll(in_ms(10), &sent));
+    CHECK_OK(meshes[1]->poll(in_ms(10), &received));
+  }
+  EXPECT(received.empty());
+  EXPECT(sent.size() < kCount);                                    // what fits into the kernel's buffers, no more
+  EXPECT(meshes[1]->counters().bytes_received <= 2 * (16 << 10));  // user space holds the read-ahead alone
+  EXPECT(meshes[0]->describe_waits(now_ns()).find("host 1: 0 receives and") == 0);
+  // A control message passes the chunks that fill the data streams.
+  meshes[0]->send_control(1, "still here");
+  CHECK_OK(collect(meshes[1].get(), 1, &received));
+  EXPECT(received[0].event == Event::kControl);
+  EXPECT_EQ(received[0].control, "still here");
+  std::vector<std::string> in(kCount, std::string(kBytes, '\0'));
+  for (size_t i = 0; i < kCount; ++i) meshes[1]->recv(0, 1, i, in[i].data(), kBytes, i);
+  while (sent.size() < kCount || received.size() < kCount + 1) {
+    CHECK_OK(meshes[0]->poll(in_ms(1), &sent));
+    CHECK_OK(meshes[1]->poll(in_ms(1), &received));
+  }
+  for (const std::string& bytes : in) EXPECT(bytes == out);
+}
+
+TEST(control_overtakes_queued_chunks) {
+  auto meshes = make_meshes(2, 1, /*lanes=*/false);
+  constexpr size_t kBytes = 4 << 20;
+  constexpr size_t kCount = 16;
+  const std::string out = pattern(kBytes, 1);
+  std::vector<std::string> in(kCount, std::string(kBytes, '\0'));
+  for (size_t i = 0; i < kCount; ++i) meshes[0]->send(1, 1, i, out.data(), kBytes, i);
+  meshes[0]->send_control(1, "urgent");
+  meshes[0]->send_control(1, "");
+  for (size_t i = 0; i < kCount; ++i) meshes[1]->recv(0, 1, i, in[i].data(), kBytes, i);
+  std::vector<Mesh::Completion> sent;
+  std::vector<Mesh::Completion> received;
+  while (received.size() < kCount + 2) {
+    CHECK_OK(meshes[0]->poll(in_ms(1), &sent));
+    CHECK_OK(meshes[1]->poll(in_ms(1), &received));
+  }
+  size_t at = 0;
+  while (received[at].event != Event::kControl) ++at;
+  EXPECT_EQ(received[at].control, "urgent");
+  EXPECT(at < kCount - 4);
+  const auto is_control = [](const auto& c) { return c.event == Event::kControl; };
+  EXPECT_EQ(std::count_if(received.begin(), received.end(), is_control), 2);
+}
+
+TEST(sends_before_the_connection) {
+  Mesh a(test::mesh_options(0, 2, 1));
+  Mesh b(test::mesh_options(1, 2, 1));
+  const std::string out = pattern(1000, 1);
+  std::string in(1000, '\0');
+  a.send(1, 1, 1, out.data(), 1000, 0);
+  b.recv(0, 1, 1, in.data(), 1000, 0);
+  EXPECT(!a.connected());
+  EXPECT(a.describe_waits(now_ns()).find("0 of 1 streams connected") != std::string::npos);
+  test::Threads threads;
+  threads.start([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    Socket x;
+    Socket y;
+    test::tcp_pair(&x, &y);
+    a.attach(1, 0, std::move(x));
+    b.attach(0, 0, std::move(y));
+  });
+  std::vector<Mesh::Completion> done;
+  EXPECT_OK(collect(&a, 1, &done));
+  EXPECT_OK(collect(&b, 2 - 1, &done));
+  threads.join();
+  done.clear();
+  CHECK_OK(b.poll(in_ms(0), &done));
+  while (in != out) CHECK_OK(b.poll(in_ms(1000), &done));
+  EXPECT_EQ(a.describe_waits(now_ns()), "");
+}
+
+TEST(wake_from_another_thread) {
+  auto meshes = make_meshes(2, 1);
+  std::vector<Mesh::Completion> done;
+  test::Threads threads;
+  const int64_t start = now_ns();
+  threads.start([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    meshes[0]->wake();
+  });
+  CHECK_OK(meshes[0]->poll(in_ms(20'000), &done));
+  EXPECT(now_ns() - start < 10 * kNsPerS);
+  EXPECT(done.empty());
+  threads.join();
+  meshes[0]->wake();  // before poll(): it returns at once
+  CHECK_OK(meshes[0]->poll(-1, &done));
+  const int64_t again = now_ns();
+  CHECK_OK(meshes[0]->poll(in_ms(30), &done));  // taken once
+  EXPECT(now_ns() - again >= 25 * kNsPerMs);
+}
+
+TEST(deadline) {
+  auto meshes = make_meshes(2, 1);
+  std::vector<Mesh::Completion> done;
+  const int64_t start = now_ns();
+  CHECK_OK(meshes[0]->poll(in_ms(40), &done));
+  EXPECT(now_ns() - start >= 39 * kNsPerMs);
+  EXPECT(now_ns() - start < 5 * kNsPerS);
+}
+
+TEST(attach_refuses_what_it_can_not_use) {
+  Mesh mesh(test::mesh_options(0, 2, 1));
+  for (const auto& [peer, stream] : {std::pair{-1, 0}, {0, 0}, {2, 0}, {1, -1}, {1, 2}}) {
+    Socket a;
+    Socket b;
+    test::tcp_pair(&a, &b);
+    mesh.attach(peer, stream, std::move(a));
+    EXPECT(!mesh.connected());
+    char byte;
+    EXPECT(read_exact(b.fd(), &byte, 1, in_ms(2000)).code() == Code::kUnavailable);  // closed
+  }
+}
+
+}  // namespace
+}  // namespace bagua
