@@ -473,21 +473,20 @@ void Mesh::Impl::lose(Stream* failed, const std::string& how) {
 void Mesh::Impl::settle_losses() {
   for (Peer& peer : peers) {
     if (peer.lost_ns < 0) continue;
-    const bool over = now_ns() >= peer.lost_ns + kLossGraceNs;
-    bool coming = false;  // something may still arrive
     bool held = false;    // something has arrived and waits for its recv()
+    bool coming = false;  // something may still arrive
+    bool unread = false;  // something is there to be read at once
     for (const auto& stream : peer.streams) {
       if (stream == nullptr || stream->ended) continue;
-      if (stream->parked) {
-        held = true;
-      } else {
-        coming = true;
-      }
+      unread = unread || stream->queued;
+      held = held || stream->parked;
+      coming = coming || !stream->parked;
     }
+    const bool ended = !unread && (!coming || now_ns() >= peer.lost_ns + kLossGraceNs);
     bool wanted = !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
     for (const auto& stream : peer.streams) wanted = wanted || (stream != nullptr && stream->writer.busy());
-    peer.settled = (!coming || over) && held && !wanted;
-    if ((!coming || over) && !peer.settled) fail(peer.lost);
+    peer.settled = ended && held && !wanted;
+    if (ended && !peer.settled) fail(peer.lost);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <numeric>
 
@@ -71,7 +72,7 @@ void exchange(int hosts, int streams, int messages, size_t largest, bool shuffle
     threads.start([&, host] {
       Mesh& mesh = *meshes[static_cast<size_t>(host)];
       std::mt19937 random(static_cast<unsigned>(host));
-      std::vector<std::string> out;
+      std::deque<std::string> out;  // never moves its strings
       std::map<uint64_t, std::string> in;
       size_t expected = 0;
       for (int i = 0; i < messages; ++i) {
