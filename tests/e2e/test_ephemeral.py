@@ -1,0 +1,126 @@
+"""Scripts that something else starts: torchrun, torch.multiprocessing, plain python. The daemon comes and goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+SUM = """
+    import torch
+    import bagua.torch_api as bagua
+
+    def main():
+        bagua.init_process_group()
+        tensor = torch.full((1000,), float(bagua.get_rank() + 1))
+        bagua.allreduce_inplace(tensor)
+        print("sum", int(tensor[0]), "of", bagua.get_world_size(), flush=True)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+SPAWN = """
+    import os, socket, sys
+    import torch.multiprocessing as mp
+
+    import sum_script
+
+    def work(rank, world, port):
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        sum_script.main()
+
+    if __name__ == "__main__":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        mp.spawn(work, args=(3, port), nprocs=3)
+"""
+
+CRASH = """
+    import os, sys, time
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    bagua.barrier()
+    if bagua.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    try:
+        bagua.barrier()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+        raise
+"""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
+
+
+def test_torchrun(sandbox: Sandbox) -> None:
+    script = sandbox.script("sum_script.py", SUM)
+    done = sandbox.run(*TORCHRUN, "2", script)
+    assert done.code == 0, done.text
+    assert done.out.count("sum 3 of 2") == 2, done.text
+    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_no_state_left()
+
+
+def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
+    script = sandbox.script("sum_script.py", SUM)
+    rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    started = time.monotonic()
+    command = [*TORCHRUN, "2", *rendezvous, "--node-rank"]
+    agents = [sandbox.start(*command, str(rank), script) for rank in range(2)]
+    done = [sandbox.finish(agent, started) for agent in agents]
+    assert [d.code for d in done] == [0, 0], "\n".join(d.text for d in done)
+    assert [d.out.count("sum 10 of 4") for d in done] == [2, 2]
+    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_no_state_left()
+
+
+def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
+    sandbox.script("sum_script.py", SUM)
+    script = sandbox.script("spawn.py", SPAWN)
+    done = sandbox.run(sys.executable, script, env={"PYTHONPATH": str(sandbox.folder)})
+    assert done.code == 0, done.text
+    assert done.out.count("sum 6 of 3") == 3, done.text
+    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_no_state_left()
+
+
+def test_plain_python_is_a_world_of_one(sandbox: Sandbox) -> None:
+    done = sandbox.run(sys.executable, sandbox.script("sum_script.py", SUM))
+    assert (done.code, done.out) == (0, "sum 1 of 1\n"), done.text
+    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_no_state_left()
+
+
+def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
+    script = sandbox.script("crash.py", CRASH)
+    done = sandbox.run(*TORCHRUN, "2", script)
+    assert done.code != 0
+    assert "rank 1" in done.out, done.text
+    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_no_state_left()
+
+
+def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
+    script = sandbox.script("wait.py", SUM.replace('print("sum"', 'import time; time.sleep(300); print("sum"'))
+    process = sandbox.start(*TORCHRUN, "2", script)
+    sandbox.wait_until(lambda: any("daemon.node" in command for command in sandbox.marked().values()), 60)
+    time.sleep(2.0)  # somewhere in its life
+    os.killpg(process.pid, signal.SIGKILL)
+    sandbox.assert_all_gone(within=70.0)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

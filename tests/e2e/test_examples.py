@@ -1,0 +1,54 @@
+"""The README's main job, and the other examples."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+
+@pytest.mark.slow
+def test_digits_on_two_nodes(sandbox: Sandbox) -> None:
+    done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", "-m", "bagua.examples.digits")
+    assert done.code == 0, done.text
+    table = dict(line.removeprefix("[rank 0] ").split("  ", 1) for line in done.out.splitlines() if "  " in line)
+    assert float(table["held-out accuracy"].strip().rstrip("%")) >= 97
+    assert table["replicas (4)"].strip() == "yes, all bit-identical"
+    assert {"steps per second", "moved inside hosts", "moved between hosts"} <= set(table)
+    assert "behind computation" in table["communication hidden"]
+    assert "step" in done.err
+    sandbox.assert_all_gone(within=1.0)
+
+
+def test_digits_as_json(sandbox: Sandbox) -> None:
+    done = sandbox.bagua(
+        *("run", "--nproc-per-node", "2", "-m", "bagua.examples.digits", "--epochs", "2", "--output", "json")
+    )
+    # Two epochs are too few: the job says so.
+    assert done.code == 1, done.text
+    line = next(line for line in done.out.splitlines() if line.startswith("[rank 0] {"))
+    outcome = json.loads(line.removeprefix("[rank 0] "))
+    assert outcome["replicas_identical"] is True
+    assert outcome["bytes_inside_hosts"] > 0
+    assert outcome["bytes_between_hosts"] == 0
+    assert 0 <= outcome["hidden_share"] <= 1
+    assert "below 97%" in done.text
+
+
+def test_charlm_learns(sandbox: Sandbox) -> None:
+    command = ("run", "--nproc-per-node", "2", "-m", "bagua.examples.charlm", "--steps", "12", "--sample", "40")
+    done = sandbox.bagua(*command, "--batch-size", "8")
+    assert done.code == 0, done.text
+    table = dict(line.removeprefix("[rank 0] ").split("  ", 1) for line in done.out.splitlines() if "  " in line)
+    assert float(table["held-out loss after"]) < float(table["held-out loss before"])
+    assert "The model writes:" in done.out
+
+
+def test_announcement(sandbox: Sandbox) -> None:
+    done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "bagua.examples.announcement")
+    assert done.code == 0, done.text
+    assert sum("of 2 (local" in line for line in done.out.splitlines()) == 2

@@ -1,0 +1,192 @@
+"""A service: coordinator, two daemons, and the command line that controls jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox, Service
+
+TRAIN = """
+    import os, pathlib, sys, time
+    import torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    stop = pathlib.Path(sys.argv[1])
+    step = 0
+    while True:
+        step += 1
+        tensor = torch.tensor([float(stop.exists())])
+        bagua.allreduce_inplace(tensor, op=bagua.ReduceOp.MAX)
+        if bagua.get_rank() == 0:
+            bagua.report(step=step, total=1000, metrics={"loss": 1.0 / step})
+        if step == 1:
+            print("training", flush=True)
+        if tensor.item():
+            break
+        time.sleep(0.05)
+    print("done", flush=True)
+"""
+
+
+def test_job_from_submit_to_end(service: Service, sandbox: Sandbox) -> None:
+    stop = sandbox.folder / "stop"
+    script = sandbox.script("train.py", TRAIN)
+    nodes = service.json("node", "list")["nodes"]
+    assert [(node["node_id"], node["slots"], node["connected"]) for node in nodes] == [
+        ("node-a", 2, True),
+        ("node-b", 2, True),
+    ]
+
+    job_id = service.submit("--nnodes", "2", "--nproc-per-node", "2", "--name", "first", script, stop)
+    job = service.wait_for_state(job_id, ["running"], within=60)
+    assert [rank["node_id"] for rank in job["ranks"]] == ["node-a", "node-a", "node-b", "node-b"]
+    assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [2, 2]
+    assert [found["job_id"] for found in service.json("job", "list")["jobs"]] == [job_id]
+    assert job_id in service.call("job", "list").out
+    sandbox.wait_until(lambda: service.json("job", "show", job_id)["progress"], 60)
+    assert "node-b" in service.call("job", "show", job_id[:6]).out
+
+    follower = sandbox.start(*sandbox.command, "job", "logs", "-f", job_id)
+    stop.touch()
+    logs = sandbox.finish(follower, time.monotonic(), deadline=60)
+    assert logs.code == 0, logs.text
+    expected = sorted(f"[rank {rank}] {word}" for rank in range(4) for word in ("training", "done"))
+    assert sorted(logs.out.splitlines()) == expected
+
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=30)
+    assert job["state"] == "succeeded", job
+    kinds = [event["kind"] for event in job["events"]]
+    assert kinds[0] == "submitted"
+    assert all(event["reason"] for event in job["events"])
+    assert {rank["exit_code"] for rank in job["ranks"]} == {0}
+    # Logs of a job that has ended, of one rank, from the end.
+    lines = service.json("job", "logs", job_id, "--rank", "3", "--tail", "1")["lines"]
+    assert lines == [{"rank": 3, "text": "done"}]
+    assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [0, 0]
+
+
+def test_watching_a_job_that_fails(service: Service, sandbox: Sandbox) -> None:
+    script = sandbox.script(
+        "fail.py", "import os, sys\nprint('here')\nif os.environ['RANK'] == '1': sys.exit('no data')\n"
+    )
+    done = service.call("job", "submit", "--watch", "--output", "json", "--nproc-per-node", "2", script)
+    assert done.code == 1, done.text
+    assert sorted(done.out.splitlines()[:-1]) == ["[rank 0] here", "[rank 1] here", "[rank 1] no data"]
+    summary = done.last_json()
+    assert (summary["state"], summary["exit_code"]) == ("failed", 1)
+    assert "rank 1 on node-a exited with code 1" in summary["reason"]
+    assert "no data" in done.err
+
+
+def test_cancelling(service: Service, sandbox: Sandbox) -> None:
+    script = sandbox.script("train.py", TRAIN)
+    job_id = service.submit("--nproc-per-node", "2", script, "never")
+    service.wait_for_state(job_id, ["running"], within=60)
+    assert service.call("job", "cancel", job_id[:8]).code == 0
+    job = service.wait_for_state(job_id, ["cancelled"], within=15)
+    assert all(rank["state"] == "exited" for rank in job["ranks"])
+    # Again: nothing changes.
+    assert service.json("job", "cancel", job_id)["state"] == "cancelled"
+
+
+def test_more_ranks_than_nodes_offer(service: Service, sandbox: Sandbox) -> None:
+    script = sandbox.script("a.py", "")
+    done = service.call("job", "submit", "--watch", "--placement-timeout", "1", "--nproc-per-node", "3", script)
+    assert done.code == 1, done.text
+    assert "3 free slots" in done.err
+    assert done.seconds < 15
+
+
+def test_a_coordinator_killed_and_started_again(service: Service, sandbox: Sandbox) -> None:
+    """The running job does not notice; the new coordinator finds it, and its end."""
+    stop = sandbox.folder / "stop"
+    script = sandbox.script("train.py", TRAIN)
+    job_id = service.submit("--nnodes", "2", "--nproc-per-node", "2", script, stop)
+    before = service.wait_for_state(job_id, ["running"], within=60)
+    watcher = sandbox.start(*sandbox.command, "job", "logs", "-f", job_id)
+    assert service.coordinator is not None
+    os.kill(service.coordinator.pid, signal.SIGKILL)
+    service.coordinator.wait(timeout=10)
+    service.start_coordinator()
+    job = service.json("job", "show", job_id)
+    assert job["state"] == "running", job
+    sandbox.wait_until(lambda: all(n["connected"] for n in service.json("node", "list")["nodes"]), 30)
+    stop.touch()
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=60)
+    assert job["state"] == "succeeded", job
+    assert [rank["pid"] for rank in job["ranks"]] == [rank["pid"] for rank in before["ranks"]]
+    assert job["generation"] == before["generation"]
+    watcher.wait(timeout=30)
+
+
+def test_leaving_a_watch_leaves_the_job(service: Service, sandbox: Sandbox) -> None:
+    stop = sandbox.folder / "stop"
+    script = sandbox.script("train.py", TRAIN)
+    process = sandbox.start(*sandbox.command, "job", "submit", "--watch", script, stop)
+    [job_id] = sandbox.wait_until(lambda: [job["job_id"] for job in service.json("job", "list")["jobs"]], 30)
+    service.wait_for_state(job_id, ["running"], within=60)
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, time.monotonic(), deadline=10)
+    assert done.code == 130, done.text
+    assert "goes on" in done.err
+    assert service.state(job_id) == "running"
+    stop.touch()
+    service.wait_for_state(job_id, ["succeeded"], within=30)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("job", "show", "nosuch"), ("job", "logs", "nosuch"), ("job", "cancel", "nosuch")]
+)
+def test_unknown_jobs(service: Service, arguments: tuple[str, ...]) -> None:
+    done = service.call(*arguments)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: There is no job nosuch.")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_no_coordinator(sandbox: Sandbox) -> None:
+    done = sandbox.bagua("job", "list")
+    assert done.code == 1
+    assert done.err.startswith("error: No credential")
+    assert len(done.err.splitlines()) == 1
+    token = sandbox.folder / "token"
+    token.write_text("x" * 43)
+    done = sandbox.bagua("node", "list", "--coordinator", "127.0.0.1:1", "--token-file", token)
+    assert done.code == 1
+    assert done.err.startswith("error: No coordinator answers at 127.0.0.1:1")
+    done = sandbox.bagua("node", "list", "--coordinator", "192.0.2.1:7670", "--token-file", token)
+    assert "without TLS" in done.err
+
+
+def test_a_wrong_token(service: Service, sandbox: Sandbox) -> None:
+    token = sandbox.folder / "token"
+    token.write_text("x" * 43)
+    done = service.call("job", "list", "--token-file", token)
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+
+
+def test_port_in_use(service: Service, sandbox: Sandbox) -> None:
+    done = sandbox.bagua("coordinator", "--listen", service.address, "--state-dir", sandbox.folder / "other")
+    assert done.code == 2, done.text
+    assert service.address.rpartition(":")[2] in done.err.splitlines()[-1]
+
+
+def test_service_stops_in_good_order(service: Service, sandbox: Sandbox) -> None:
+    script = sandbox.script("train.py", TRAIN)
+    job_id = service.submit("--nnodes", "2", "--nproc-per-node", "2", script, "never")
+    service.wait_for_state(job_id, ["running"], within=60)
+    for process in sandbox.processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    sandbox.assert_all_gone(within=6.0)
+    assert json.loads((sandbox.state / "node-node-a" / "node.json").read_text())["node_id"] == "node-a"

@@ -1,0 +1,43 @@
+"""The doctor's checks where something is missing. What they find here is a matter of the machine (tests/e2e)."""
+
+from pathlib import Path
+
+import pytest
+
+from bagua.cli import checks
+from bagua.cli.checks import FAIL, OK, WARN, Finding
+
+
+def test_every_check_answers_and_says_how_to_mend() -> None:
+    for check in checks.CHECKS:
+        found = check()
+        assert found.detail
+        assert found.status == OK or found.fix, found
+
+
+def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken-g++"
+    broken.write_text("#!/bin/sh\necho no header atomic >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    found = checks.compiler()
+    assert (found.status, "can't compile: no header atomic" in found.detail) == (FAIL, True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert checks.compiler().status == FAIL
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.3.1", FAIL), ("2.4.0", OK), ("2.13.0+cpu", OK), ("3.0a1", OK)])
+def test_versions_of_torch(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_installed", lambda *names: (names[0], version))
+    assert checks.torch().status == status
+
+
+def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_installed", lambda *names: None)
+    assert checks.torch() == Finding("torch", FAIL, "not installed", "pip install torch")
+    assert checks.scikit_learn().status == WARN
+
+
+def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0})
+    assert checks.cores().status == WARN

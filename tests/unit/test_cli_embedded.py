@@ -1,0 +1,114 @@
+"""The embedded cluster's folders and processes, with programs that play the service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua.base.errors import ConfigError, ServiceError
+from bagua.cli import embedded
+from bagua.cli.embedded import ServiceProcess, StateFolder
+
+
+def test_state_folder_is_private_and_goes(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+    state.remove()
+    state.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_runs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    old = time.time() - 3600
+    for name in ("run-dead", "run-kept", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run-kept" / embedded.KEPT_MARK).touch()
+    alive = StateFolder(tmp_path)
+    for path in tmp_path.iterdir():
+        os.utime(path, (old, old))
+    fresh = tmp_path / "run-fresh"
+    fresh.mkdir()
+    StateFolder(tmp_path).remove()
+    assert {path.name for path in tmp_path.iterdir()} == {"run-kept", "other", "run-fresh", alive.path.name}
+    alive.remove()
+
+
+def test_runtime_root_must_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert embedded.runtime_root() == tmp_path / "bagua"
+    (tmp_path / "bagua").rmdir()
+    (tmp_path / "bagua").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is a link"):
+        embedded.runtime_root()
+
+
+def test_settings_of_another_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_DATABASE_URL", "postgresql://elsewhere")
+    monkeypatch.setenv("BAGUA_CACHE_DIR", "/cache")
+    embedded.forget_other_service()
+    assert "BAGUA_DATABASE_URL" not in os.environ
+    assert os.environ["BAGUA_CACHE_DIR"] == "/cache"
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Starts a module with the given text as if it were a service; it gets the descriptor's number as ``ready``."""
+    started: list[ServiceProcess] = []
+    # Services are started with -P, so that the module must be found by way of the environment.
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def start(text: str) -> ServiceProcess:
+        name = f"service_{len(started)}"
+        beginning = "import os, sys, time\nready = int(sys.argv[sys.argv.index('--ready-fd') + 1])\n"
+        (tmp_path / f"{name}.py").write_text(beginning + text)
+        started.append(ServiceProcess("player", name, [], tmp_path / f"{name}.log"))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.signal_group(signal.SIGKILL)
+        service.process.wait(timeout=10)
+
+
+def soon() -> float:
+    return time.monotonic() + 10.0
+
+
+def test_ready_line(play) -> None:  # type: ignore[no-untyped-def]
+    service = play(
+        "os.write(ready, b'{\"address\": '); time.sleep(0.1); os.write(ready, b'\"a:1\"}\\n'); time.sleep(60)"
+    )
+    assert service.wait_ready(soon()) == {"address": "a:1"}
+    began = time.monotonic()
+    service.signal_group(signal.SIGTERM)
+    service.wait(soon())
+    assert time.monotonic() - began < 5
+    assert "was killed by SIGTERM" in service.describe_end()
+
+
+def test_a_service_that_says_why_it_can_not_start(play) -> None:  # type: ignore[no-untyped-def]
+    service = play('os.write(ready, b\'{"error": "the port is in use"}\\n\')')
+    with pytest.raises(ServiceError, match="The player can't start: the port is in use"):
+        service.wait_ready(soon())
+
+
+def test_a_service_that_ends_without_a_word(play) -> None:  # type: ignore[no-untyped-def]
+    service = play("print('first'); sys.exit('no such luck')")
+    with pytest.raises(ServiceError, match=r"ended while it started\. Its last words: no such luck"):
+        service.wait_ready(soon())
+    assert service.describe_end() == "The player exited with code 1. Its last words: no such luck"
+
+
+def test_a_service_that_is_never_ready_and_will_not_stop(play) -> None:  # type: ignore[no-untyped-def]
+    service = play("import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)")
+    with pytest.raises(ServiceError, match="not ready in time"):
+        service.wait_ready(time.monotonic() + 0.5)
+    service.signal_group(signal.SIGTERM)
+    service.wait(time.monotonic() + 0.2)
+    assert service.process.returncode == -signal.SIGKILL
