@@ -1,0 +1,74 @@
+"""The training library, in the names of the original: ``import bagua.torch_api as bagua``.
+
+bagua.init_process_group()
+model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
+"""
+
+from bagua.torch_api import algorithms, communication, data_parallel, distributed, env
+from bagua.torch_api.communication import (
+    ReduceOp,
+    allgather,
+    allgather_inplace,
+    allreduce,
+    allreduce_inplace,
+    alltoall,
+    alltoall_inplace,
+    barrier,
+    broadcast,
+    destroy_process_group,
+    empty,
+    gather,
+    gather_inplace,
+    init_process_group,
+    is_initialized,
+    recv,
+    reduce,
+    reduce_inplace,
+    reduce_scatter,
+    reduce_scatter_inplace,
+    report,
+    scatter,
+    scatter_inplace,
+    send,
+)
+from bagua.torch_api.distributed import BaguaModule
+from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
+
+distributed.install()
+
+__all__ = [
+    "BaguaModule",
+    "ReduceOp",
+    "algorithms",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "barrier",
+    "broadcast",
+    "communication",
+    "data_parallel",
+    "destroy_process_group",
+    "empty",
+    "env",
+    "gather",
+    "gather_inplace",
+    "get_local_rank",
+    "get_local_size",
+    "get_node_rank",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_initialized",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "report",
+    "scatter",
+    "scatter_inplace",
+    "send",
+]

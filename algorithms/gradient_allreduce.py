@@ -1,0 +1,49 @@
+"""Synchronous data parallel training: every rank applies the mean (or the sum) of all ranks' gradients."""
+
+from __future__ import annotations
+
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, DataParallel, ReduceBucket
+from bagua.algorithms.plan import AllReduce, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+
+
+class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
+    """``GradientAllReduceAlgorithm`` at work on one model."""
+
+    def __init__(self, process_group: object, hierarchical: bool = False, average: bool = True) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def init_operations(self, ddp: DataParallel, bucket: ReduceBucket) -> None:
+        """One all-reduce per bucket."""
+        bucket.set_plan(Plan((AllReduce("AVG" if self.average else "SUM"),)))
+
+
+class GradientAllReduceAlgorithm(Algorithm):
+    """All ranks apply the same gradient: g = (1/n) · Σ g_i over the n ranks, or Σ g_i with ``average=False``.
+
+    Per step and rank it moves b bytes (all gradients of the model) through shared memory inside the host, and
+    2(h-1)/h · b bytes in and out of each of h hosts. Buckets go while backward still computes. Choose it when nothing
+    else is known: its result equals training in one process on the global batch. Where the network between hosts is
+    the limit, algorithms that send fewer bytes are faster.
+
+    Args:
+        hierarchical: Kept for programs that pass it. Reduction is always hierarchical (inside the host by shared
+            memory, then between hosts), and the mean is that over all ranks, also where hosts have different numbers
+            of ranks.
+        average: Mean over ranks (True) or sum (False).
+    """
+
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def reify(self, process_group: object) -> GradientAllReduceAlgorithmImpl:
+        """A new implementation for one model."""
+        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)
+
+
+GlobalAlgorithmRegistry.register(
+    "gradient_allreduce", GradientAllReduceAlgorithm, "mean or sum of all ranks' gradients in every step"
+)

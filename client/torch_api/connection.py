@@ -1,0 +1,241 @@
+"""One rank's connection to its node daemon: gRPC to join, the core's shared-memory channel for everything after that.
+
+gRPC channels are opened for single calls and closed again: training code forks (DataLoader workers), and a process
+with live gRPC threads should not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+import bagua
+from bagua.base.errors import CommunicationError, ServiceError
+from bagua.base.rpc import CHANNEL_OPTIONS, error_of
+from bagua.proto.common_pb2 import Progress
+from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
+from bagua.proto.rank_pb2_grpc import RankServiceStub
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
+
+LOG = logging.getLogger("bagua")
+
+# A cold build of the core on a slow machine may come before the daemon answers.
+JOIN_DEADLINE_S = 300.0
+CALL_DEADLINE_S = 5.0
+FIRST_WARNING_S = 30.0
+WARNING_EVERY_S = 60.0
+
+Times = tuple[int, int, int]
+Place = tuple[int, int]
+NOWHERE: Place = (0, 0)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who takes part: this rank, and the ranks of every host in order."""
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+    job_id: str = ""
+    generation: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(ranks) for ranks in self.hosts)
+
+    @property
+    def node_rank(self) -> int:
+        """Index of this rank's host."""
+        return next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks on this host."""
+        return self.hosts[self.node_rank]
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The daemon's answer to Join: what a ``Connection`` is made of."""
+
+    membership: Membership
+    data_socket: str
+    token: bytes
+
+
+class DaemonClient:
+    """The daemon's service for ranks. Every call raises ServiceError (or a subclass) with the daemon's words."""
+
+    def __init__(self, socket: str, job_id: str) -> None:
+        self.socket = socket
+        self.job_id = job_id
+
+    @contextmanager
+    def channel(self) -> Iterator[RankServiceStub]:
+        """A stub on a channel that lives as long as the block; errors of calls become ServiceError."""
+        try:
+            with grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel:
+                yield RankServiceStub(channel)
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: grpc.RpcError) -> ServiceError:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            details = (
+                f"The node daemon does not answer at {self.socket} ({details}). Is it running? BAGUA_DAEMON_SOCKET "
+                "names its socket; without that variable a daemon is started for the job."
+            )
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            details = f"The node daemon at {self.socket} did not answer in time."
+        return error_of(code, details)
+
+    def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:
+        """Asks the daemon to admit this process as ``rank`` of the job; waits until the job's engine is ready."""
+        request = JoinRequest(job_id=self.job_id, rank=rank, pid=os.getpid(), version=bagua.__version__)
+        with self.channel() as stub:
+            reply = stub.Join(request, timeout=timeout_s)
+        hosts = tuple(tuple(host.ranks) for host in reply.hosts)
+        if rank not in hosts[reply.host_index]:
+            raise ServiceError(f"The node daemon admitted rank {rank} to host {reply.host_index}, which has {hosts}.")
+        membership = Membership(rank, hosts, self.job_id, reply.generation)
+        return Admission(membership, reply.data_socket, reply.data_token)
+
+    def describe_waits(self) -> str:
+        """Who waits for whom in this job, one line each."""
+        with self.channel() as stub:
+            return stub.DescribeWaits(DescribeWaitsRequest(job_id=self.job_id), timeout=CALL_DEADLINE_S).waiting
+
+    def report(self, progress: Progress, stub: RankServiceStub) -> None:
+        """Passes progress on, over a channel that the caller keeps."""
+        try:
+            stub.ReportProgress(progress, timeout=CALL_DEADLINE_S)
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+
+
+class Connection:
+    """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words.
+
+    ``describe_waits`` is asked when an operation takes long; its answer goes to the log.
+    """
+
+    def __init__(
+        self, membership: Membership, data_socket: str, token: bytes, describe_waits: Callable[[], str] | None = None
+    ) -> None:
+        from bagua.csrc import load  # builds the core where that has not been done
+
+        module = load()
+        self.membership = membership
+        self.kinds: Mapping[str, int] = module.KINDS
+        self.dtypes: Mapping[str, int] = module.DTYPES
+        self._describe_waits = describe_waits
+        self._error: type[Exception] = module.CoreError
+        with self._translated():
+            self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.rank)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def alloc(self, nbytes: int) -> core.Segment:
+        """Shared memory from the daemon."""
+        with self._translated():
+            return self._rank.alloc(nbytes)
+
+    def free(self, segment_id: int) -> None:
+        """Gives memory back. Silent when the daemon is gone, and with it the memory."""
+        try:
+            self._rank.free(segment_id)
+        except self._error as error:
+            LOG.debug("Segment %d was not given back: %s", segment_id, error)
+
+    def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
+        with self._translated():
+            self._rank.create_comm(comm, ranks)
+
+    def destroy_comm(self, comm: int) -> None:
+        with self._translated():
+            self._rank.destroy_comm(comm)
+
+    def submit(
+        self,
+        kind: int,
+        *,
+        comm: int,
+        dtype: int,
+        count: int,
+        op: int = 0,
+        root: int = -1,
+        src: Place = NOWHERE,
+        dst: Place = NOWHERE,
+        shape: Sequence[int] = (),
+        label: str = "",
+    ) -> int:
+        """Hands one operation to the daemon; returns its ticket at once. ``src`` and ``dst`` are (segment, byte
+        offset)."""
+        try:
+            return self._rank.submit(
+                comm=comm,
+                kind=kind,
+                dtype=dtype,
+                op=op,
+                count=count,
+                root=root,
+                src=src,
+                dst=dst,
+                shape=shape,
+                label=label,
+            )
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def wait(self, ticket: int) -> Times:
+        """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.
+
+        Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
+        30 s is logged, with who waits for whom.
+        """
+        try:
+            times = self._rank.wait(ticket, FIRST_WARNING_S)
+            waited = FIRST_WARNING_S
+            while times is None:
+                self._log_wait(waited)
+                times = self._rank.wait(ticket, WARNING_EVERY_S)
+                waited += WARNING_EVERY_S
+            return times
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def _log_wait(self, waited_s: float) -> None:
+        waiting = ""
+        if self._describe_waits is not None:
+            try:
+                waiting = self._describe_waits()
+            except ServiceError as error:
+                waiting = f"(the node daemon can't say for whom: {error})"
+        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited_s, waiting)
+
+    def counters(self) -> dict[str, int]:
+        """Counters of this host's engine."""
+        return self._rank.counters()
+
+    def close(self) -> None:
+        """Tells the daemon that this rank leaves in good order. Idempotent; in a forked child the parent's stays as
+        it is."""
+        self._rank.close()

@@ -1,0 +1,285 @@
+"""A wrapped model: what ``with_bagua`` makes. Reads top to bottom as what happens to the model."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.torch_api import env
+from bagua.torch_api.communication import ReduceOp, allreduce_inplace
+from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
+from bagua.torch_api.data_parallel.bucket import Bucket
+from bagua.torch_api.data_parallel.carrier import EngineCarrier
+from bagua.torch_api.data_parallel.closures import average_losses
+from bagua.torch_api.data_parallel.engine_callback import current_pass, queue_callback
+from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.data_parallel.hook import ModuleHook, tensors_in
+from bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
+from bagua.torch_api.data_parallel.parameters import (
+    canonical,
+    check_descriptions,
+    describe,
+    ignored_names,
+    shared_state,
+    trainable_parameters,
+)
+from bagua.torch_api.data_parallel.reducer import GradientReducer
+from bagua.torch_api.session import CURRENT, current
+
+LOG = logging.getLogger("bagua")
+
+
+class BaguaDistributedDataParallel:
+    """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
+
+    Args:
+        module: Its parameters and buffers are overwritten with rank 0's, except those named in its ignore lists.
+            Buffers (running statistics of BatchNorm) go their own way on each rank after that.
+        optimizers: State and hyper-parameters are overwritten with rank 0's.
+        algorithm: What is exchanged.
+        process_group: None: all ranks.
+        bagua_module_name: For messages.
+        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
+        of a copy. find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are
+        always handled.
+
+    Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm,
+        process_group: None = None,
+        bagua_module_name: str | None = None,
+        gradient_as_bucket_view: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        if process_group is not None:
+            raise ConfigError("This version trains on all ranks together: pass process_group=None.")
+        self.module = module
+        self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
+        self.bagua_optimizers = list(optimizers)
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.find_unused_parameters = find_unused_parameters
+        self.parameters_to_ignore = ignored_names(module)
+        self.require_backward_grad_sync = True
+        self.bagua_train_step_counter = 0
+        self.bagua_buckets: list[Bucket] = []
+        self._session = current()
+        self._group = self._session.new_communicator(self._session.world.ranks)
+        self._handles: list[Any] = []
+        self._pass_thread: int | None = None  # the thread whose backward pass is being followed
+        self.bagua_algorithm: AlgorithmImpl = algorithm.reify(process_group)
+        try:
+            self._compare_ranks()
+            self._take_state_of_rank_0()
+            self._reset_algorithm()
+        except BaseException:
+            with suppress(CommunicationError):
+                self.close()
+            raise
+
+    # At wrap time
+
+    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """(name, parameter) of all that is trained, in the order of registration; shared parameters once."""
+        return trainable_parameters(self.module, self.parameters_to_ignore)
+
+    def _compare_ranks(self) -> None:
+        """Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank is told to all."""
+        mistake: Exception | None = None
+        try:
+            for optimizer in self.bagua_optimizers:
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    raise TypeError(
+                        f"optimizers holds a {type(optimizer).__name__}: pass torch.optim.Optimizer objects."
+                    )
+            settings: dict[str, object] = {
+                "algorithm": type(self.bagua_algorithm).__name__,
+                "bucket_bytes": env.get_default_bucket_size(),
+            }
+            text = canonical(
+                describe(
+                    shared_state(self.module, self.parameters_to_ignore),
+                    [name for name, _ in self.bagua_build_params()],
+                    self.bagua_optimizers,
+                    settings,
+                )
+            )
+        except (TypeError, NotImplementedError, ConfigError) as error:
+            mistake = error
+            text = canonical({"error": str(error)})
+        texts = gather_texts(text, self._group)
+        if mistake is not None:
+            raise mistake
+        check_descriptions(texts)
+
+    def _take_state_of_rank_0(self) -> None:
+        tensors = [tensor for _, tensor in shared_state(self.module, self.parameters_to_ignore)]
+        broadcast_tensors(tensors, self._session, self._group)
+        broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
+
+    def _reset_algorithm(self) -> None:
+        """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
+        self._remove_hooks()
+        algorithm = self.bagua_algorithm
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.bagua_build_params()}
+        tensors = algorithm.init_tensors(self)
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        explicit = "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
+        groups = group_tensors(tensors, bucket_bytes(total, env.get_default_bucket_size(), explicit))
+        layouts = algorithm.tensors_to_buckets(groups, self.gradient_as_bucket_view)
+        self.bagua_buckets = [
+            Bucket(
+                layout.name, [(names[tensor], tensor) for tensor in layout.tensors], self._session.memory.place_empty
+            )
+            for layout in layouts
+        ]
+        for bucket in self.bagua_buckets:
+            algorithm.init_operations(self, bucket)
+        adds_up = any(bucket.plan is not None and bucket.plan.steps[0].op == "SUM" for bucket in self.bagua_buckets)
+        self._reducer = GradientReducer(
+            self.bagua_buckets,
+            EngineCarrier(self._session, self._group),
+            keep_own_memory=not self.gradient_as_bucket_view,
+            drop_carried=adds_up and self._group.rank() != 0,
+            on_finished=self._session.statistics.add_step,
+        )
+        self._install_hooks(adds_up)
+
+    def _install_hooks(self, adds_up: bool) -> None:
+        algorithm = self.bagua_algorithm
+        self._on_input = algorithm.init_forward_pre_hook(self)
+        self._on_backward_end = algorithm.init_post_backward_hook(self)
+        on_gradient = algorithm.init_backward_hook(self)
+        on_step = algorithm.init_post_optimizer_step_hook(self)
+        add = self._handles.append
+        add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
+        add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
+        for name, parameter in self.bagua_build_params():
+            hook = functools.partial(self._after_gradient, on_gradient, name)
+            add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            if adds_up:
+                aside = functools.partial(self._reducer.set_aside, name)
+                add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
+        average = functools.partial(self._reduce_loss, ReduceOp.SUM if adds_up else ReduceOp.AVG)
+        for optimizer in self.bagua_optimizers:
+            add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
+            if isinstance(optimizer, torch.optim.LBFGS):
+                add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def close(self) -> None:
+        """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
+        when they are gone. All ranks must do it in the same order relative to other wraps."""
+        self._remove_hooks()
+        self.bagua_buckets = []
+        if self._session is CURRENT.session:
+            self._session.connection.destroy_comm(self._group.id)
+
+    # In a training step
+
+    def _before_forward(self, _: torch.nn.Module, inputs: Any) -> None:
+        if self._pass_thread == threading.get_ident() and current_pass() < 0:
+            self._abandon_pass()
+        if not self.module.training:
+            return
+        self.bagua_train_step_counter += 1
+        if self.bagua_algorithm.need_reset():
+            self._reset_algorithm()
+        self._on_input(inputs)
+
+    def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
+
+    def _before_gradient(self, _: torch.Tensor) -> None:
+        if self._pass_thread is None:
+            self._begin_pass()
+
+    def _after_gradient(
+        self,
+        on_gradient: Callable[[str, torch.nn.Parameter], None],
+        name: str,
+        parameter: torch.nn.Parameter,
+    ) -> None:
+        if self._pass_thread is None:
+            self._begin_pass()
+        if self.require_backward_grad_sync:
+            on_gradient(name, parameter)
+
+    def _begin_pass(self) -> None:
+        queue_callback(self._end_pass)
+        self._pass_thread = threading.get_ident()
+
+    def _end_pass(self) -> None:
+        self._pass_thread = None
+        self._reducer.end_pass()
+        if self.require_backward_grad_sync:
+            with torch.no_grad():
+                self._on_backward_end()
+
+    def _abandon_pass(self) -> None:
+        self._pass_thread = None
+        if self._reducer.abandon() and self._group.nranks() > 1:
+            raise BaguaError(
+                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
+                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
+            )
+
+    def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
+        total = torch.tensor([loss], dtype=torch.float64)
+        allreduce_inplace(total, op, self._group)
+        return total.item()
+
+    def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """The gradient of this parameter is complete on this rank; full buckets are submitted."""
+        self._reducer.mark_ready(name, parameter)
+
+    def finish_backward(self) -> None:
+        """Submits what is left, waits for all buckets and shows the results in ``.grad``."""
+        self._reducer.finish()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # A copy of a wrapped model is an ordinary model
+
+    def __deepcopy__(self, _: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return (_nothing, ())
+
+
+def _nothing() -> None:
+    """What a pickled wrapper becomes."""
+
+
+def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    hook(optimizer)

@@ -1,0 +1,29 @@
+"""Optimizers that decide by the loss (LBFGS) must see the same loss on every rank, or they part ways and wait for
+ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Average = Callable[[float], float]
+
+
+def average_losses(
+    average: Average, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Step pre-hook: the closure that is passed on returns the loss over all ranks."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+
+    def averaged() -> Any:
+        loss = closure()
+        mean = average(float(loss))
+        return torch.full_like(loss, mean).detach() if isinstance(loss, torch.Tensor) else mean
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": averaged}
+    return (args[0], averaged, *args[2:]), kwargs

@@ -1,0 +1,45 @@
+"""Hooks on modules that do not follow a copy of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def no_hook(*_: Any) -> None:
+    """What a hook of a copied or pickled module becomes."""
+
+
+class ModuleHook:
+    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``no_hook``."""
+
+    def __init__(self, module: torch.nn.Module, function: Callable[..., None]) -> None:
+        self._module = module
+        self._function = function
+
+    def __call__(self, module: torch.nn.Module, *rest: Any) -> None:
+        if module is self._module:
+            self._function(module, *rest)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Callable[..., None]:
+        return no_hook
+
+    def __reduce__(self) -> str:
+        return "no_hook"
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """Tensors in what a forward returned: also inside tuples, lists, mappings and objects with fields."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for item in output.values():
+            yield from tensors_in(item)
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from tensors_in(item)
+    elif hasattr(output, "__dataclass_fields__"):
+        for name in output.__dataclass_fields__:
+            yield from tensors_in(getattr(output, name))

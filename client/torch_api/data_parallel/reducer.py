@@ -1,0 +1,141 @@
+"""Exchanges gradients while backward still computes: the state of one backward pass after the other.
+
+Buckets are submitted in their order on every rank, each as soon as it and all before it are full; the last one always
+at the end of the pass, because it also carries whether some rank wants the pass reduced again. That happens when a
+parameter got a second gradient in a pass after its bucket was submitted (reentrant checkpointing of shared parameters);
+from then on nothing is submitted before the end.
+
+The result is the reduction of ``.grad`` as it stands at the end of the pass. What earlier passes accumulated takes
+part: several passes per step give what they give in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from bagua.torch_api.connection import Times
+from bagua.torch_api.data_parallel.bucket import Bucket, Slot
+
+
+class Carrier(Protocol):
+    """Carries out plans: submits a bucket, and waits for it."""
+
+    def submit(self, bucket: Bucket) -> int: ...
+    def wait(self, ticket: int) -> Times: ...
+
+
+class GradientReducer:
+    """One per wrapped model; driven by the thread that runs backward."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        carrier: Carrier,
+        keep_own_memory: bool = False,
+        drop_carried: bool = False,
+        on_finished: Callable[[Sequence[Times], int, int], None] | None = None,
+    ) -> None:
+        """``drop_carried``: results of earlier passes, which are the same on all ranks, take part on other ranks only.
+
+        A sum over ranks needs it (on all ranks but one); a mean doesn't.
+        """
+        self.buckets = list(buckets)
+        self._slots: dict[str, Slot] = {slot.name: slot for bucket in buckets for slot in bucket.slots}
+        self._carrier = carrier
+        self._keep_own_memory = keep_own_memory
+        self._drop_carried = drop_carried
+        self._on_finished = on_finished
+        self._early = True  # submit before the end of the pass
+        self._submitted: list[int] = []  # tickets of this pass, in the order of buckets
+        self._again = False
+        self._touched = False  # a gradient came in this pass
+        self._aside: list[Slot] = []
+
+    def set_aside(self, name: str, _: torch.Tensor) -> None:
+        """A gradient of this parameter has been computed and will be accumulated next, if this pass accumulates at all.
+
+        Needed for sums alone: the result of an earlier pass, which all ranks share, must count once.
+        """
+        slot = self._slots[name]
+        if slot.carried and slot.parameter.grad is not None and self._drop_carried:
+            slot.aside, slot.parameter.grad = slot.parameter.grad, None
+            self._aside.append(slot)
+
+    def end_pass(self) -> None:
+        """Called at the end of every pass, before ``finish``: carried gradients to which nothing was added come
+        back."""
+        for slot in self._aside:
+            if slot.parameter.grad is None:
+                slot.parameter.grad = slot.aside
+            else:
+                slot.carried = False
+            slot.aside = None
+        self._aside.clear()
+
+    def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """The gradient of this parameter has been accumulated."""
+        slot = self._slots.get(name)
+        if slot is None:
+            return
+        slot.store(self._keep_own_memory)
+        bucket = slot.bucket
+        if slot.ready:
+            self._again = self._again or len(self._submitted) > self.buckets.index(bucket)
+            return
+        self._touched = True
+        slot.ready = True
+        bucket.pending -= 1
+        if not bucket.pending and self._early:
+            self._submit_full()
+
+    def _submit_full(self) -> None:
+        last = len(self.buckets) - 1
+        while (number := len(self._submitted)) < last and not self.buckets[number].pending:
+            self._submit(self.buckets[number])
+
+    def _submit(self, bucket: Bucket) -> None:
+        bucket.complete(self._again, self._keep_own_memory, self._drop_carried)
+        self._submitted.append(self._carrier.submit(bucket))
+
+    def finish(self) -> None:
+        """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came."""
+        if not self._touched:
+            return
+        for bucket in self.buckets[len(self._submitted) :]:
+            self._submit(bucket)
+        begin = time.monotonic_ns()
+        times = [self._carrier.wait(ticket) for ticket in self._submitted]
+        if self.buckets[-1].asks_again():
+            self._early = False
+            self._submitted.clear()
+            for bucket in self.buckets:
+                self._submit(bucket)
+            times += [self._carrier.wait(ticket) for ticket in self._submitted]
+        end = time.monotonic_ns()
+        for bucket in self.buckets:
+            bucket.show_results(self._keep_own_memory)
+        self._begin_anew()
+        if self._on_finished is not None:
+            self._on_finished(times, begin, end)
+
+    def abandon(self) -> bool:
+        """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
+        ranks apply a step that this one did not make."""
+        under_way = bool(self._submitted)
+        self.end_pass()
+        for ticket in self._submitted:
+            self._carrier.wait(ticket)
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.ready = False
+        self._begin_anew()
+        return under_way
+
+    def _begin_anew(self) -> None:
+        self._submitted.clear()
+        self._again = self._touched = False

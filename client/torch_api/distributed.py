@@ -1,0 +1,91 @@
+"""``with_bagua`` and the properties that every ``torch.nn.Module`` gets when ``bagua.torch_api`` is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
+from bagua.torch_api.data_parallel.bucket import Bucket
+
+
+class BaguaModule(torch.nn.Module):
+    """What ``torch.nn.Module`` gains. Never instantiated: ``install`` adds these members to ``torch.nn.Module``
+    itself."""
+
+    bagua_ddp: BaguaDistributedDataParallel
+    _bagua_module_name: str
+
+    @property
+    def bagua_module_name(self) -> str:
+        """Name of the wrapped model in messages; may be set before ``with_bagua``."""
+        return self._bagua_module_name
+
+    @bagua_module_name.setter
+    def bagua_module_name(self, name: str) -> None:
+        self._bagua_module_name = name
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl:
+        """The algorithm at work on this model."""
+        return self.bagua_ddp.bagua_algorithm
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers given to ``with_bagua``."""
+        return self.bagua_ddp.bagua_optimizers
+
+    @property
+    def bagua_buckets(self) -> list[Bucket]:
+        """The buckets in which gradients travel."""
+        return self.bagua_ddp.bagua_buckets
+
+    def with_bagua(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm,
+        process_group: None = None,
+        do_flatten: bool = True,
+    ) -> BaguaModule:
+        """Makes training of this model distributed; returns the model itself.
+
+        Parameters, buffers and the optimizers' state become rank 0's. From then on every ``backward()`` ends with
+        gradients that the algorithm has exchanged. May be called again, on all ranks, to change the algorithm or the
+        optimizers. A deep copy of a wrapped model is not wrapped. See ``BaguaDistributedDataParallel``.
+
+        Args:
+            optimizers: Those that train this model.
+            algorithm: For example ``GradientAllReduceAlgorithm()``.
+            process_group: None: all ranks.
+            do_flatten: False: ``.grad`` keeps memory of its own, at the price of a copy.
+
+        Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
+        """
+        return with_bagua(self, optimizers, algorithm, process_group, do_flatten)
+
+
+def with_bagua(
+    self: BaguaModule,
+    optimizers: Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm,
+    process_group: None = None,
+    do_flatten: bool = True,
+) -> BaguaModule:
+    """See ``BaguaModule.with_bagua``."""
+    previous = self.__dict__.get("bagua_ddp")
+    if previous is not None and previous.module is self:
+        previous.close()
+    name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
+    self.bagua_ddp = BaguaDistributedDataParallel(
+        self, optimizers, algorithm, process_group, bagua_module_name=name, gradient_as_bucket_view=do_flatten
+    )
+    return self
+
+
+def install() -> None:
+    """Adds the members of ``BaguaModule`` to ``torch.nn.Module``."""
+    for name, member in vars(BaguaModule).items():
+        if isinstance(member, property) or name == "with_bagua":
+            setattr(torch.nn.Module, name, member)

@@ -1,0 +1,81 @@
+"""Tensors in memory that the daemon sees, and where a tensor lies in it."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from bagua.torch_api.connection import Connection, Place
+
+
+class SharedMemory:
+    """Makes tensors in shared segments. A segment goes back to the daemon when the last tensor on it is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._segments: dict[int, tuple[int, int]] = {}  # address -> (bytes, segment id)
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A one-dimensional tensor of ``count`` elements in a segment of its own, filled with zeros."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        segment = self._connection.alloc(count * dtype.itemsize)
+        self._segments[segment.address] = (segment.nbytes, segment.id)
+        # torch keeps the segment alive as long as any view exists.
+        released = weakref.finalize(segment, self._release, segment.address)
+        released.atexit = False
+        return torch.frombuffer(segment, dtype=dtype, count=count)
+
+    def place_empty(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+        """``empty``, and where it lies."""
+        made = self.empty(count, dtype)
+        place = self.locate(made)
+        assert place is not None
+        return made, place
+
+    def _release(self, address: int) -> None:
+        _, segment_id = self._segments.pop(address)
+        self._connection.free(segment_id)
+
+    def locate(self, tensor: torch.Tensor) -> Place | None:
+        """(segment id, byte offset) of a contiguous tensor in shared memory; None if it lies elsewhere."""
+        if not tensor.is_contiguous():
+            return None
+        begin = tensor.data_ptr()
+        end = begin + tensor.numel() * tensor.element_size()
+        for address, (nbytes, segment_id) in tuple(self._segments.items()):
+            if address <= begin and end <= address + nbytes:
+                return segment_id, begin - address
+        return None
+
+
+class Staging:
+    """A cached segment through which tensors in ordinary memory travel. Not thread-safe: the caller holds a lock.
+
+    Grown by powers of two up to ``LIMIT`` bytes and kept; what is larger is made for one operation.
+    """
+
+    LIMIT = 64 << 20
+    SMALLEST = 64 << 10
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self._buffer: torch.Tensor | None = None
+
+    def take(self, nbytes: int) -> tuple[torch.Tensor, int]:
+        """(bytes, segment id): a uint8 tensor of at least ``nbytes`` at the start of a segment."""
+        buffer = self._buffer
+        if buffer is None or buffer.numel() < nbytes:
+            size = max(self.SMALLEST, 1 << (nbytes - 1).bit_length()) if nbytes <= self.LIMIT else nbytes
+            self._buffer = None  # the old one goes back first
+            buffer, _ = self._memory.place_empty(size, torch.uint8)
+            if size <= self.LIMIT:
+                self._buffer = buffer
+        place = self._memory.locate(buffer)
+        assert place is not None
+        return buffer, place[0]
+
+    def discard(self) -> None:
+        """Forgets the cached segment: an operation that was interrupted may still write to it."""
+        self._buffer = None

@@ -1,0 +1,80 @@
+"""Progress of the training, told to the daemon by a thread of its own: a report never blocks or fails the training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from bagua.base.errors import ServiceError
+from bagua.proto.common_pb2 import Progress
+from bagua.torch_api.connection import DaemonClient
+
+LOG = logging.getLogger("bagua")
+INTERVAL_S = 0.25
+LAST_REPORT_DEADLINE_S = 2.0
+
+
+class ProgressReporter:
+    """Sends the newest report at most every quarter of a second. The thread starts with the first report."""
+
+    def __init__(self, daemon: DaemonClient, rank: int) -> None:
+        self._daemon = daemon
+        self._rank = rank
+        self._pid = os.getpid()
+        self._condition = threading.Condition()  # guards what follows
+        self._newest: Progress | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def report(self, step: int, total: int, metrics: Mapping[str, float], message: str) -> None:
+        """Keeps the report for the thread. Raises TypeError or ValueError for values that aren't numbers."""
+        if os.getpid() != self._pid:
+            return
+        progress = Progress(
+            job_id=self._daemon.job_id,
+            rank=self._rank,
+            step=max(0, int(step)),
+            total=max(0, int(total)),
+            metrics={str(name): float(value) for name, value in metrics.items()},
+            message=message,
+        )
+        with self._condition:
+            self._newest = progress
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="bagua progress")
+                self._thread.start()
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Lets the last report go out (for at most 2 s) and ends the thread."""
+        if os.getpid() != self._pid:
+            return
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join(LAST_REPORT_DEADLINE_S)
+
+    def _take(self) -> Progress | None:
+        """The newest report, when there is one; None when it is time to end."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._closing or self._newest is not None)
+            found, self._newest = self._newest, None
+            return found
+
+    def _run(self) -> None:
+        with self._daemon.channel() as stub:
+            while (progress := self._take()) is not None:
+                try:
+                    self._daemon.report(progress, stub)
+                except ServiceError as error:
+                    LOG.debug("A progress report was lost: %s", error)
+                self._pause(time.monotonic() + INTERVAL_S)
+
+    def _pause(self, until: float) -> None:
+        with self._condition:
+            while not self._closing and (left := until - time.monotonic()) > 0:
+                self._condition.wait(left)
