@@ -74,9 +74,9 @@ def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
     """Share of the dataset that the model gets right."""
     images, labels = dataset.tensors
     model.eval()
-    right = (model(images).argmax(dim=1) == labels).float().mean().item()
+    right = (model(images).argmax(dim=1) == labels).float().mean()
     model.train()
-    return right
+    return float(right)
 
 
 def train(options: argparse.Namespace) -> _common.Outcome:

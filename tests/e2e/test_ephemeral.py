@@ -80,7 +80,6 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     assert [d.code for d in done] == [0, 0], "\n".join(d.text for d in done)
     assert [d.out.count("sum 10 of 4") for d in done] == [2, 2]
     sandbox.assert_all_gone(within=8.0)
-    sandbox.assert_no_state_left()
 
 
 def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
