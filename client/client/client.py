@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event as Flag
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from bagua.base.errors import UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
@@ -24,10 +25,13 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 
 
+Reply = TypeVar("Reply")
+
+
 class Client:
-    """Calls a coordinator. ``address`` is host:port, ``tls`` a folder with ca.pem, cert.pem, key.pem or their paths; what
-    is not given is found as ``find_reach`` says. Raises ConfigError for a missing credential, or for an address beyond
-    loopback without TLS. All methods raise ServiceError (UnavailableError if nobody answers, NotFoundError,
+    """Calls a coordinator. ``address`` is host:port, ``tls`` a folder with ca.pem, cert.pem, key.pem or their paths;
+    what is not given is found as ``find_reach`` says. Raises ConfigError for a missing credential, or for an address
+    beyond loopback without TLS. All methods raise ServiceError (UnavailableError if nobody answers, NotFoundError,
     InvalidRequestError, ...) with words."""
 
     def __init__(
@@ -66,18 +70,18 @@ class Client:
     # ---- jobs
 
     def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job:
-        """Submits a job. The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way
-        can be repeated."""
+        """Submits a job. The same ``idempotency_key`` again returns the first job: with one, a call that failed half-
+        way can be repeated."""
         return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
 
     def get(self, job_id: str) -> job_pb2.Job:
         """The job with its ranks."""
         return self._call(self._stub.GetJob, job_pb2.GetJobRequest(job_id=job_id))
 
-    def list(self, states: Iterable[common_pb2.JobState] = (), limit: int = 100) -> list[job_pb2.Job]:
+    def list(self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100) -> Sequence[job_pb2.Job]:
         """The newest jobs in one of ``states`` (none: all), the newest first, without their ranks; 1,000 at most."""
         request = job_pb2.ListJobsRequest(states=list(states), limit=limit)
-        return [*self._call(self._stub.ListJobs, request).jobs]
+        return tuple(self._call(self._stub.ListJobs, request).jobs)
 
     def events(self, job_id: str, after_seq: int = 0) -> Iterator[job_pb2.JobEvent]:
         """What happened to the job so far, in order."""
@@ -137,13 +141,13 @@ class Client:
 
     # ---- nodes
 
-    def nodes(self) -> list[job_pb2.Node]:
+    def nodes(self) -> Sequence[job_pb2.Node]:
         """All node daemons that were ever seen."""
-        return [*self._call(self._stub.ListNodes, job_pb2.ListNodesRequest()).nodes]
+        return tuple(self._call(self._stub.ListNodes, job_pb2.ListNodesRequest()).nodes)
 
     # ---- helpers
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Callable[..., Reply], request: Message) -> Reply:
         with self._words():
             return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
@@ -158,8 +162,8 @@ class Client:
                 raise UnavailableError("The client was closed.") from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 raise UnavailableError(
-                    f"No coordinator answers at {self.address} ({details}). Start one with `bagua coordinator`, or pass "
-                    "--coordinator."
+                    f"No coordinator answers at {self.address} ({details}). Start one with `bagua coordinator`, or "
+                    "pass --coordinator."
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(

@@ -24,7 +24,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine for ``url`` with its schema at head. Raises ConfigError with words: a bad URL, no answer, a newer schema."""
+    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, no answer, a newer schema."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:

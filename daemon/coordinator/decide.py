@@ -57,7 +57,7 @@ class Cause:
 
 
 def decide(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
-    """The next step of ``job``. ``nodes``: every connected node while the job is PENDING, else at least the job's own."""
+    """The next step of ``job``. ``nodes``: all while the job is PENDING, else at least those of the job."""
     if job.state.terminal:
         return Decision()
     return _RULES[job.state](job, nodes, now, options)
@@ -212,7 +212,9 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
     for host in reported:
         # An error at launch, or of a node that is done with the job, has no better cause to wait for.
         final = host.phase in (Phase.PREPARING, Phase.STOPPED)
-        yield (-math.inf if final else host.error_at), f"node {_name(host)}: {host.error}"
+        named = f"node {host.node_id}" in host.error
+        text = host.error if named else f"node {_name(host)}: {host.error}"
+        yield (-math.inf if final else host.error_at), text
     for rank in sorted(failed, key=lambda rank: (rank.seen_exited_at, rank.rank)):
         yield rank.seen_exited_at, describe_exit(rank)
 

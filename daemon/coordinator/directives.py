@@ -1,4 +1,7 @@
-"""What each node of a job should be told now: a pure function of the job. Levels, not edges: telling again changes nothing."""
+"""What each node of a job should be told now: a pure function of the job.
+
+Levels, not edges: telling again changes nothing.
+"""
 
 from __future__ import annotations
 

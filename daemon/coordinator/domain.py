@@ -103,7 +103,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job: what was asked, what was decided, what was seen. ``hosts`` and ``ranks`` are in order of index and rank."""
+    """What was asked, what was decided, what was seen. ``hosts`` and ``ranks`` are in order of index and rank."""
 
     job_id: str
     spec: JobSpec

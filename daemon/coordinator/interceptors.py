@@ -28,7 +28,7 @@ log = structlog.get_logger("coordinator.rpc")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets in whoever shows the token, and turns exceptions into status codes with words."""
 
     def __init__(self, token: str, counters: Counters) -> None:
@@ -73,8 +73,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 _REFUSAL = (
-    "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state folder) "
-    "with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
+    "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
+    "folder) with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
 )
 
 
@@ -105,8 +105,9 @@ def _wrapped(handler: Handler, guard: Callable[[BaseException, Any], Awaitable[N
         except Exception as error:
             await guard(error, context)
 
-    return make(
+    made: Handler = make(
         stream if inspect.isasyncgenfunction(behaviour) else call,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
+    return made

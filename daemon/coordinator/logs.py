@@ -1,7 +1,7 @@
 """Reading logs of ranks, which lie on the nodes, through the nodes' sessions.
 
-A reader that is slower than the nodes makes them pause: beyond ``HIGH_BYTES`` waiting chunks a rank's stream is ended, and
-asked for again from where it was once the reader has caught up.
+A reader that is slower than the nodes makes them pause: when ``HIGH_BYTES`` wait, a rank's stream is ended, and asked
+for again from where it was once the reader has caught up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Stream:
 
 
 class LogReader:
-    """One call of ReadLogs, once the ranks of ``job`` are placed. Use it as an iterator of chunks, then ``close`` it."""
+    """One call of ReadLogs, once the ranks of ``job`` are placed. Read ``chunks``, then ``close`` it."""
 
     def __init__(self, sessions: Sessions, job: JobRecord, ranks: Iterable[int], follow: bool, tail_lines: int) -> None:
         self._sessions = sessions

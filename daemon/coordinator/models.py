@@ -1,4 +1,4 @@
-"""Tables, as SQLAlchemy sees them. A change here needs a migration in ``migrations/versions``; a test compares the two."""
+"""Tables. A change here needs a migration in ``migrations/versions``; a test compares the two."""
 
 from __future__ import annotations
 

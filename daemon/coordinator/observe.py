@@ -29,8 +29,9 @@ Changed = tuple[JobRecord, tuple[Event, ...]]
 
 
 def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float) -> Changed:
-    """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. Facts of another generation, or of a node
-    that is not in the job, change nothing. A daemon with another ``boot_id`` than the one that got the job has lost it."""
+    """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. Facts of another generation, or of a
+    node that is not in the job, change nothing. A daemon with another ``boot_id`` than the one that got the job has
+    lost it."""
     index = next((host.index for host in job.hosts if host.node_id == node_id), None)
     if index is None or fact.generation != job.generation:
         return job, ()
@@ -47,8 +48,8 @@ def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: flo
 
 
 def forget(job: JobRecord, node_id: str, boot_id: str, now: float) -> Changed:
-    """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A job
-    that the node was never heard of stays as it is: it will be sent (again)."""
+    """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A
+    job of which the node has not said anything yet stays as it is: it will be sent (again)."""
     host = next((host for host in job.hosts if host.node_id == node_id), None)
     if host is None or host.phase is Phase.STOPPED:
         return job, ()

@@ -23,7 +23,7 @@ class Placement:
 
 
 def place(spec: JobSpec, nodes: Iterable[NodeView]) -> Placement | str:
-    """The first ``spec.nnodes`` connected nodes, by node_id, with ``nproc_per_node`` free slots each; else what is missing."""
+    """The first ``spec.nnodes`` connected nodes, by node_id, that have enough free slots; else what is missing."""
     connected = sorted((node for node in nodes if node.connected), key=lambda node: node.node_id)
     fit = [node for node in connected if node.free >= spec.nproc_per_node]
     if len(fit) >= spec.nnodes:

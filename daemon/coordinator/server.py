@@ -197,7 +197,7 @@ class Coordinator:
     def _serve_metrics(self, host: str, port: int) -> None:
         from bagua.daemon.coordinator.metrics import serve_metrics
 
-        stop = serve_metrics(self, self._service, host, port, self._settings.tls_files)
+        stop = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
         self._closers.callback(stop)
 
 
@@ -226,7 +226,7 @@ async def _add_health_and_reflection(server: grpc.aio.Server) -> None:
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection
 
-    servicer = health.aio.HealthServicer()
+    servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", *_SERVICES):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -139,7 +139,7 @@ class Service:
             return new
 
     def reconcile(self, job_id: str) -> Reconciled | None:
-        """Decides about one job, if this coordinator holds its lease. None: no such job, or somebody else was faster."""
+        """Decides about one job, if this coordinator holds its lease. None: no such job, or somebody was faster."""
         now = self._clock()
         try:
             with self._store.transaction() as tx:
@@ -176,6 +176,11 @@ class Service:
         """Jobs that wait for nodes, the oldest first."""
         with self._store.transaction() as tx:
             return tx.pending()
+
+    def job_counts(self) -> dict[JobState, int]:
+        """Jobs by state."""
+        with self._store.transaction() as tx:
+            return tx.job_counts()
 
     def unfinished(self) -> dict[str, int]:
         """Job id -> revision."""

@@ -1,7 +1,7 @@
 """Queries. A Store opens transactions; what a transaction returns and takes are values of ``domain``.
 
-Threads: a Store may be used from several, a Transaction from one. Every transaction is a write transaction: SQLite takes
-its only write lock at the start (so there is nothing to upgrade and no deadlock), PostgreSQL locks the rows that
+Threads: a Store may be used from several, a Transaction from one. Every transaction is a write transaction: SQLite
+takes its only write lock at the start (so there is nothing to upgrade and no deadlock), PostgreSQL locks the rows that
 ``lock=True`` names. Never call the network inside one.
 """
 
@@ -85,7 +85,7 @@ class Transaction:
             "lease_expires_at": 0.0,
         }
         statement = self._insert(m.jobs).values(values).on_conflict_do_nothing(index_elements=["idempotency_key"])
-        if self._db.execute(statement).rowcount == 0:
+        if self._db.execute(statement.returning(m.jobs.c.job_id)).one_or_none() is None:
             return False
         self._revisions[job.job_id] = 1
         return True
@@ -119,6 +119,11 @@ class Transaction:
             .order_by(m.jobs.c.created_at, m.jobs.c.job_id)
         )
         return {row.job_id: row.revision for row in self._db.execute(query)}
+
+    def job_counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        query = sa.select(m.jobs.c.state, sa.func.count()).group_by(m.jobs.c.state)
+        return {JobState(state): count for state, count in self._db.execute(query)}
 
     def pending(self) -> list[str]:
         """Ids of the jobs that wait for nodes, the oldest first."""
@@ -274,7 +279,7 @@ class Transaction:
         return sqlite.insert(table) if self._db.dialect.name == "sqlite" else postgresql.insert(table)
 
     def _used_slots(self) -> dict[str, int]:
-        """Slots taken, by node. Also by jobs that have ended while the node was away; what a dead daemon held is free."""
+        """Slots taken, by node; also by jobs that ended while the node was away. What a dead daemon held is free."""
         h, n = m.job_hosts.c, m.nodes.c
         query = (
             sa.select(h.node_id, sa.func.sum(h.nranks))

@@ -176,7 +176,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, wit
     return job_pb2.Job(
         job_id=job.job_id,
         spec=common_pb2.JobSpec.FromString(job.spec.wire),
-        state=job_pb2_state(job),
+        state=common_pb2.JobState.ValueType(job.state),
         reason=job.reason,
         generation=job.generation,
         created_at=job.created_at,
@@ -188,17 +188,12 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, wit
     )
 
 
-def job_pb2_state(job: JobRecord) -> common_pb2.JobState:
-    """The numbers are the same."""
-    return common_pb2.JobState.Name(job.state) and job.state.value  # type: ignore[return-value]
-
-
 def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:
     return common_pb2.RankStatus(
         rank=rank.rank,
         local_rank=rank.local_rank,
         node_id=rank.node_id,
-        state=rank.state.value,  # type: ignore[arg-type]
+        state=common_pb2.RankState.ValueType(rank.state),
         pid=rank.pid,
         exit_code=rank.exit_code,
         signal=rank.signal,

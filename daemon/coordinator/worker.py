@@ -18,7 +18,7 @@ class Worker:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="database")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``function``, run in a thread. Once begun it runs to its end, also if the caller is cancelled."""
+        """The result of ``function``, run in a thread; it runs to its end also if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 

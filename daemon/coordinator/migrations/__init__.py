@@ -1,5 +1,7 @@
-"""Alembic migrations. ``HEAD`` and ``KNOWN`` say without importing alembic which revisions exist; a test compares them with
-the files in ``versions``."""
+"""Alembic migrations.
+
+``HEAD`` and ``KNOWN`` say without importing alembic which revisions exist; a test compares them with ``versions``.
+"""
 
 KNOWN = ("0001",)
 HEAD = KNOWN[-1]

@@ -1,0 +1,329 @@
+"""Decisions about one job: placement, causes, ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bagua.daemon.coordinator.decide import TRANSITIONS, Decision, apply, decide
+from bagua.daemon.coordinator.directives import Run, Stop, directives
+from bagua.daemon.coordinator.domain import (
+    JobRecord,
+    JobSpec,
+    JobState,
+    LocalJob,
+    LocalRank,
+    NodeView,
+    Options,
+    Phase,
+    RankState,
+)
+from bagua.daemon.coordinator.observe import forget, observe, rank_list
+
+OPTIONS = Options(lease_s=10, settle_s=1, started_at=0)
+
+
+def spec(nnodes: int = 2, nproc: int = 2, timeout: float = 30) -> JobSpec:
+    return JobSpec("job", nnodes, nproc, timeout, 5.0, 0, b"")
+
+
+def node(name: str, slots: int = 2, used: int = 0, connected: bool = True, last_seen: float = 100.0) -> NodeView:
+    return NodeView(name, f"host-{name}", "10.0.0.1", "boot", slots, used, connected, last_seen)
+
+
+def nodes(*views: NodeView) -> dict[str, NodeView]:
+    return {view.node_id: view for view in views}
+
+
+AB = nodes(node("a"), node("b"))
+
+
+def job(**more) -> JobRecord:
+    return JobRecord("job-1", spec(), created_at=100.0, **more)
+
+
+def placed() -> JobRecord:
+    start = job()
+    return apply(start, decide(start, AB, 100.0, OPTIONS), 100.0)[0]
+
+
+def says(record: JobRecord, name: str, phase: Phase = Phase.STARTED, now: float = 101.0, **more) -> JobRecord:
+    ranks = more.pop("ranks", ())
+    fact = LocalJob(record.job_id, record.generation, phase, ranks=tuple(ranks), **more)
+    return observe(record, name, more.pop("boot_id", "boot"), fact, now)[0]
+
+
+def ran(*ranks: int) -> list[LocalRank]:
+    return [LocalRank(rank, RankState.RUNNING, pid=1) for rank in ranks]
+
+
+def over(rank: int, **more) -> LocalRank:
+    return LocalRank(rank, RankState.EXITED, pid=1, **more)
+
+
+def running() -> JobRecord:
+    record = says(says(placed(), "a", ranks=ran(0, 1)), "b", ranks=ran(2, 3))
+    return step(record, 102.0)
+
+
+def step(record: JobRecord, now: float, views: dict[str, NodeView] = AB) -> JobRecord:
+    return apply(record, decide(record, views, now, OPTIONS), now)[0]
+
+
+# ---- placement
+
+
+def test_the_first_nodes_by_id_are_taken_and_ranks_are_contiguous():
+    record = apply(job(), decide(job(), nodes(node("c"), node("b", 4), node("a", 1)), 100, OPTIONS), 100)[0]
+    assert record.state is JobState.STARTING
+    assert record.generation == 1
+    assert [(host.node_id, host.first_rank, host.nranks) for host in record.hosts] == [("b", 0, 2), ("c", 2, 2)]
+    assert [(rank.rank, rank.local_rank, rank.node_id) for rank in record.ranks] == [
+        (0, 0, "b"),
+        (1, 1, "b"),
+        (2, 0, "c"),
+        (3, 1, "c"),
+    ]
+    assert record.reason == "placed on b, c"
+
+
+def test_the_reason_to_wait_says_what_is_missing_in_figures():
+    big = replace(job(), spec=spec(2, 4))
+    decision = decide(big, nodes(node("a", 2), node("b", 2, used=1), node("c", 8, connected=False)), 100, OPTIONS)
+    assert decision.state is None
+    assert decision.reason == "needs 2 nodes with 4 free slots each; connected: a (2 of 2 free), b (1 of 2 free)"
+    assert decision.wake_at == 130.0
+
+
+def test_many_nodes_are_not_all_named():
+    decision = decide(job(), nodes(*(node(f"n{i:02}", 1) for i in range(40))), 100, OPTIONS)
+    assert decision.reason is not None and decision.reason.endswith("n09 (1 of 1 free) and 30 more")
+
+
+def test_a_job_that_may_not_wait_fails_at_the_first_decision():
+    impatient = replace(job(), spec=spec(1, 1, timeout=0))
+    decision = decide(impatient, {}, 100.01, OPTIONS)
+    assert (decision.state, decision.reason) == (JobState.FAILED, "needs 1 node with 1 free slot; connected: none")
+
+
+def test_waiting_ends_with_the_timeout():
+    assert decide(job(), {}, 129.9, OPTIONS).state is None
+    decision = decide(job(), {}, 130.0, OPTIONS)
+    assert decision.state is JobState.FAILED
+    assert decision.reason == "waited 30 s, but the job needs 2 nodes with 2 free slots each; connected: none"
+
+
+def test_after_a_restart_nodes_get_time_to_come_back():
+    options = replace(OPTIONS, started_at=500.0)
+    assert decide(job(), {}, 501.0, options).state is None
+    assert decide(job(), {}, 510.0, options).state is JobState.FAILED
+
+
+def test_a_pending_job_is_cancelled_at_once():
+    decision = decide(replace(job(), cancel_reason="cancelled: no more"), AB, 100, OPTIONS)
+    assert (decision.state, decision.reason) == (JobState.CANCELLED, "cancelled: no more")
+
+
+# ---- running
+
+
+def test_running_when_every_rank_was_started():
+    half = says(placed(), "a", ranks=ran(0, 1))
+    assert decide(half, AB, 101, OPTIONS) == Decision()
+    assert running().state is JobState.RUNNING
+    assert running().reason == "all 4 ranks started"
+
+
+def test_a_rank_that_is_over_already_counts_as_started():
+    record = says(says(placed(), "a", ranks=[over(0), *ran(1)]), "b", ranks=ran(2, 3))
+    assert step(record, 102).state is JobState.RUNNING
+
+
+def test_success_goes_through_a_stop_that_closes_the_engines():
+    record = says(says(running(), "a", ranks=[over(0), over(1)]), "b", ranks=[over(2), over(3)])
+    record = step(record, 103)
+    assert (record.state, record.outcome) == (JobState.STOPPING, JobState.SUCCEEDED)
+    assert all(isinstance(wish, Stop) for wish in directives(record).values())
+    record = says(record, "a", Phase.STOPPED)
+    assert step(record, 104).state is JobState.STOPPING
+    assert set(directives(record)) == {"b"}
+    record = step(says(record, "b", Phase.STOPPED), 105)
+    assert (record.state, record.reason) == (JobState.SUCCEEDED, "all 4 ranks ended with exit code 0")
+    assert record.finished_at == 105
+    assert directives(record) == {}
+
+
+def test_engine_addresses_are_sent_once_all_are_known():
+    record = says(placed(), "a", engine_address="10.0.0.1:5")
+    assert directives(record)["b"] == Run("job-1", 1, 1)
+    record = says(record, "b", engine_address="10.0.0.2:6")
+    assert directives(record)["b"] == Run("job-1", 1, 1, ("10.0.0.1:5", "10.0.0.2:6"))
+
+
+# ---- causes
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"),
+    [
+        (
+            over(2, exit_code=1, error_tail="Traceback ...\n  File x\nValueError: 3 is no good\n\n"),
+            "rank 2 on node b exited with code 1: ValueError: 3 is no good",
+        ),
+        (over(2, exit_code=3), "rank 2 on node b exited with code 3"),
+        (over(3, exit_code=-9, signal=9), "rank 3 on node b was killed by SIGKILL"),
+        (over(3, exit_code=-99, signal=99), "rank 3 on node b was killed by signal 99"),
+    ],
+)
+def test_a_rank_that_ends_badly_fails_the_job_at_once(rank: LocalRank, reason: str):
+    record = step(says(running(), "b", ranks=[rank]), 103)
+    assert (record.state, record.outcome, record.reason) == (JobState.STOPPING, JobState.FAILED, reason)
+
+
+def test_the_first_death_is_the_cause_even_if_others_are_seen_first():
+    record = says(running(), "a", ranks=[over(0, exit_code=1, exited_at=50.2, error_tail="OSError: gone")])
+    record = says(record, "b", ranks=[over(3, exit_code=1, exited_at=50.1, error_tail="KeyError: 'x'")])
+    assert step(record, 103).reason == "rank 3 on node b exited with code 1: KeyError: 'x'"
+
+
+def test_what_follows_from_a_death_waits_for_its_cause():
+    """Connections break before the process that held them is reaped."""
+    record = says(running(), "a", now=103.0, error="the connection to node b is lost")
+    tail = "bagua.base.errors.CommunicationError: the connection to node b is lost"
+    record = says(record, "a", now=103.1, ranks=[over(0, exit_code=1, exited_at=1.0, error_tail=tail)])
+    decision = decide(record, AB, 103.2, OPTIONS)
+    assert (decision.state, decision.wake_at) == (None, 104.0)
+    late = says(record, "b", now=103.5, ranks=[over(2, exit_code=-9, signal=9, exited_at=2.0)])
+    assert step(late, 103.5).reason == "rank 2 on node b was killed by SIGKILL"
+    assert step(record, 104.0).reason == "node a (host-a): the connection to node b is lost"
+
+
+def test_an_error_at_launch_does_not_wait():
+    record = says(placed(), "b", Phase.PREPARING, error="train.py does not exist")
+    assert step(record, 101).reason == "node b (host-b): train.py does not exist"
+
+
+def test_a_daemon_that_shuts_down_is_the_cause_of_its_ranks_sigterm():
+    killed = over(2, exit_code=-15, signal=15)
+    record = says(running(), "b", Phase.STOPPED, error="the daemon is shutting down", ranks=[killed])
+    assert step(record, 103).reason == "node b (host-b): the daemon is shutting down"
+
+
+def test_an_error_that_hurt_no_rank_does_not_fail_the_job():
+    record = says(running(), "a", error="late trouble", ranks=[over(0), over(1)])
+    record = step(says(record, "b", ranks=[over(2), over(3)]), 110)
+    assert record.outcome is JobState.SUCCEEDED
+
+
+def test_a_node_that_stops_a_job_by_itself_fails_it():
+    record = step(says(running(), "b", Phase.STOPPED), 103)
+    assert record.reason == "node b stopped the job by itself"
+
+
+def test_a_node_is_lost_after_a_lease_without_a_session():
+    away = nodes(node("a"), node("b", connected=False, last_seen=105.0))
+    decision = decide(running(), away, 110.0, OPTIONS)
+    assert (decision.state, decision.wake_at) == (None, 115.0)
+    record = step(running(), 115.0, away)
+    assert (record.outcome, record.reason) == (JobState.FAILED, "node b (host-b) has not been heard of for 10 s")
+    record = says(record, "a", Phase.STOPPED)
+    assert step(record, 116.0, away).state is JobState.FAILED
+
+
+def test_a_restarted_coordinator_gives_every_node_a_lease():
+    away = nodes(node("a"), node("b", connected=False, last_seen=105.0))
+    options = replace(OPTIONS, started_at=200.0)
+    assert decide(running(), away, 209.0, options) == Decision(wake_at=210.0)
+    assert decide(running(), away, 210.0, options).state is JobState.STOPPING
+
+
+def test_a_connected_node_without_words_of_the_job_is_waited_for():
+    assert decide(placed(), AB, 10_000.0, OPTIONS) == Decision()
+
+
+# ---- stopping
+
+
+def test_cancel_stops_and_the_reason_stays():
+    record = step(replace(running(), cancel_reason="cancelled: enough"), 103)
+    assert (record.state, record.outcome) == (JobState.STOPPING, JobState.CANCELLED)
+    record = says(record, "a", Phase.STOPPED, ranks=[over(0, exit_code=1), over(1, exit_code=-15, signal=15)])
+    record = step(says(record, "b", Phase.STOPPED, error="engine broken"), 104)
+    assert (record.state, record.reason) == (JobState.CANCELLED, "cancelled: enough")
+
+
+def test_a_stop_does_not_wait_for_a_lost_node():
+    record = step(replace(running(), cancel_reason="cancelled"), 103)
+    record = says(record, "a", Phase.STOPPED)
+    away = nodes(node("a"), node("b", connected=False, last_seen=103.0))
+    assert decide(record, away, 104, OPTIONS) == Decision(wake_at=113.0)
+    assert step(record, 113, away).state is JobState.CANCELLED
+    assert set(directives(step(record, 113, away))) == {"b"}  # when it comes back
+
+
+# ---- facts
+
+
+def test_a_restarted_daemon_has_lost_its_jobs():
+    record, _ = forget(running(), "b", "another boot", 103)
+    assert step(record, 103).reason == "the daemon of node b was restarted"
+    assert record.hosts[1].phase is Phase.STOPPED
+
+
+def test_a_restarted_daemon_that_still_cleans_up_is_waited_for():
+    record, _ = observe(running(), "b", "another boot", LocalJob("job-1", 1, Phase.STARTED), 103)
+    assert "was restarted" in step(record, 104.5).reason
+    assert record.hosts[1].phase is Phase.STARTED
+
+
+def test_a_node_that_never_got_the_job_gets_it_again():
+    assert forget(placed(), "b", "boot", 103) == (placed(), ())
+
+
+def test_facts_are_idempotent_and_never_go_back():
+    fact = LocalJob("job-1", 1, Phase.STARTED, "10.0.0.1:5", ranks=(over(0, exit_code=2), *ran(1)))
+    once, events = observe(placed(), "a", "boot", fact, 101)
+    assert [event.kind for event in events] == ["engine_ready", "rank_started", "rank_exited"]
+    assert observe(once, "a", "boot", fact, 102) == (once, ())
+    older = LocalJob("job-1", 1, Phase.PREPARING, ranks=(*ran(0), LocalRank(1, RankState.WAITING)))
+    assert observe(once, "a", "boot", older, 103) == (once, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("a", LocalJob("job-1", 2, Phase.STOPPED)),
+        ("z", LocalJob("job-1", 1, Phase.STOPPED)),
+        ("a", LocalJob("job-1", 1, Phase.UNKNOWN, ranks=tuple(ran(2, 3, 4_000_000)))),
+    ],
+)
+def test_facts_that_do_not_concern_the_job_change_nothing(name: str, fact: LocalJob):
+    assert observe(placed(), name, "boot", fact, 101) == (placed(), ())
+
+
+def test_what_a_node_says_is_bounded():
+    record = replace(job(), spec=spec(1, 200))
+    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100)[0]
+    tail = "x" * 50_000 + "\nValueError: short"
+    record = says(record, "a", error="y" * 50_000, ranks=[over(i, exit_code=1, error_tail=tail) for i in range(200)])
+    assert len(record.hosts[0].error) == 2_000
+    assert sum(len(rank.error_tail) for rank in record.ranks) < 300_000
+    assert all(rank.error_tail.endswith("ValueError: short") for rank in record.ranks)
+
+
+def test_the_table_has_a_row_for_every_state_and_ends():
+    assert set(TRANSITIONS) == set(JobState)
+    assert {state for state in JobState if not TRANSITIONS[state]} == {s for s in JobState if s.terminal}
+
+
+def test_a_step_that_the_table_forbids_is_refused():
+    with pytest.raises(ValueError, match="PENDING to RUNNING"):
+        apply(job(), Decision(JobState.RUNNING, "no"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([3], "rank 3"), ([0, 1, 2, 7], "ranks 0-2, 7"), ([5, 4], "ranks 4-5"), ([1, 3], "ranks 1, 3")]
+)
+def test_ranks_are_written_as_ranges(ranks: list[int], text: str):
+    assert rank_list(ranks) == text

@@ -1,0 +1,212 @@
+"""A cluster of pure values under random histories: whatever nodes, users and clocks do, the promises hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide, lost_at
+from bagua.daemon.coordinator.directives import Run, directives
+from bagua.daemon.coordinator.domain import (
+    JobRecord,
+    JobSpec,
+    JobState,
+    LocalJob,
+    LocalRank,
+    NodeView,
+    Options,
+    Phase,
+    RankState,
+)
+from bagua.daemon.coordinator.observe import forget, observe
+
+OPTIONS = Options(lease_s=10, settle_s=1)
+NODES = ("a", "b", "c")
+SLOTS = 3
+nodes_of = st.sampled_from(NODES)
+
+
+class Cluster(RuleBasedStateMachine):
+    """Jobs on three nodes; what a store would keep is kept in dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000.0
+        self.jobs: dict[str, JobRecord] = {}
+        self.history: dict[str, list[JobRecord]] = {}
+        self.boots = dict.fromkeys(NODES, 1)
+        self.connected = dict.fromkeys(NODES, True)
+        self.last_seen = dict.fromkeys(NODES, 1_000.0)
+
+    def views(self) -> dict[str, NodeView]:
+        return {
+            name: NodeView(
+                name,
+                name,
+                "::1",
+                str(self.boots[name]),
+                SLOTS,
+                self.used(name),
+                self.connected[name],
+                self.last_seen[name],
+            )
+            for name in NODES
+        }
+
+    def used(self, name: str) -> int:
+        return sum(
+            host.nranks
+            for job in self.jobs.values()
+            for host in job.hosts
+            if host.node_id == name and host.phase is not Phase.STOPPED and host.boot_id == str(self.boots[name])
+        )
+
+    def put(self, job: JobRecord) -> None:
+        self.jobs[job.job_id] = job
+        self.history[job.job_id].append(job)
+
+    def hosted(self, name: str) -> list[JobRecord]:
+        return [job for job in self.jobs.values() if any(host.node_id == name for host in job.hosts)]
+
+    # ---- what may happen
+
+    @rule(nnodes=st.integers(1, 3), nproc=st.integers(1, 3), timeout=st.sampled_from([0.0, 5.0, 1e6, 1e6]))
+    def submit(self, nnodes: int, nproc: int, timeout: float) -> None:
+        job_id = f"job-{len(self.jobs)}"
+        self.history[job_id] = []
+        self.put(JobRecord(job_id, JobSpec("", nnodes, nproc, timeout, 1.0, 0, b""), self.now))
+
+    @precondition(lambda self: self.jobs)
+    @rule()
+    def look(self) -> None:
+        for job in list(self.jobs.values()):
+            new, events = apply(job, decide(job, self.views(), self.now, OPTIONS), self.now)
+            assert (new == job) == (not events)
+            self.put(new)
+
+    @rule(phase=st.sampled_from([Phase.STARTED, Phase.STOPPED]), state=st.sampled_from(list(RankState)))
+    def all_goes_well(self, phase: Phase, state: RankState) -> None:
+        """Connected nodes do what they were told."""
+        for name in NODES:
+            if self.connected[name]:
+                self.node_says(name, phase, state, 0, "", "", None)
+        self.look()
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
+        if not job.state.terminal and job.state is not JobState.STOPPING:
+            self.put(replace(job, cancel_reason="cancelled"))
+
+    @rule(name=nodes_of)
+    def connect(self, name: str) -> None:
+        self.connected[name], self.last_seen[name] = True, self.now
+
+    @rule(name=nodes_of)
+    def disconnect(self, name: str) -> None:
+        if self.connected[name]:
+            self.connected[name], self.last_seen[name] = False, self.now
+
+    @rule(name=nodes_of)
+    def restart_daemon(self, name: str) -> None:
+        self.boots[name] += 1
+        self.connected[name], self.last_seen[name] = True, self.now
+        for job in self.hosted(name):
+            self.put(forget(job, name, str(self.boots[name]), self.now)[0])
+
+    @rule(seconds=st.floats(0.1, 30))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        name=nodes_of,
+        phase=st.sampled_from(list(Phase)),
+        state=st.sampled_from(list(RankState)),
+        code=st.sampled_from([0, 0, 1, -9]),
+        error=st.sampled_from(["", "", "broken"]),
+        tail=st.sampled_from(["", "ValueError: x", "CommunicationError: peer"]),
+        only=st.integers(0, 8) | st.none(),
+    )
+    def node_says(
+        self, name: str, phase: Phase, state: RankState, code: int, error: str, tail: str, only: int | None
+    ) -> None:
+        for job in self.hosted(name):
+            host = next(host for host in job.hosts if host.node_id == name)
+            if host.boot_id != str(self.boots[name]) and phase is not Phase.STOPPED:
+                continue
+            ranks = tuple(
+                LocalRank(rank, state, 1, code, max(0, -code), tail, "", self.now)
+                for rank in range(host.first_rank, host.first_rank + host.nranks)
+                if only is None or rank == only
+            )
+            fact = LocalJob(job.job_id, job.generation, phase, "", error, "", ranks)
+            new, _ = observe(job, name, str(self.boots[name]), fact, self.now)
+            assert observe(new, name, str(self.boots[name]), fact, self.now + 1) == (new, ())
+            self.put(new)
+
+    # ---- what must hold
+
+    @invariant()
+    def steps_are_those_of_the_table(self) -> None:
+        for history in self.history.values():
+            for old, new in zip(history[-2:], history[-1:], strict=False):
+                if old is not new and old.state is not new.state:
+                    assert new.state in TRANSITIONS[old.state]
+                assert new.generation >= old.generation
+                if old.state.terminal:
+                    assert new.state is old.state
+                    assert new.reason == old.reason
+
+    @invariant()
+    def the_first_cause_stays_the_reason(self) -> None:
+        for history in self.history.values():
+            stopped = [(job.reason, job.outcome) for job in history if job.state is JobState.STOPPING]
+            assert len(set(stopped)) <= 1
+            if stopped and history[-1].state.terminal:
+                assert (history[-1].reason, history[-1].state) == stopped[0]
+
+    @invariant()
+    def slots_are_never_oversubscribed(self) -> None:
+        for name in NODES:
+            assert self.used(name) <= SLOTS
+
+    @invariant()
+    def wishes_fit_the_state(self) -> None:
+        for job in self.jobs.values():
+            wishes = directives(job)
+            kinds = {isinstance(wish, Run) for wish in wishes.values()}
+            if job.state in (JobState.STARTING, JobState.RUNNING):
+                assert kinds == {True}
+                assert len(wishes) == job.spec.nnodes
+            else:
+                assert True not in kinds
+
+    @invariant()
+    def every_stop_ends_when_nodes_are_stopped_or_lost(self) -> None:
+        views = self.views()
+        for job in self.jobs.values():
+            if job.state is not JobState.STOPPING:
+                continue
+            losses = [lost_at(host, views, OPTIONS) for host in job.hosts if host.phase is not Phase.STOPPED]
+            over = all(at is not None and self.now >= at for at in losses)
+            decision = decide(job, views, self.now, OPTIONS)
+            assert (decision.state is job.outcome) is over
+            if not over and None not in losses:
+                assert decision.wake_at is not None
+
+    @invariant()
+    def waiting_jobs_have_a_deadline(self) -> None:
+        views = self.views()
+        for job in self.jobs.values():
+            decision = decide(job, views, self.now, OPTIONS)
+            if job.state is JobState.PENDING and decision.state is None:
+                assert decision.wake_at is not None and decision.wake_at > self.now
+                assert decision.reason
+
+
+Cluster.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCluster = Cluster.TestCase
