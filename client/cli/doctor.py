@@ -18,22 +18,39 @@ if TYPE_CHECKING:
 BUILD_DEADLINE_S = 600.0
 
 
+DESCRIBE = "import json; from bagua.csrc.build import describe; print(json.dumps(describe()))"
+BUILD = (
+    "import bagua.csrc.build as b\ntry: print(b.build())\nexcept b.BuildError as error: raise SystemExit(str(error))"
+)
+
+
 def core(build: bool) -> Finding:
-    """The native core: built, or built now if ``build``. A process of its own: building imports torch."""
+    """The native core: built, or built now if ``build``. In a process of its own: building imports torch."""
     from bagua.cli.checks import FAIL, OK, WARN, Finding
 
-    command = [sys.executable, "-P", "-m", "bagua.csrc.build", *([] if build else ["--check"])]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_DEADLINE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("native core", FAIL, str(error), "Run `bagua doctor --build` again and see what it waits for.")
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    words = lines[-1] if lines else ""
-    if done.returncode == 0:
-        return Finding("native core", OK, words or "built")
     if build:
-        return Finding("native core", FAIL, words, "Mend what the compiler says, then `bagua doctor --build`.")
-    return Finding("native core", WARN, words or "not built yet", "bagua doctor --build (else the first run builds it)")
+        code, text = _python(BUILD)
+        if code:
+            return Finding("native core", FAIL, text, "Mend what the compiler says, then `bagua doctor --build`.")
+    code, text = _python(DESCRIBE)
+    if code:
+        return Finding("native core", FAIL, text, "Install bagua again.")
+    found: dict[str, str] = json.loads(text)
+    if found["built"]:
+        return Finding("native core", OK, found["path"])
+    fix = "bagua doctor --build (else the first run builds it, in about a minute)"
+    return Finding("native core", WARN, found.get("problem") or "not built yet", fix)
+
+
+def _python(program: str) -> tuple[int, str]:
+    """(exit code, output) of a Python program; its errors come as output."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=BUILD_DEADLINE_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
 
 
 def doctor(
