@@ -1,0 +1,361 @@
+// The Python module bagua_core_native: thin, typed by ../core.pyi. The only file that sees pybind11.
+//
+// The interpreter lock is released around everything that waits or moves data. Errors of the core become CoreError.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/sha256.h"
+#include "base/spawn.h"
+#include "channel/client.h"
+#include "channel/layout.h"
+#include "engine/engine.h"
+#include "kernel/reduce.h"
+
+namespace py = pybind11;
+
+namespace bagua {
+namespace {
+
+struct CoreError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void check(const Status& status) {
+  if (!status) throw CoreError(status.message());
+}
+
+// Text that came from other processes need not be UTF-8.
+py::str text(const std::string& bytes) {
+  PyObject* decoded = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+int64_t seconds(double s) {
+  if (s < 0) return -1;
+  return s > 1e9 ? int64_t{1'000'000'000} * 1'000'000'000 : static_cast<int64_t>(s * 1e9);
+}
+
+int64_t deadline_after(double s) {
+  return s < 0 ? -1 : now_ns() + seconds(s);
+}
+
+py::dict counters_dict(const Counters& counters) {
+  py::dict values;
+  values["bytes_local"] = counters.bytes_local.load();
+  values["bytes_sent"] = counters.bytes_sent.load();
+  values["bytes_received"] = counters.bytes_received.load();
+  values["ops"] = counters.ops.load();
+  values["frames_dropped"] = counters.frames_dropped.load();
+  values["bad_connections"] = counters.bad_connections.load();
+  values["segment_bytes"] = counters.segment_bytes.load();
+  values["comm_ns"] = counters.comm_ns.load();
+  return values;
+}
+
+std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int host_index,
+                                    std::vector<std::vector<int>> hosts, std::string data_socket,
+                                    const std::map<int, py::bytes>& tokens, const std::string& job_key,
+                                    std::string listen, int streams, int64_t chunk_bytes, int threads,
+                                    double connect_timeout_s) {
+  EngineOptions options;
+  options.job_id = std::move(job_id);
+  options.generation = generation;
+  options.host_index = host_index;
+  options.hosts = std::move(hosts);
+  options.data_socket = std::move(data_socket);
+  for (const auto& [rank, token] : tokens) {
+    const std::string bytes = token;
+    options.tokens.emplace_back(rank, std::vector<uint8_t>(bytes.begin(), bytes.end()));
+  }
+  if (job_key.size() != options.job_key.size()) throw py::value_error("job_key must have 32 bytes");
+  std::copy(job_key.begin(), job_key.end(), options.job_key.begin());
+  options.listen = std::move(listen);
+  options.streams = streams;
+  if (chunk_bytes < 0) throw py::value_error("chunk_bytes must be positive");
+  options.chunk_bytes = static_cast<size_t>(chunk_bytes);
+  options.threads = threads;
+  options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
+  std::unique_ptr<Engine> engine;
+  py::gil_scoped_release release;
+  check(Engine::create(std::move(options), &engine));
+  return engine;
+}
+
+py::list take_events(Engine* engine) {
+  py::list events;
+  for (const Event& event : engine->events()) {
+    py::dict entry;
+    entry["kind"] = event.kind;
+    entry["rank"] = event.rank;
+    entry["text"] = text(event.text);
+    events.append(entry);
+  }
+  return events;
+}
+
+void bind_engine(py::module_* module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Engine>(*module, "Engine")
+      .def(py::init(&make_engine), py::kw_only(), py::arg("job_id"), py::arg("generation"), py::arg("host_index"),
+           py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
+           py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
+           py::arg("connect_timeout_s") = 30.0)
+      .def("address", &Engine::address)
+      .def(
+          "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },
+          py::arg("addresses"), Release())
+      .def("event_fd", &Engine::event_fd)
+      .def("events", &take_events)
+      .def("error", [](Engine& engine) { return text(engine.error()); })
+      .def(
+          "waiting",
+          [](Engine& engine, double longer_than_s) {
+            std::string lines;
+            {
+              py::gil_scoped_release release;
+              lines = engine.waiting(std::max<int64_t>(0, seconds(longer_than_s)));
+            }
+            return text(lines);
+          },
+          py::arg("longer_than_s"))
+      .def("abort", &Engine::abort, py::arg("reason"), Release())
+      .def("stats", [](Engine& engine) { return counters_dict(engine.counters()); })
+      .def("close", &Engine::close, Release());
+}
+
+struct Segment {
+  uint64_t id;
+  std::shared_ptr<Mapping> memory;
+};
+
+void bind_segment(py::module_* module) {
+  py::class_<Segment>(*module, "Segment", py::buffer_protocol())
+      .def_property_readonly("id", [](const Segment& segment) { return segment.id; })
+      .def_property_readonly("nbytes", [](const Segment& segment) { return segment.memory->bytes(); })
+      .def_property_readonly("address",
+                             [](const Segment& segment) { return reinterpret_cast<uintptr_t>(segment.memory->data()); })
+      .def_buffer([](Segment& segment) {
+        // Every view holds a reference to the Segment, so to the mapping.
+        return py::buffer_info(segment.memory->data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(segment.memory->bytes()), false);
+      });
+}
+
+// The client, and what it needs of Python.
+class Rank {
+ public:
+  Rank(const std::string& socket, const std::string& token, int rank, double timeout_s) {
+    if (token.size() != kTokenBytes) throw py::value_error("token must have 32 bytes");
+    py::gil_scoped_release release;
+    check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), rank, seconds(timeout_s),
+                                 &client_));
+  }
+  ~Rank() {
+    py::gil_scoped_release release;
+    client_.reset();
+  }
+
+  Segment alloc(uint64_t bytes) {
+    ChannelClient::Allocation allocation;
+    py::gil_scoped_release release;
+    check(client_->alloc(bytes, &allocation));
+    return {allocation.id, std::move(allocation.memory)};
+  }
+
+  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                  const std::vector<int64_t>& shape, const std::string& label) {
+    Descriptor descriptor{};
+    descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
+    descriptor.dtype = static_cast<uint8_t>(std::clamp(dtype, 0, 255));
+    descriptor.op = static_cast<uint8_t>(std::clamp(op, 0, 255));
+    descriptor.comm = comm;
+    descriptor.count = count;
+    descriptor.root = root;
+    std::tie(descriptor.src_segment, descriptor.src_offset) = src;
+    std::tie(descriptor.dst_segment, descriptor.dst_offset) = dst;
+    if (shape.size() <= kMaxDims) {
+      descriptor.ndim = static_cast<uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), descriptor.dims);
+    }
+    label.copy(descriptor.label, kLabelBytes - 1);
+    uint64_t ticket = 0;
+    check(client_->submit(descriptor, &ticket));
+    return ticket;
+  }
+
+  bool done(uint64_t ticket) {
+    bool done = false;
+    check(client_->done(ticket, &done));
+    return done;
+  }
+
+  std::optional<std::tuple<int64_t, int64_t, int64_t>> wait(uint64_t ticket, double timeout_s) {
+    ChannelClient::Times times;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->wait(ticket, deadline_after(timeout_s), &signalled, &times);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return std::nullopt;
+    check(status);
+    return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
+  }
+
+  ChannelClient& client() { return *client_; }
+
+ private:
+  static bool signalled() {
+    py::gil_scoped_acquire acquire;
+    return PyErr_CheckSignals() != 0;
+  }
+
+  std::unique_ptr<ChannelClient> client_;
+};
+
+void bind_rank(py::module_* module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
+  py::class_<Rank>(*module, "Rank")
+      .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
+             return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
+           }),
+           py::kw_only(), py::arg("data_socket"), py::arg("token"), py::arg("rank"), py::arg("timeout_s") = 30.0)
+      .def("alloc", &Rank::alloc, py::arg("nbytes"))
+      .def(
+          "free", [](Rank& rank, uint64_t id) { check(rank.client().free_segment(id)); }, py::arg("segment_id"),
+          Release())
+      .def(
+          "create_comm",
+          [](Rank& rank, uint32_t comm, const std::vector<int>& ranks, double timeout_s) {
+            check(rank.client().create_comm(comm, ranks, seconds(timeout_s)));
+          },
+          py::arg("comm"), py::arg("ranks"), py::arg("timeout_s") = 60.0, Release())
+      .def(
+          "destroy_comm", [](Rank& rank, uint32_t comm) { check(rank.client().destroy_comm(comm)); }, py::arg("comm"),
+          Release())
+      .def("submit", &Rank::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),
+           py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
+           py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "")
+      .def("done", &Rank::done, py::arg("ticket"))
+      .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
+      .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
+      .def("error", [](Rank& rank) { return text(rank.client().error()); })
+      .def("close", [](Rank& rank) { rank.client().close(); }, Release());
+}
+
+int start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+                  const std::string& cwd, int stdout_fd, int stderr_fd, int death_signal) {
+  SpawnRequest request;
+  request.argv = argv;
+  for (const auto& [name, value] : env) request.env.push_back(name + "=" + value);
+  request.cwd = cwd;
+  request.stdout_fd = stdout_fd;
+  request.stderr_fd = stderr_fd;
+  request.death_signal = death_signal;
+  pid_t pid = -1;
+  int error = 0;
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = spawn(request, &pid, &error);
+  }
+  if (!status) {
+    // OSError picks the subclass (FileNotFoundError, PermissionError) by the number.
+    PyErr_SetObject(PyExc_OSError, py::make_tuple(error, text(status.message())).ptr());
+    throw py::error_already_set();
+  }
+  return pid;
+}
+
+void reduce_buffers(int dtype, int op, const std::vector<py::buffer>& inputs, const py::buffer& output, size_t count,
+                    int64_t scale) {
+  if (dtype < 0 || dtype >= kDTypes || op < 0 || op > 255 || !op_known(static_cast<uint8_t>(op)) ||
+      !op_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op))) {
+    throw py::value_error("this reduction of this dtype is not supported");
+  }
+  const DType type = static_cast<DType>(dtype);
+  const size_t bytes = count * dtype_size(type);
+  std::vector<py::buffer_info> held;
+  std::vector<const void*> sources;
+  const auto hold = [&held, bytes](const py::buffer& buffer, bool writable) {
+    held.push_back(buffer.request(writable));
+    if (static_cast<size_t>(held.back().size * held.back().itemsize) < bytes)
+      throw py::value_error("a buffer is too small");
+    return held.back().ptr;
+  };
+  for (const py::buffer& input : inputs) sources.push_back(hold(input, false));
+  if (sources.empty()) throw py::value_error("at least one input is needed");
+  void* target = hold(output, true);
+  py::gil_scoped_release release;
+  reduce(type, static_cast<ReduceOp>(op), sources.data(), static_cast<int>(sources.size()), &target, 1, count, scale,
+         false);
+}
+
+void bind_functions(py::module_* module) {
+  module->def("spawn", &start_process, py::arg("argv"), py::arg("env"), py::arg("cwd"), py::arg("stdout_fd"),
+              py::arg("stderr_fd"), py::arg("death_signal") = 9);
+  module->def("reduce", &reduce_buffers, py::arg("dtype"), py::arg("op"), py::arg("inputs"), py::arg("output"),
+              py::arg("count"), py::arg("scale") = 1);
+  module->def(
+      "crc32c",
+      [](const py::buffer& data, uint32_t seed) {
+        const py::buffer_info info = data.request();
+        return crc32c(info.ptr, static_cast<size_t>(info.size * info.itemsize), seed);
+      },
+      py::arg("data"), py::arg("seed") = 0);
+  module->def(
+      "hmac_sha256",
+      [](const py::bytes& key, const py::bytes& data) {
+        const std::string k = key, d = data;
+        const Digest digest = hmac_sha256(k.data(), k.size(), d.data(), d.size());
+        return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
+      },
+      py::arg("key"), py::arg("data"));
+}
+
+void bind_names(py::module_* module) {
+  py::dict kinds, dtypes, ops;
+  for (int kind = 0; kind < kKinds; ++kind) kinds[kind_name(static_cast<Kind>(kind))] = kind;
+  for (int dtype = 0; dtype < kDTypes; ++dtype) dtypes[dtype_name(static_cast<DType>(dtype))] = dtype;
+  for (uint8_t op = 0; op <= 10; ++op) {
+    if (op_known(op)) ops[op_name(static_cast<ReduceOp>(op))] = op;
+  }
+  module->attr("VERSION") = kCoreVersion;
+  module->attr("KINDS") = kinds;
+  module->attr("DTYPES") = dtypes;
+  module->attr("OPS") = ops;
+}
+
+}  // namespace
+}  // namespace bagua
+
+PYBIND11_MODULE(bagua_core_native, module) {
+  module.doc() = "The native core of Bagua; see csrc/core.pyi.";
+  static py::exception<bagua::CoreError> core_error(module, "CoreError", PyExc_RuntimeError);
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const bagua::CoreError& error) {
+      PyErr_SetObject(core_error.ptr(), bagua::text(error.what()).ptr());
+    }
+  });
+  bagua::bind_names(&module);
+  bagua::bind_engine(&module);
+  bagua::bind_segment(&module);
+  bagua::bind_rank(&module);
+  bagua::bind_functions(&module);
+}

@@ -1,0 +1,305 @@
+#include "channel/client.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
+
+// Connects with a deadline: the daemon's listen queue may be full for a moment.
+Status dial(const std::string& path, int64_t deadline_ns, Fd* out) {
+  UnixAddress address;
+  if (Status status = unix_address(path, &address); !status) return status;
+  *out = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!out->valid()) return {Code::kResource, std::string("no Unix socket could be made: ") + errno_text(errno)};
+  while (::connect(out->get(), reinterpret_cast<sockaddr*>(address.storage), address.length) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN || now_ns() >= deadline_ns) {
+      return {Code::kUnavailable, "the node daemon's socket " + path + " can't be reached: " + errno_text(errno) +
+                                      ". Is the daemon running, and the job still there?"};
+    }
+    poll(nullptr, 0, 5);  // EAGAIN: the queue is full, and the kernel tells nobody when it drains
+  }
+  return Status::ok();
+}
+
+Status wait_readable(int fd, int64_t deadline_ns) {
+  for (;;) {
+    const int64_t left = deadline_ns - now_ns();
+    if (left <= 0) return {Code::kTimeout, "the node daemon did not answer in time"};
+    pollfd watched{fd, POLLIN, 0};
+    const int ready = poll(&watched, 1, static_cast<int>(std::min<int64_t>(left / 1'000'000 + 1, 1000)));
+    if (ready > 0) return Status::ok();
+    if (ready < 0 && errno != EINTR) return {Code::kUnavailable, std::string("polling failed: ") + errno_text(errno)};
+  }
+}
+
+}  // namespace
+
+ChannelClient::ChannelClient(int rank, int64_t timeout_ns) : rank_(rank), pid_(getpid()), timeout_ns_(timeout_ns) {
+  for (uint32_t i = kSlots; i > 0; --i) free_.push_back(i - 1);
+  tickets_.assign(kSlots, 0);
+}
+
+ChannelClient::~ChannelClient() = default;
+
+Status ChannelClient::connect(const std::string& socket, const uint8_t* token, int rank, int64_t timeout_ns,
+                              std::unique_ptr<ChannelClient>* out) {
+  std::unique_ptr<ChannelClient> client(new ChannelClient(rank, timeout_ns));
+  if (Status status = dial(socket, now_ns() + timeout_ns, &client->socket_); !status) return status;
+  client->socket_fd_.store(client->socket_.get());
+  if (Status status = client->join(token); !status) return status;
+  // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  client->spins_ = cores > 2 * client->page()->local_ranks ? 2000 : 0;
+  *out = std::move(client);
+  return Status::ok();
+}
+
+Status ChannelClient::join(const uint8_t* token) {
+  Request request;
+  request.type = Message::kHello;
+  request.version = kLayoutVersion;
+  request.rank = static_cast<uint32_t>(rank_);
+  memcpy(request.token, token, kTokenBytes);
+  Reply reply;
+  std::vector<Fd> descriptors;
+  if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
+  if (descriptors.size() != 2 || reply.bytes != sizeof(RankChannel)) {
+    return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
+  }
+  if (Status status = Mapping::open(descriptors[0].get(), sizeof(JobPage), &page_memory_); !status) return status;
+  return Mapping::open(descriptors[1].get(), sizeof(RankChannel), &channel_memory_);
+}
+
+Status ChannelClient::ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
+                          std::vector<Fd>* descriptors) {
+  if (getpid() != pid_) return check_usable();
+  std::vector<char> packet(sizeof request + members.size() * sizeof(uint32_t));
+  memcpy(packet.data(), &request, sizeof request);
+  for (size_t i = 0; i < members.size(); ++i) {
+    const uint32_t member = static_cast<uint32_t>(members[i]);
+    memcpy(packet.data() + sizeof request + i * sizeof member, &member, sizeof member);
+  }
+  const int64_t deadline = now_ns() + timeout_ns;
+  std::lock_guard<std::mutex> lock(request_mutex_);
+  if (!socket_.valid()) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
+  Status status = send_packet(socket_.get(), packet.data(), packet.size(), nullptr, 0);
+  size_t bytes = 0;
+  while (status) {
+    status = wait_readable(socket_.get(), deadline);
+    if (!status) break;
+    status = receive_packet(socket_.get(), reply, sizeof *reply, &bytes, descriptors);
+    if (status.code() != Code::kTimeout) break;
+    status = Status::ok();
+  }
+  if (status.code() == Code::kUnavailable || (status && bytes == 0)) {
+    return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
+  }
+  if (status && (bytes != sizeof *reply || reply->magic != kProtocolMagic)) {
+    status = {Code::kCorrupt, "the node daemon answered with something unknown"};
+  }
+  if (!status) {
+    // The answer may still come and would be taken for that of the next request.
+    if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+    return status;
+  }
+  reply->text[kReplyText - 1] = '\0';
+  return {static_cast<Code>(reply->code), reply->text};
+}
+
+Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
+  Request request;
+  request.type = Message::kAlloc;
+  request.value = bytes;
+  Reply reply;
+  std::vector<Fd> descriptors;
+  if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
+  if (descriptors.size() != 1 || reply.bytes < bytes) {
+    return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
+  }
+  out->id = reply.value;
+  return Mapping::open(descriptors[0].get(), reply.bytes, &out->memory);
+}
+
+Status ChannelClient::free_segment(uint64_t id) {
+  Request request;
+  request.type = Message::kFree;
+  request.value = id;
+  Reply reply;
+  return ask(request, {}, timeout_ns_, &reply, nullptr);
+}
+
+Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns) {
+  if (members.empty() || members.size() > kMaxMembers) {
+    return {Code::kInvalid, "a communicator has 1 to " + std::to_string(kMaxMembers) + " members"};
+  }
+  Request request;
+  request.type = Message::kComm;
+  request.value = comm;
+  request.members = static_cast<uint32_t>(members.size());
+  Reply reply;
+  return ask(request, members, timeout_ns, &reply, nullptr);
+}
+
+Status ChannelClient::destroy_comm(uint32_t comm) {
+  Request request;
+  request.type = Message::kDestroyComm;
+  request.value = comm;
+  Reply reply;
+  return ask(request, {}, timeout_ns_, &reply, nullptr);
+}
+
+bool ChannelClient::daemon_gone() const {
+  pollfd watched{socket_fd_.load(), POLLIN, 0};
+  return watched.fd < 0 || (poll(&watched, 1, 0) > 0 && (watched.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0);
+}
+
+std::string ChannelClient::error() const {
+  const JobPage* job = page();
+  if (job->error_state.load(std::memory_order_acquire) == kErrorSet) {
+    return std::string(job->error, std::min<size_t>(job->error_length, kErrorBytes));
+  }
+  if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
+  return "";
+}
+
+Status ChannelClient::check_usable() const {
+  if (getpid() != pid_) {
+    return {Code::kInvalid, "this channel belongs to process " + std::to_string(pid_) +
+                                ": collective operations can't be called in a forked child"};
+  }
+  if (page()->error_state.load(std::memory_order_acquire) == kErrorSet) return {Code::kUnavailable, error()};
+  if (socket_fd_.load() < 0) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
+  return Status::ok();
+}
+
+Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket) {
+  if (Status status = check_usable(); !status) return status;
+  {
+    std::lock_guard<std::mutex> lock(submit_mutex_);
+    if (free_.empty()) {
+      return {Code::kResource, std::to_string(kSlots) +
+                                   " operations have been submitted and not been waited for: wait for the older ones"};
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    *ticket = next_ticket_++ * kSlots + index;
+    tickets_[index] = *ticket;
+    Slot* slot = &channel()->slots[index];
+    slot->descriptor = descriptor;
+    slot->submitted_ns = now_ns();
+    slot->state.store(kSubmitted, std::memory_order_relaxed);
+    const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
+    channel()->ring[tail % kSlots] = index;
+    channel()->tail.store(tail + 1, std::memory_order_release);
+  }
+  JobPage* job = page();
+  job->doorbell.fetch_add(1);  // both sequentially consistent: either we see it sleeping or it sees the new number
+  if (job->sleeping.load() != 0 && job->sleeping.exchange(0) != 0) futex_wake(&job->doorbell);
+  return Status::ok();
+}
+
+Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
+  std::lock_guard<std::mutex> lock(submit_mutex_);
+  *slot = static_cast<uint32_t>(ticket % kSlots);
+  if (ticket == 0 || tickets_[*slot] != ticket) {
+    return {Code::kInvalid, "ticket " + std::to_string(ticket) + " is unknown: each ticket is waited for once"};
+  }
+  return Status::ok();
+}
+
+void ChannelClient::release(uint32_t slot) {
+  std::lock_guard<std::mutex> lock(submit_mutex_);
+  channel()->slots[slot].state.store(kFree, std::memory_order_relaxed);
+  tickets_[slot] = 0;
+  free_.push_back(slot);
+}
+
+Status ChannelClient::done(uint64_t ticket, bool* done) {
+  uint32_t index;
+  if (Status status = slot_of(ticket, &index); !status) return status;
+  const uint32_t state = channel()->slots[index].state.load(std::memory_order_acquire);
+  *done = state == kDone || state == kFailed || daemon_gone();
+  return Status::ok();
+}
+
+Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times) {
+  if (getpid() != pid_) return check_usable();
+  uint32_t index;
+  if (Status status = slot_of(ticket, &index); !status) return status;
+  uint32_t state = kSubmitted;
+  if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
+  return finish(index, state, times);
+}
+
+Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state) {
+  for (int spin = 0;; ++spin) {
+    *state = slot->state.load(std::memory_order_acquire);
+    if (*state == kDone || *state == kFailed) return Status::ok();
+    if (spin >= spins_) break;
+    spin_pause();
+  }
+  for (;;) {
+    // The state says that somebody sleeps; the daemon then wakes. If it got ahead of us, the exchange fails.
+    uint32_t expected = kSubmitted;
+    slot->state.compare_exchange_strong(expected, kSubmittedWaiting, std::memory_order_acq_rel);
+    const int64_t now = now_ns();
+    const bool late = deadline_ns >= 0 && now >= deadline_ns;
+    Wake wake = Wake::kTimeout;
+    if (!late) {
+      const int64_t slice = now + kSliceNs;
+      wake = futex_wait(&slot->state, kSubmittedWaiting, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    }
+    *state = slot->state.load(std::memory_order_acquire);
+    if (*state == kDone || *state == kFailed) return Status::ok();
+    if (late) return {Code::kTimeout, "not done yet"};
+    if (wake == Wake::kWoken) continue;
+    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
+    if (daemon_gone()) {
+      *state = kFailed;  // nobody will ever complete it
+      return Status::ok();
+    }
+  }
+}
+
+Status ChannelClient::finish(uint32_t slot, uint32_t state, Times* times) {
+  const Slot& done = channel()->slots[slot];
+  times->submitted_ns = done.submitted_ns;
+  times->started_ns = done.started_ns;
+  times->done_ns = done.done_ns;
+  // Read the reason first: the slot may be taken by another thread once it is released.
+  std::string why = state == kDone ? "" : error();
+  const bool gone = state != kDone && daemon_gone();
+  if (!gone) release(slot);  // else the daemon may be dying and still write: leave the slot alone
+  if (state == kDone) return Status::ok();
+  if (why.empty()) why = gone ? "this rank has closed its channel to the node daemon" : "the operation failed";
+  return {Code::kUnavailable, why};
+}
+
+void ChannelClient::close() {
+  if (getpid() == pid_) {
+    Request request;
+    request.type = Message::kBye;
+    Reply reply;
+    // Whatever it answers, the channel is closed.
+    static_cast<void>(ask(request, {}, std::min<int64_t>(timeout_ns_, 2'000'000'000), &reply, nullptr));
+  }
+  std::lock_guard<std::mutex> lock(request_mutex_);
+  socket_fd_.store(-1);
+  socket_.reset();
+}
+
+}  // namespace bagua

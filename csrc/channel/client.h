@@ -1,0 +1,91 @@
+// One rank's end of the channel: joins the daemon, gets memory, hands over operations and waits for them.
+//
+// Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
+// submit_mutex_ before nothing else; neither is held while waiting for an operation.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "channel/futex.h"
+#include "channel/layout.h"
+#include "channel/memory.h"
+#include "channel/protocol.h"
+
+namespace bagua {
+
+class ChannelClient {
+ public:
+  struct Times {
+    int64_t submitted_ns = 0, started_ns = 0, done_ns = 0;
+  };
+  struct Allocation {
+    uint64_t id = 0;
+    std::shared_ptr<Mapping> memory;
+  };
+  // Called every few ms of a long wait, and after a signal; true ends the wait with kAborted.
+  using Interrupt = std::function<bool()>;
+
+  static Status connect(const std::string& socket, const uint8_t* token, int rank, int64_t timeout_ns,
+                        std::unique_ptr<ChannelClient>* out);
+  ~ChannelClient();  // without close() the daemon takes the rank for lost
+  ChannelClient(const ChannelClient&) = delete;
+  ChannelClient& operator=(const ChannelClient&) = delete;
+
+  Status alloc(uint64_t bytes, Allocation* out);
+  Status free_segment(uint64_t id);
+  Status create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns);
+  Status destroy_comm(uint32_t comm);
+
+  // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
+  Status submit(const Descriptor& descriptor, uint64_t* ticket);
+  // kTimeout: not done by the deadline, it goes on. Any other outcome frees the ticket, but kAborted (interrupted) and
+  // kInvalid (no such ticket).
+  Status wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times);
+  Status done(uint64_t ticket, bool* done);
+
+  // The engine's first error, or that the daemon is gone; empty while all is well.
+  std::string error() const;
+  const Counters* counters() const { return &page()->counters; }
+  // Says goodbye and closes the socket. Idempotent. In a forked child it only closes.
+  void close();
+
+ private:
+  ChannelClient(int rank, int64_t timeout_ns);
+
+  Status join(const uint8_t* token);
+  Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
+             std::vector<Fd>* descriptors);
+  Status check_usable() const;
+  Status slot_of(uint64_t ticket, uint32_t* slot);
+  Status finish(uint32_t slot, uint32_t state, Times* times);
+  void release(uint32_t slot);
+  Status await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state);
+  bool daemon_gone() const;
+  JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
+  RankChannel* channel() const { return reinterpret_cast<RankChannel*>(channel_memory_->data()); }
+
+  // constant after connect()
+  const int rank_;
+  const pid_t pid_;
+  const int64_t timeout_ns_;
+  int spins_ = 0;
+  std::shared_ptr<Mapping> page_memory_, channel_memory_;
+
+  std::mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
+  Fd socket_;
+  std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
+
+  std::mutex submit_mutex_;  // guards what follows
+  std::vector<uint32_t> free_;
+  std::vector<uint64_t> tickets_;  // of every slot; 0: none
+  uint64_t next_ticket_ = 1;
+};
+
+}  // namespace bagua

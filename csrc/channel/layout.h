@@ -1,0 +1,138 @@
+// The shared memory between a node daemon and its ranks: fixed layout, no pointers, every field readable by both sides.
+//
+// Three kinds of mapping, each a sealed memfd that the daemon makes and passes over the Unix socket (see protocol.h):
+//   JobPage      one per engine: doorbell, counters, the first error. Mapped by the daemon and all local ranks.
+//   RankChannel  one per rank: submission ring and slots. Mapped by the daemon and that rank alone.
+//   segment      tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
+//
+// Hand-over of an operation. The rank takes a free slot, fills `descriptor`, sets `state` to kSubmitted, writes the
+// slot's number into `ring[tail % kSlots]`, publishes `tail` (release) and rings the doorbell. The daemon reads `tail`
+// (acquire), copies the descriptor to private memory before it believes anything in it, and at the end writes the times
+// and sets `state` to kDone or kFailed (release); it wakes the futex only if the state was kSubmittedWaiting. The rank
+// that waits frees the slot. Slots are freed in any order; `tail` only grows, and at most kSlots operations are in
+// flight, so the ring never overflows. All futexes are non-private.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/reduce.h"
+
+namespace bagua {
+
+// Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
+constexpr const char* kCoreVersion = "1";
+constexpr uint32_t kLayoutVersion = 1;
+
+// What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
+//   kBarrier        nothing
+//   kAllReduce      src: count elements -> dst: count elements
+//   kReduce         the same; dst is written, and need be given, at root only
+//   kBroadcast      src: count elements, at root only -> dst: count elements, everywhere
+//   kAllGather      src: count -> dst: n * count, in the order of the communicator
+//   kReduceScatter  src: n * count -> dst: count (block number "my index")
+//   kGather         src: count -> dst: n * count, at root only
+//   kScatter        src: n * count, at root only -> dst: count
+//   kAllToAll       src: n * count -> dst: n * count; block j of rank i's src becomes block i of rank j's dst
+//   kSend           src: count; root is the destination's index
+//   kRecv           dst: count; root is the source's index
+// src and dst may be the same memory for all-reduce, reduce and broadcast. For all-gather, gather and scatter the small
+// side may lie exactly at its own block of the large side, and so it may for reduce-scatter. No other overlap.
+enum class Kind : uint8_t {
+  kBarrier = 0,
+  kAllReduce = 1,
+  kBroadcast = 2,
+  kReduce = 3,
+  kAllGather = 4,
+  kReduceScatter = 5,
+  kGather = 6,
+  kScatter = 7,
+  kAllToAll = 8,
+  kSend = 9,
+  kRecv = 10,
+};
+constexpr int kKinds = 11;
+
+const char* kind_name(Kind kind);   // for the API: "allreduce"
+const char* kind_title(Kind kind);  // for people: "all-reduce"
+bool kind_known(uint8_t kind);
+bool kind_reduces(Kind kind);
+bool kind_rooted(Kind kind);
+bool op_known(uint8_t op);
+
+constexpr uint32_t kSlots = 1024;
+constexpr int kMaxDims = 8;
+constexpr size_t kLabelBytes = 48;
+constexpr size_t kErrorBytes = 3072;
+
+struct Descriptor {
+  uint8_t kind;
+  uint8_t dtype;
+  uint8_t op;
+  uint8_t ndim;  // of `dims`; more than kMaxDims dimensions: 0
+  uint32_t comm;
+  uint64_t count;
+  int32_t root;  // -1: none
+  uint32_t src_segment;
+  uint32_t dst_segment;
+  uint32_t reserved;
+  uint64_t src_offset;
+  uint64_t dst_offset;
+  int64_t dims[kMaxDims];   // the user's shape, for error messages only
+  char label[kLabelBytes];  // for error messages only; not trusted to be terminated
+};
+static_assert(sizeof(Descriptor) == 160, "part of the shared layout");
+
+enum SlotState : uint32_t { kFree = 0, kSubmitted = 1, kSubmittedWaiting = 2, kDone = 3, kFailed = 4 };
+
+struct alignas(64) Slot {
+  std::atomic<uint32_t> state;  // futex word of the waiting rank
+  uint32_t reserved;
+  int64_t submitted_ns;  // CLOCK_MONOTONIC; by the rank
+  int64_t started_ns;    // by the daemon: all local members had submitted
+  int64_t done_ns;       // by the daemon
+  Descriptor descriptor;
+};
+static_assert(sizeof(Slot) == 192, "part of the shared layout");
+
+struct RankChannel {
+  uint32_t version;
+  uint32_t rank;
+  alignas(64) std::atomic<uint64_t> tail;  // operations handed over so far; written by the rank
+  alignas(64) uint32_t ring[kSlots];       // slot numbers, in the order of submission; written by the rank
+  Slot slots[kSlots];
+};
+
+struct Counters {
+  std::atomic<uint64_t> bytes_local;     // input bytes of local ranks' operations
+  std::atomic<uint64_t> bytes_sent;      // to other hosts, headers included
+  std::atomic<uint64_t> bytes_received;  // from other hosts
+  std::atomic<uint64_t> ops;             // operations completed here (one for all local members together)
+  std::atomic<uint64_t> frames_dropped;
+  std::atomic<uint64_t> bad_connections;  // closed because of what they said, Unix and TCP
+  std::atomic<uint64_t> segment_bytes;    // tensor memory handed out now
+  std::atomic<uint64_t> comm_ns;          // time during which at least one operation was running
+};
+
+enum ErrorState : uint32_t { kNoError = 0, kErrorWriting = 1, kErrorSet = 2 };
+
+struct JobPage {
+  uint32_t version;
+  uint32_t host_index;
+  uint64_t generation;
+  uint32_t world_size;
+  uint32_t local_ranks;
+  alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatcher: grows with every submission
+  alignas(64) std::atomic<uint32_t> sleeping;  // 1 while the dispatcher sleeps or is about to
+  alignas(64) Counters counters;
+  alignas(64) std::atomic<uint32_t> error_state;  // ErrorState; `error` may be read once it is kErrorSet
+  uint32_t error_length;
+  char error[kErrorBytes];
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
+static_assert(sizeof(JobPage) <= 4096, "one page");
+
+}  // namespace bagua

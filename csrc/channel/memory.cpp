@@ -1,0 +1,74 @@
+#include "channel/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "base/text.h"
+
+namespace bagua {
+
+namespace {
+
+Status failed(const std::string& what, size_t bytes) {
+  return {Code::kResource, what + " " + std::to_string(bytes) + " bytes of shared memory failed: " + errno_text(errno)};
+}
+
+}  // namespace
+
+Mapping::~Mapping() {
+  munmap(data_, bytes_);
+}
+
+uint64_t available_memory() {
+  FILE* file = fopen("/proc/meminfo", "re");
+  if (file == nullptr) return 0;
+  char line[128];
+  unsigned long long kib = 0;
+  while (fgets(line, sizeof line, file) != nullptr) {
+    if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+  }
+  fclose(file);
+  return kib * 1024;
+}
+
+Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > SIZE_MAX / 2) return {Code::kInvalid, "a shared-memory size of " + std::to_string(bytes) + " bytes"};
+  bytes = (bytes + page - 1) / page * page;
+  // A page that can't be had later is a SIGBUS or the OOM killer: refuse in words now.
+  const uint64_t available = available_memory();
+  if (available != 0 && bytes > available) {
+    return {Code::kResource, std::to_string(bytes >> 20) + " MiB of shared memory asked for, but only " +
+                                 std::to_string(available >> 20) + " MiB of memory are available on this machine"};
+  }
+  Fd file(memfd_create("bagua", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file.valid()) return failed("creating", bytes);
+  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) return failed("sizing", bytes);
+  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return failed("sealing", bytes);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.get(), 0);
+  if (data == MAP_FAILED) return failed("mapping", bytes);
+  *out = std::make_shared<Mapping>(data, bytes);
+  *fd = std::move(file);
+  return Status::ok();
+}
+
+Status Mapping::open(int fd, size_t bytes, std::shared_ptr<Mapping>* out) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return failed("looking at", bytes);
+  if (info.st_size < 0 || static_cast<size_t>(info.st_size) < bytes) {
+    return {Code::kCorrupt, "the daemon passed a shared-memory file that is too small"};
+  }
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (data == MAP_FAILED) return failed("mapping", bytes);
+  *out = std::make_shared<Mapping>(data, bytes);
+  return Status::ok();
+}
+
+}  // namespace bagua

@@ -1,0 +1,39 @@
+// Memory shared between the daemon and a rank: an anonymous file of fixed, sealed size, mapped for reading and writing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace bagua {
+
+// One mapping; unmapped by the destructor. Shared by shared_ptr: an operation in flight keeps its memory mapped
+// although its owner gave it back. Immutable, so usable from any thread.
+class Mapping {
+ public:
+  Mapping(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  // Makes a memfd of `bytes` (rounded up to pages), seals its size, maps and touches every page. kResource with the
+  // reason.
+  static Status create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out);
+  // Maps `bytes` of a descriptor that came from the daemon; checks that the file is that large.
+  static Status open(int fd, size_t bytes, std::shared_ptr<Mapping>* out);
+
+  char* data() const { return static_cast<char*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* const data_;
+  const size_t bytes_;
+};
+
+// Bytes of memory that the machine can still give without swapping; 0 if unknown.
+uint64_t available_memory();
+
+}  // namespace bagua

@@ -1,0 +1,60 @@
+// What a rank and its daemon say over the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
+//
+// rank -> daemon  Hello, first; then Alloc, Free, Comm, DestroyComm in any order; Bye, last.
+// daemon -> rank  one Reply to each, in order. The reply to Hello carries two descriptors (JobPage, RankChannel), the
+//                 reply to Alloc one (the segment).
+// Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace bagua {
+
+constexpr uint32_t kProtocolMagic = 0x41475542;  // "BUGA", little-endian
+constexpr size_t kTokenBytes = 32;
+constexpr uint32_t kMaxMembers = 8192;
+constexpr size_t kReplyText = 1024;
+
+enum class Message : uint32_t { kHello = 1, kAlloc = 2, kFree = 3, kComm = 4, kDestroyComm = 5, kBye = 6 };
+
+struct Request {
+  uint32_t magic = kProtocolMagic;
+  Message type = Message::kHello;
+  uint32_t version = 0;  // kHello
+  uint32_t rank = 0;     // kHello
+  uint64_t value = 0;    // kAlloc: bytes. kFree: segment. kComm, kDestroyComm: communicator
+  uint32_t members = 0;  // kComm: how many ranks follow, as uint32
+  uint32_t reserved = 0;
+  uint8_t token[kTokenBytes] = {};  // kHello
+};
+static_assert(sizeof(Request) == 64, "part of the protocol");
+
+constexpr size_t kMaxRequest = sizeof(Request) + kMaxMembers * sizeof(uint32_t);
+
+struct Reply {
+  uint32_t magic = kProtocolMagic;
+  uint32_t code = 0;   // Code; the text says why when it is not kOk
+  uint64_t value = 0;  // kAlloc: segment
+  uint64_t bytes = 0;  // kAlloc: size of the segment. kHello: size of the RankChannel
+  char text[kReplyText] = {};
+};
+
+// Address of a Unix socket; kInvalid with the way out if the path is too long.
+struct UnixAddress {
+  char storage[128];
+  unsigned length;
+};
+Status unix_address(const std::string& path, UnixAddress* out);
+
+// Sends one packet with up to four descriptors; never blocks: a full buffer is an error.
+Status send_packet(int fd, const void* data, size_t bytes, const int* descriptors, int n);
+// Receives one packet of at most `capacity` bytes. *bytes = 0: the other end closed. A longer packet, or one that the
+// kernel had to cut, is kCorrupt. kTimeout: nothing there (the descriptor is non-blocking).
+Status receive_packet(int fd, void* data, size_t capacity, size_t* bytes, std::vector<Fd>* descriptors);
+
+}  // namespace bagua

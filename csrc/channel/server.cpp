@@ -1,0 +1,219 @@
+#include "channel/server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "channel/layout.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kHelloDeadlineNs = 10'000'000'000;
+constexpr size_t kMaxStrangers = 128;
+
+Status system_error(const std::string& what) {
+  return {Code::kResource, what + ": " + errno_text(errno)};
+}
+
+}  // namespace
+
+Status ChannelServer::start() {
+  UnixAddress address;
+  if (Status status = unix_address(path_, &address); !status) return status;
+  listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener_.valid()) return system_error("no Unix socket could be made");
+  unlink(path_.c_str());
+  if (fchmod(listener_.get(), 0600) != 0) return system_error("the mode of " + path_ + " can't be set");
+  if (bind(listener_.get(), reinterpret_cast<sockaddr*>(address.storage), address.length) != 0) {
+    return system_error("the socket " + path_ + " can't be made");
+  }
+  if (chmod(path_.c_str(), 0600) != 0) return system_error("the mode of " + path_ + " can't be set");
+  if (listen(listener_.get(), 256) != 0) return system_error("listening on " + path_ + " failed");
+  if (Status status = stop_event_.open(); !status) return status;
+  buffer_.resize(kMaxRequest);
+  thread_ = std::thread([this] { run(); });
+  return Status::ok();
+}
+
+void ChannelServer::stop() {
+  if (!thread_.joinable()) {
+    listener_.reset();
+    return;
+  }
+  stopping_.store(true);
+  stop_event_.signal();
+  thread_.join();
+  connections_.clear();
+  listener_.reset();
+  unlink(path_.c_str());
+}
+
+void ChannelServer::run() {
+  std::vector<pollfd> watched;
+  while (!stopping_.load()) {
+    watched.clear();
+    watched.push_back({stop_event_.fd(), POLLIN, 0});
+    watched.push_back({listener_.get(), POLLIN, 0});
+    bool strangers = false;
+    for (const Connection& connection : connections_) {
+      watched.push_back({connection.socket.get(), POLLIN, 0});
+      watched.push_back({connection.process.get(), POLLIN, 0});  // -1 is ignored
+      strangers = strangers || connection.rank < 0;
+    }
+    if (poll(watched.data(), watched.size(), strangers ? 1000 : -1) < 0 && errno != EINTR) break;
+    const size_t known = connections_.size();
+    for (size_t i = 0; i < known; ++i) {
+      Connection& connection = connections_[i];
+      if (watched[2 + 2 * i].revents != 0) read(&connection);
+      if (!connection.gone && watched[3 + 2 * i].revents != 0) {
+        read(&connection);  // a goodbye may still lie in the socket
+        if (!connection.gone) close(&connection, false);
+      }
+    }
+    if (watched[1].revents != 0) accept_all();
+    if (strangers) drop_idle(now_ns());
+    connections_.erase(
+        std::remove_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.gone; }),
+        connections_.end());
+  }
+}
+
+void ChannelServer::accept_all() {
+  for (;;) {
+    Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != getuid()) {
+      handler_->bad_connection();
+      continue;
+    }
+    const auto stranger = [](const Connection& c) { return c.rank < 0 && !c.gone; };
+    if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), stranger)) >= kMaxStrangers) {
+      close(&*std::find_if(connections_.begin(), connections_.end(), stranger), true);  // the oldest
+    }
+    Connection connection;
+    connection.socket = std::move(socket);
+    connection.pid = peer.pid;
+    connection.since_ns = now_ns();
+    connections_.push_back(std::move(connection));
+  }
+}
+
+void ChannelServer::drop_idle(int64_t now) {
+  for (Connection& connection : connections_) {
+    if (!connection.gone && connection.rank < 0 && now - connection.since_ns > kHelloDeadlineNs) {
+      close(&connection, true);
+    }
+  }
+}
+
+void ChannelServer::read(Connection* connection) {
+  for (int handled = 0; handled < 64 && !connection->gone; ++handled) {
+    size_t bytes = 0;
+    const Status status = receive_packet(connection->socket.get(), buffer_.data(), buffer_.size(), &bytes, nullptr);
+    if (status.code() == Code::kTimeout) return;
+    if (!status || bytes == 0) {
+      close(connection, status.code() == Code::kCorrupt);
+      return;
+    }
+    Request request;
+    std::vector<int> members;
+    bool fits = bytes >= sizeof request;
+    if (fits) {
+      memcpy(&request, buffer_.data(), sizeof request);
+      const uint32_t n = request.type == Message::kComm ? request.members : 0;
+      fits = request.magic == kProtocolMagic && n <= kMaxMembers && bytes == sizeof request + n * sizeof(uint32_t);
+      for (uint32_t i = 0; fits && i < n; ++i) {
+        uint32_t member;
+        memcpy(&member, buffer_.data() + sizeof request + i * sizeof member, sizeof member);
+        members.push_back(member > INT32_MAX ? -1 : static_cast<int>(member));
+      }
+    }
+    if (!fits || !handle(connection, request, members)) close(connection, true);
+  }
+}
+
+bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& members) {
+  if (request.type == Message::kHello) return hello(connection, request);
+  if (connection->rank < 0) return false;
+  const int rank = connection->rank;
+  switch (request.type) {
+    case Message::kAlloc: {
+      Fd descriptor;
+      uint64_t id = 0, size = 0;
+      const Status status = handler_->alloc(rank, request.value, &descriptor, &id, &size);
+      const int fd = descriptor.get();
+      return reply(connection, status, id, size, &fd, status ? 1 : 0);
+    }
+    case Message::kFree:
+      return reply(connection, handler_->free_segment(rank, request.value), 0, 0, nullptr, 0);
+    case Message::kComm:
+      return reply(connection, handler_->declare(rank, request.value, members), 0, 0, nullptr, 0);
+    case Message::kDestroyComm:
+      return reply(connection, handler_->destroy(rank, request.value), 0, 0, nullptr, 0);
+    case Message::kBye:
+      reply(connection, Status::ok(), 0, 0, nullptr, 0);
+      connection->rank = -1;
+      close(connection, false);
+      handler_->left(rank);
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool ChannelServer::hello(Connection* connection, const Request& request) {
+  if (connection->rank >= 0) return false;
+  Status status;
+  int descriptors[2] = {-1, -1};
+  if (request.version != kLayoutVersion) {
+    status = {Code::kInvalid, "this process has version " + std::to_string(request.version) +
+                                  " of the native core, the node daemon " + std::to_string(kLayoutVersion) +
+                                  ": restart the daemon, or install the same version of bagua for both"};
+  } else {
+    status = handler_->join(request.rank, request.token, connection->pid, descriptors);
+  }
+  if (!status) {
+    reply(connection, status, 0, 0, nullptr, 0);
+    handler_->bad_connection();
+    close(connection, false);
+    return true;
+  }
+  connection->rank = static_cast<int>(request.rank);
+  if (connection->pid > 0 && connection->pid != getpid()) {
+    connection->process = Fd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
+  }
+  return reply(connection, status, 0, sizeof(RankChannel), descriptors, 2);
+}
+
+bool ChannelServer::reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds,
+                          int n) {
+  Reply answer;
+  answer.code = static_cast<uint32_t>(status.code());
+  answer.value = value;
+  answer.bytes = bytes;
+  status.message().copy(answer.text, kReplyText - 1);
+  return send_packet(connection->socket.get(), &answer, sizeof answer, fds, n).is_ok();
+}
+
+void ChannelServer::close(Connection* connection, bool misbehaved) {
+  if (connection->gone) return;
+  connection->gone = true;
+  connection->socket.reset();
+  connection->process.reset();
+  if (misbehaved) handler_->bad_connection();
+  if (connection->rank >= 0) handler_->lost(connection->rank, connection->pid);
+}
+
+}  // namespace bagua

@@ -1,0 +1,78 @@
+// The daemon's end of the engine's Unix socket: who may join, and memory and communicators for those who did.
+//
+// Thread safety: one thread of its own runs everything, handler calls included. start() and stop() belong to the owner.
+// Nothing that arrives is trusted: a message that is not exactly one of ours closes that connection and is counted.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "channel/protocol.h"
+
+namespace bagua {
+
+// What the server needs of the engine. Called from the server's thread only; must not block for long.
+class ChannelHandler {
+ public:
+  virtual ~ChannelHandler() = default;
+  // Checks the token; gives descriptors of the job page and of the rank's channel (owned by the handler).
+  virtual Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) = 0;
+  virtual Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
+  virtual Status free_segment(int rank, uint64_t id) = 0;
+  virtual Status declare(int rank, uint64_t comm, const std::vector<int>& members) = 0;
+  virtual Status destroy(int rank, uint64_t comm) = 0;
+  virtual void left(int rank) = 0;             // said goodbye
+  virtual void lost(int rank, pid_t pid) = 0;  // died, or broke the protocol
+  virtual void bad_connection() = 0;
+};
+
+class ChannelServer {
+ public:
+  ChannelServer(std::string path, ChannelHandler* handler) : path_(std::move(path)), handler_(handler) {}
+  ~ChannelServer() { stop(); }
+  ChannelServer(const ChannelServer&) = delete;
+  ChannelServer& operator=(const ChannelServer&) = delete;
+
+  // Creates the socket (mode 0600) and the thread.
+  Status start();
+  // Ends the thread, closes every connection, removes the socket. Idempotent.
+  void stop();
+
+ private:
+  struct Connection {
+    Fd socket;
+    Fd process;  // pidfd: a forked child may keep the socket open after the rank's death
+    pid_t pid = 0;
+    int rank = -1;  // -1: has not joined
+    int64_t since_ns = 0;
+    bool gone = false;
+  };
+
+  void run();
+  void accept_all();
+  void drop_idle(int64_t now);
+  void read(Connection* connection);
+  bool handle(Connection* connection, const Request& request, const std::vector<int>& members);
+  bool hello(Connection* connection, const Request& request);
+  bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);
+  void close(Connection* connection, bool misbehaved);
+
+  const std::string path_;
+  ChannelHandler* const handler_;
+
+  Fd listener_;
+  EventFd stop_event_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+
+  std::vector<Connection> connections_;  // server thread only
+  std::vector<char> buffer_;             // server thread only
+};
+
+}  // namespace bagua

@@ -1,0 +1,191 @@
+#include "collective/builder.h"
+
+namespace bagua::collective {
+
+namespace {
+constexpr size_t kCacheLine = 64;
+}
+
+int Topology::size() const {
+  size_t n = 0;
+  for (const auto& host_members : members) n += host_members.size();
+  return static_cast<int>(n);
+}
+
+int Topology::host_of(int index) const {
+  for (int h = 0; h < hosts(); ++h) {
+    const auto& there = members[static_cast<size_t>(h)];
+    if (std::binary_search(there.begin(), there.end(), index)) return h;
+  }
+  return -1;
+}
+
+int Topology::position(int index) const {
+  return static_cast<int>(std::lower_bound(local().begin(), local().end(), index) - local().begin());
+}
+
+Builder::Builder(const Topology& topology, const Request& request, size_t chunk_bytes)
+    : topology_(topology),
+      request_(request),
+      element_(dtype_size(request.dtype)),
+      chunk_elements_(std::max<uint64_t>(1, std::max(chunk_bytes, kCacheLine) / kCacheLine * kCacheLine / element_)),
+      sent_(topology.members.size(), 0),
+      received_(topology.members.size(), 0) {}
+
+std::vector<Range> Builder::chunks(Range whole) const {
+  std::vector<Range> parts;
+  for (uint64_t done = 0; done < whole.count; done += chunk_elements_) {
+    parts.push_back({whole.begin + done, std::min(chunk_elements_, whole.count - done)});
+  }
+  return parts;
+}
+
+Ref Builder::src(int member, uint64_t element) const {
+  return {Space::kSrc, static_cast<uint16_t>(member), element * element_};
+}
+
+Ref Builder::dst(int member, uint64_t element) const {
+  return {Space::kDst, static_cast<uint16_t>(member), element * element_};
+}
+
+std::vector<Ref> Builder::all_src(uint64_t element) const {
+  std::vector<Ref> refs;
+  for (int m = 0; m < locals(); ++m) refs.push_back(src(m, element));
+  return refs;
+}
+
+std::vector<Ref> Builder::all_dst(uint64_t element, int except) const {
+  std::vector<Ref> refs;
+  for (int m = 0; m < locals(); ++m) {
+    if (m != except) refs.push_back(dst(m, element));
+  }
+  return refs;
+}
+
+Ref Builder::scratch(size_t bytes) {
+  const Ref place{Space::kScratch, 0, program_.scratch_bytes};
+  program_.scratch_bytes += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+  return place;
+}
+
+StepId Builder::add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t count,
+                    std::initializer_list<StepId> after) {
+  Step step;
+  step.type = type;
+  step.sources = static_cast<uint32_t>(n);
+  step.destinations = static_cast<uint32_t>(m);
+  step.first_ref = static_cast<uint32_t>(program_.refs.size());
+  step.bytes = count * element_;
+  program_.refs.insert(program_.refs.end(), from, from + n);
+  program_.refs.insert(program_.refs.end(), to, to + m);
+  program_.steps.push_back(step);
+  const StepId id = static_cast<StepId>(program_.steps.size() - 1);
+  for (const StepId earlier : after) depend(id, earlier);
+  return id;
+}
+
+StepId Builder::reduce(const std::vector<Ref>& from, const std::vector<Ref>& to, uint64_t count, bool final,
+                       std::initializer_list<StepId> after) {
+  const StepId id = add(Step::Type::kReduce, from.data(), from.size(), to.data(), to.size(), count, after);
+  program_.steps[id].final = final;
+  return id;
+}
+
+StepId Builder::copy(Ref from, const std::vector<Ref>& to, uint64_t count, std::initializer_list<StepId> after) {
+  return add(Step::Type::kCopy, &from, 1, to.data(), to.size(), count, after);
+}
+
+StepId Builder::send(int peer, Ref from, uint64_t count, std::initializer_list<StepId> after) {
+  const StepId id = add(Step::Type::kSend, &from, 1, nullptr, 0, count, after);
+  program_.steps[id].peer = peer;
+  program_.steps[id].tag = sent_[static_cast<size_t>(peer)]++;
+  return id;
+}
+
+StepId Builder::recv(int peer, Ref to, uint64_t count, std::initializer_list<StepId> after) {
+  const StepId id = add(Step::Type::kRecv, nullptr, 0, &to, 1, count, after);
+  program_.steps[id].peer = peer;
+  program_.steps[id].tag = received_[static_cast<size_t>(peer)]++;
+  return id;
+}
+
+void Builder::depend(StepId later, StepId earlier) {
+  if (earlier == kNoStep || later == kNoStep) return;
+  edges_.emplace_back(earlier, later);
+  ++program_.steps[later].waits_for;
+}
+
+Program Builder::finish() {
+  for (const auto& edge : edges_) ++program_.steps[edge.first].successors;
+  uint32_t next = 0;
+  for (Step& step : program_.steps) {
+    step.first_successor = next;
+    next += step.successors;
+    step.successors = 0;
+  }
+  program_.successors.resize(next);
+  for (const auto& [earlier, later] : edges_) {
+    Step& step = program_.steps[earlier];
+    program_.successors[step.first_successor + step.successors++] = later;
+  }
+  for (int p = 0; p < hosts(); ++p) {
+    if (sent_[static_cast<size_t>(p)] + received_[static_cast<size_t>(p)] > 0) program_.peers.push_back(p);
+  }
+  return std::move(program_);
+}
+
+Window::Window(Builder* builder, size_t n, size_t bytes) : busy_(n, kNoStep) {
+  for (size_t i = 0; i < n; ++i) places_.push_back(builder->scratch(bytes));
+}
+
+Ref Window::take(StepId* free_after) {
+  *free_after = busy_[next_];
+  return places_[next_];
+}
+
+void Window::release_after(StepId step) {
+  busy_[next_] = step;
+  next_ = (next_ + 1) % busy_.size();
+}
+
+Program compile(const Topology& topology, const Request& request, size_t chunk_bytes) {
+  Builder builder(topology, request, chunk_bytes);
+  if (request.count == 0) {  // nothing to move, but hosts still compare what they were asked for
+    build_barrier(&builder);
+    return builder.finish();
+  }
+  switch (request.kind) {
+    case Kind::kAllReduce:
+      build_all_reduce(&builder);
+      break;
+    case Kind::kReduce:
+      build_reduce(&builder);
+      break;
+    case Kind::kReduceScatter:
+      build_reduce_scatter(&builder);
+      break;
+    case Kind::kBroadcast:
+      build_broadcast(&builder);
+      break;
+    case Kind::kAllGather:
+      build_all_gather(&builder);
+      break;
+    case Kind::kGather:
+      build_gather(&builder);
+      break;
+    case Kind::kScatter:
+      build_scatter(&builder);
+      break;
+    case Kind::kAllToAll:
+      build_all_to_all(&builder);
+      break;
+    case Kind::kBarrier:
+    case Kind::kSend:  // matched and moved point to point, see engine/p2p.h
+    case Kind::kRecv:
+      build_barrier(&builder);
+      break;
+  }
+  return builder.finish();
+}
+
+}  // namespace bagua::collective

@@ -1,0 +1,93 @@
+// Writes programs: numbers messages, hands out scratch memory, records who waits for whom.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "collective/program.h"
+
+namespace bagua::collective {
+
+using StepId = uint32_t;
+constexpr StepId kNoStep = UINT32_MAX;
+
+// Elements [begin, begin + count) of a vector.
+struct Range {
+  uint64_t begin = 0, count = 0;
+};
+
+class Builder {
+ public:
+  Builder(const Topology& topology, const Request& request, size_t chunk_bytes);
+
+  const Topology& topology() const { return topology_; }
+  const Request& request() const { return request_; }
+  int host() const { return topology_.host; }
+  int hosts() const { return topology_.hosts(); }
+  int locals() const { return static_cast<int>(topology_.local().size()); }
+  size_t element() const { return element_; }
+  size_t chunk_bytes() const { return chunk_elements_ * element_; }
+
+  // Cuts `whole` into chunks; empty for an empty range.
+  std::vector<Range> chunks(Range whole) const;
+
+  // Places, with offsets in elements.
+  Ref src(int member, uint64_t element) const;
+  Ref dst(int member, uint64_t element) const;
+  std::vector<Ref> all_src(uint64_t element) const;
+  std::vector<Ref> all_dst(uint64_t element, int except = -1) const;
+  // Room for `bytes` of scratch, aligned to a cache line.
+  Ref scratch(size_t bytes);
+
+  // Steps. `count` is in elements. Those that `after` names must complete before (kNoStep is ignored).
+  StepId reduce(const std::vector<Ref>& from, const std::vector<Ref>& to, uint64_t count, bool final,
+                std::initializer_list<StepId> after = {});
+  StepId copy(Ref from, const std::vector<Ref>& to, uint64_t count, std::initializer_list<StepId> after = {});
+  StepId send(int peer, Ref from, uint64_t count, std::initializer_list<StepId> after = {});
+  StepId recv(int peer, Ref to, uint64_t count, std::initializer_list<StepId> after = {});
+  void depend(StepId later, StepId earlier);
+
+  Program finish();
+
+ private:
+  StepId add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t count,
+             std::initializer_list<StepId> after);
+
+  const Topology& topology_;
+  const Request& request_;
+  const size_t element_;
+  const uint64_t chunk_elements_;
+  Program program_;
+  std::vector<std::pair<StepId, StepId>> edges_;  // earlier, later
+  std::vector<uint64_t> sent_, received_;         // messages so far, by peer
+};
+
+// A ring of `n` scratch places, each free again when a step has completed.
+class Window {
+ public:
+  Window(Builder* builder, size_t n, size_t bytes);
+  // The next place; *free_after is the step that must complete before it may be written.
+  Ref take(StepId* free_after);
+  // The place taken last is in use until `step` completes.
+  void release_after(StepId step);
+
+ private:
+  std::vector<Ref> places_;
+  std::vector<StepId> busy_;
+  size_t next_ = 0;
+};
+
+// One function for each kind, or for those alike; hosts >= 1. In all_reduce.cpp, partial_sums.cpp and moves.cpp.
+void build_barrier(Builder* builder);
+void build_all_reduce(Builder* builder);
+void build_reduce(Builder* builder);
+void build_reduce_scatter(Builder* builder);
+void build_broadcast(Builder* builder);
+void build_all_gather(Builder* builder);
+void build_gather(Builder* builder);
+void build_scatter(Builder* builder);
+void build_all_to_all(Builder* builder);
+
+}  // namespace bagua::collective

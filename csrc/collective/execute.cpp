@@ -1,0 +1,57 @@
+#include "collective/execute.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace bagua::collective {
+
+const char* source_of(const Memory& memory, const Ref& ref) {
+  switch (ref.space) {
+    case Space::kSrc:
+      return memory.src[ref.member] + ref.offset;
+    case Space::kDst:
+      return memory.dst[ref.member] + ref.offset;
+    case Space::kScratch:
+      break;
+  }
+  return memory.scratch + ref.offset;
+}
+
+char* target_of(const Memory& memory, const Ref& ref) {
+  return ref.space == Space::kDst ? memory.dst[ref.member] + ref.offset : memory.scratch + ref.offset;
+}
+
+namespace {
+
+void run_reduce(const Request& request, bool final, int64_t divisor, const std::vector<const void*>& from,
+                const std::vector<void*>& to, size_t count, bool streaming) {
+  // A partial result goes on to other hosts: the division comes once, at the end.
+  const ReduceOp op = request.op == ReduceOp::kAvg && !final ? ReduceOp::kSum : request.op;
+  const bool aliased = std::any_of(to.begin(), to.end(), [&from](const void* target) {
+    return std::find(from.begin(), from.end(), target) != from.end();
+  });
+  reduce(request.dtype, op, from.data(), static_cast<int>(from.size()), to.data(), static_cast<int>(to.size()), count,
+         divisor, streaming && !aliased);
+}
+
+}  // namespace
+
+void run_step(const Program& program, const Step& step, const Request& request, int64_t divisor, const Memory& memory,
+              bool streaming) {
+  const Ref* refs = program.refs.data() + step.first_ref;
+  if (step.type == Step::Type::kCopy) {
+    const char* from = source_of(memory, refs[0]);
+    for (uint32_t i = 0; i < step.destinations; ++i) {
+      char* to = target_of(memory, refs[1 + i]);
+      if (to != from) memcpy(to, from, step.bytes);
+    }
+    return;
+  }
+  std::vector<const void*> from;
+  std::vector<void*> to;
+  for (uint32_t i = 0; i < step.sources; ++i) from.push_back(source_of(memory, refs[i]));
+  for (uint32_t i = 0; i < step.destinations; ++i) to.push_back(target_of(memory, refs[step.sources + i]));
+  run_reduce(request, step.final, divisor, from, to, step.bytes / dtype_size(request.dtype), streaming);
+}
+
+}  // namespace bagua::collective

@@ -1,0 +1,25 @@
+// Runs the steps of a program that compute or copy. Used by the engine's executors and by the simulator in the tests.
+#pragma once
+
+#include <vector>
+
+#include "collective/program.h"
+
+namespace bagua::collective {
+
+// The memory of one operation at one host: by local member, nullptr where that member gave none.
+struct Memory {
+  std::vector<const char*> src;
+  std::vector<char*> dst;
+  char* scratch = nullptr;
+};
+
+const char* source_of(const Memory& memory, const Ref& ref);
+char* target_of(const Memory& memory, const Ref& ref);
+
+// Runs a kReduce or kCopy step. `divisor` is the number of ranks of the communicator. `streaming` writes past the
+// caches, where no destination is a source: for results that nobody reads soon.
+void run_step(const Program& program, const Step& step, const Request& request, int64_t divisor, const Memory& memory,
+              bool streaming);
+
+}  // namespace bagua::collective

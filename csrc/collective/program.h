@@ -1,0 +1,79 @@
+// What one host does for one collective operation: a list of steps with dependencies, as a pure value.
+//
+// compile() makes the program of one host from the communicator's topology and the request alone: no sockets, no clock.
+// The programs of all hosts fit together: the k-th message that host a sends to host b is the k-th that b receives from
+// a, and carries tag k. An executor
+//   - starts a step when all steps that it waits for are complete;
+//   - starts the sends to one host in the order of the program, and the same for the receives from one host.
+// Under these two rules the programs finish even if the network buffers nothing (tests/native/collective_test.cpp runs
+// them that way), so parked frames (transport/mesh.h) can't deadlock.
+//
+// Every host ends with the same bits: a result is computed at one host and copied, or computed everywhere from the same
+// numbers in the same order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "channel/layout.h"
+
+namespace bagua::collective {
+
+// Where the members of a communicator live. Every host has at least one.
+struct Topology {
+  std::vector<std::vector<int>> members;  // by host: indices in the communicator, ascending
+  int host = 0;                           // whose program it is
+
+  int hosts() const { return static_cast<int>(members.size()); }
+  int size() const;
+  int host_of(int index) const;
+  // Position of member `index` among the local ones, if it is one.
+  int position(int index) const;
+  const std::vector<int>& local() const { return members[static_cast<size_t>(host)]; }
+};
+
+struct Request {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  uint64_t count = 0;
+  int root = -1;  // index in the communicator
+};
+
+enum class Space : uint8_t { kSrc, kDst, kScratch };
+
+// A place: `offset` bytes into the src or dst of local member number `member` (its position in Topology::local()), or
+// into the operation's scratch memory.
+struct Ref {
+  Space space;
+  uint16_t member;
+  uint64_t offset;
+};
+
+struct Step {
+  enum class Type : uint8_t { kReduce, kCopy, kSend, kRecv };
+  Type type;
+  bool final = false;                            // kReduce: apply AVG's division
+  int peer = -1;                                 // kSend, kRecv: index of the host among the communicator's
+  uint32_t sources = 0;                          // kReduce: n; kCopy, kSend: 1; kRecv: 0
+  uint32_t destinations = 0;                     // kReduce, kCopy: m; kRecv: 1; kSend: 0
+  uint32_t first_ref = 0;                        // in Program::refs: the sources, then the destinations
+  uint32_t waits_for = 0;                        // how many steps must complete before
+  uint32_t first_successor = 0, successors = 0;  // in Program::successors
+  uint64_t tag = 0;                              // kSend, kRecv
+  uint64_t bytes = 0;                            // of each source and destination
+};
+
+struct Program {
+  std::vector<Step> steps;
+  std::vector<Ref> refs;
+  std::vector<uint32_t> successors;
+  std::vector<int> peers;  // hosts that this host sends to or receives from, ascending
+  size_t scratch_bytes = 0;
+};
+
+// Chunks of at most `chunk_bytes` (at least 64). The request is valid: see engine/operation.h.
+Program compile(const Topology& topology, const Request& request, size_t chunk_bytes);
+
+}  // namespace bagua::collective

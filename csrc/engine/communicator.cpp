@@ -1,0 +1,194 @@
+#include "engine/communicator.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace bagua {
+
+namespace {
+
+std::string rank_text(int rank) {
+  return "rank " + std::to_string(rank);
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+Communicator::Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts,
+                           int host_index)
+    : id_(id), members_(std::move(members)) {
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    std::vector<int> there;
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (std::find(hosts[h].begin(), hosts[h].end(), members_[i]) != hosts[h].end()) {
+        there.push_back(static_cast<int>(i));
+      }
+    }
+    if (there.empty()) continue;
+    if (static_cast<int>(h) == host_index) topology_.host = static_cast<int>(job_hosts_.size());
+    job_hosts_.push_back(static_cast<int>(h));
+    topology_.members.push_back(std::move(there));
+  }
+  for (const int index : topology_.local()) local_ranks_.push_back(rank_of(index));
+  queues_.resize(local_ranks_.size());
+}
+
+int Communicator::index_of(int rank) const {
+  const auto found = std::lower_bound(members_.begin(), members_.end(), rank);
+  return found != members_.end() && *found == rank ? static_cast<int>(found - members_.begin()) : -1;
+}
+
+int Communicator::member_of(int rank) const {
+  const auto found = std::lower_bound(local_ranks_.begin(), local_ranks_.end(), rank);
+  return static_cast<int>(found - local_ranks_.begin());
+}
+
+void Communicator::push(Operation operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool sends = operation.kind() == Kind::kSend;
+  if (!sends && operation.kind() != Kind::kRecv) {
+    queues_[static_cast<size_t>(member_of(operation.rank))].push_back(std::move(operation));
+    return;
+  }
+  const int other = operation.descriptor.root;
+  const Route route = sends ? Route{operation.index, other} : Route{other, operation.index};
+  if (topology_.host_of(other) == topology_.host) {
+    Lane& lane = lanes_[route];
+    (sends ? lane.sends : lane.recvs).push_back(std::move(operation));
+  } else {
+    const uint64_t sequence = half_sequences_[route]++;
+    halves_.push_back({std::move(operation), route.first, route.second, sequence});
+  }
+}
+
+bool Communicator::next_collective(Collective* out, Status* mismatch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& queue : queues_) {
+    if (queue.empty()) return false;
+  }
+  out->parts.clear();
+  for (auto& queue : queues_) {
+    out->parts.push_back(std::move(queue.front()));
+    queue.pop_front();
+  }
+  out->sequence = sequence_++;
+  out->started_ns = now_ns();
+  const Operation& one = out->first();
+  for (const Operation& other : out->parts) {
+    if (signature_of(one.descriptor) == signature_of(other.descriptor)) continue;
+    *mismatch = {Code::kInvalid, mismatch_text(one.descriptor, rank_text(one.rank), other.descriptor,
+                                               rank_text(other.rank), out->sequence)};
+    break;
+  }
+  return true;
+}
+
+bool Communicator::next_pair(Pair* out, Status* mismatch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [route, lane] : lanes_) {
+    if (lane.sends.empty() || lane.recvs.empty()) continue;
+    out->send = std::move(lane.sends.front());
+    out->recv = std::move(lane.recvs.front());
+    lane.sends.pop_front();
+    lane.recvs.pop_front();
+    const uint64_t sequence = lane.sequence++;
+    const Descriptor &sent = out->send.descriptor, &expected = out->recv.descriptor;
+    if (sent.count != expected.count || sent.dtype != expected.dtype) {
+      *mismatch = {Code::kInvalid, operation_name(sent, sequence) + ": " + rank_text(out->send.rank) + " sends " +
+                                       call_text(sent) + ", " + rank_text(out->recv.rank) + " expects " +
+                                       call_text(expected) + ". Both must pass the same."};
+    }
+    return true;
+  }
+  return false;
+}
+
+bool Communicator::next_half(Half* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (halves_.empty()) return false;
+  *out = std::move(halves_.front());
+  halves_.pop_front();
+  return true;
+}
+
+std::vector<Operation> Communicator::drain() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Operation> all;
+  const auto take = [&all](std::deque<Operation>* queue) {
+    for (Operation& operation : *queue) all.push_back(std::move(operation));
+    queue->clear();
+  };
+  for (auto& queue : queues_) take(&queue);
+  for (auto& [route, lane] : lanes_) {
+    take(&lane.sends);
+    take(&lane.recvs);
+  }
+  for (Half& half : halves_) all.push_back(std::move(half.operation));
+  halves_.clear();
+  return all;
+}
+
+std::string Communicator::needs(int rank, uint64_t remote) const {
+  const int index = index_of(rank);
+  if (index < 0) return "";
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t member = static_cast<size_t>(member_of(rank));
+  if (queues_[member].empty()) {
+    for (const auto& queue : queues_) {
+      if (!queue.empty()) return operation_name(queue.front().descriptor, sequence_);
+    }
+    if (remote > sequence_) return "operation #" + std::to_string(sequence_) + " of " + comm_name(id_);
+  }
+  for (const auto& [route, lane] : lanes_) {
+    if (route.first == index && lane.sends.empty() && !lane.recvs.empty()) {
+      return operation_name(lane.recvs.front().descriptor, lane.sequence);
+    }
+    if (route.second == index && lane.recvs.empty() && !lane.sends.empty()) {
+      return operation_name(lane.sends.front().descriptor, lane.sequence);
+    }
+  }
+  return "";
+}
+
+std::string Communicator::describe(int64_t now, int64_t before_ns) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return describe_collectives(now, before_ns) + describe_lanes(now, before_ns);
+}
+
+std::string Communicator::describe_collectives(int64_t now, int64_t before_ns) const {
+  std::vector<int> here, missing;
+  const Operation* oldest = nullptr;
+  for (size_t m = 0; m < queues_.size(); ++m) {
+    (queues_[m].empty() ? missing : here).push_back(local_ranks_[m]);
+    if (queues_[m].empty()) continue;
+    const Operation& front = queues_[m].front();
+    if (oldest == nullptr || front.submitted_ns < oldest->submitted_ns) oldest = &front;
+  }
+  if (oldest == nullptr || missing.empty() || oldest->submitted_ns > before_ns) return "";
+  return operation_name(oldest->descriptor, sequence_) + ": " + list(here) + (here.size() == 1 ? " has" : " have") +
+         " been waiting for " + list(missing) + " for " + duration_text(now - oldest->submitted_ns) + "\n";
+}
+
+std::string Communicator::describe_lanes(int64_t now, int64_t before_ns) const {
+  std::string text;
+  for (const auto& [route, lane] : lanes_) {
+    const auto line = [&](const Operation& waits, int other) {
+      if (waits.submitted_ns > before_ns) return;
+      text += operation_name(waits.descriptor, lane.sequence) + ": rank " + std::to_string(waits.rank) +
+              " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
+              duration_text(now - waits.submitted_ns) + "\n";
+    };
+    if (!lane.sends.empty()) line(lane.sends.front(), route.second);
+    if (!lane.recvs.empty()) line(lane.recvs.front(), route.first);
+  }
+  return text;
+}
+
+}  // namespace bagua

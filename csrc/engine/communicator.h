@@ -1,0 +1,99 @@
+// Matching: what the local members of one communicator submitted, until an operation is complete on this host.
+//
+// Thread safety: any thread; mutex_ guards the queues. The dispatcher pushes and takes, waiting() reads, the channel
+// server's thread declares and destroys. Nothing here blocks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective/program.h"
+#include "engine/operation.h"
+
+namespace bagua {
+
+class HostExecutor;
+
+// A send and its recv.
+struct Pair {
+  Operation send, recv;
+};
+
+// One half of a send and recv between hosts.
+struct Half {
+  Operation operation;
+  int source = -1, destination = -1;  // indices in the communicator
+  uint64_t sequence = 0;              // of this source and destination
+};
+
+class Communicator {
+ public:
+  // `hosts`: ranks of every host of the job. Members are sorted global ranks, at least one of them on host
+  // `host_index`.
+  Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts, int host_index);
+
+  uint32_t id() const { return id_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }      // global ranks
+  const std::vector<int>& job_hosts() const { return job_hosts_; }  // of topology().members[i]: index in the job
+  const collective::Topology& topology() const { return topology_; }
+  int hosts() const { return topology_.hosts(); }
+  int index_of(int rank) const;  // -1: not a member
+  int rank_of(int index) const { return members_[static_cast<size_t>(index)]; }
+  const std::vector<int>& local_ranks() const { return local_ranks_; }
+
+  // Takes one checked operation of a local member.
+  void push(Operation operation);
+  // The next operation that all local members have submitted; false if there is none. kInvalid: they do not fit
+  // together.
+  bool next_collective(Collective* out, Status* mismatch);
+  // The next send and recv between two local members.
+  bool next_pair(Pair* out, Status* mismatch);
+  // The next send or recv whose other end is on another host.
+  bool next_half(Half* out);
+  // Takes out everything that waits.
+  std::vector<Operation> drain();
+
+  // Names an operation that waits for local rank `rank`, which has nothing more to come; empty if none does. The other
+  // hosts have begun `remote` collectives.
+  std::string needs(int rank, uint64_t remote) const;
+  // Lines about operations that have waited since before `before_ns`.
+  std::string describe(int64_t now, int64_t before_ns) const;
+
+ private:
+  using Route = std::pair<int, int>;  // source, destination
+  struct Lane {
+    std::deque<Operation> sends, recvs;
+    uint64_t sequence = 0;  // pairs matched so far
+  };
+
+  int member_of(int rank) const;  // position among the local members
+  std::string describe_collectives(int64_t now, int64_t before_ns) const;
+  std::string describe_lanes(int64_t now, int64_t before_ns) const;
+
+  const uint32_t id_;
+  const std::vector<int> members_;
+  std::vector<int> job_hosts_;  // constant after construction, like the next two
+  collective::Topology topology_;
+  std::vector<int> local_ranks_;
+
+  mutable std::mutex mutex_;
+  std::vector<std::deque<Operation>> queues_;  // collectives, by local member
+  uint64_t sequence_ = 0;
+  std::map<Route, Lane> lanes_;  // both ends here
+  std::deque<Half> halves_;
+  std::map<Route, uint64_t> half_sequences_;
+
+ public:
+  // Multi-host communicators: runs what next_collective() and next_half() gave. Set once, before the first push(). The
+  // last member, so that its thread, which reads the others, ends first.
+  std::shared_ptr<HostExecutor> executor;
+};
+
+}  // namespace bagua

@@ -1,0 +1,36 @@
+// What the hosts of one communicator tell each other beside the data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "channel/layout.h"
+
+namespace bagua {
+
+struct Control {
+  enum class Type : uint32_t {
+    kDescribe = 1,  // what this host's ranks called as collective `sequence`: descriptor, rank, members; source: bytes
+                    // of a chunk
+    kReady = 2,     // the recv number `sequence` from `source` at `destination` is posted: descriptor, rank
+    kLeft = 3,      // rank `rank` has left and will send or receive nothing more
+    kError = 4,     // the engine there has failed: text
+    kClose = 5,     // the engine there, or the communicator, is being closed in good order
+    kClosed = 6,    // answer: nothing is pending here that needs you
+  };
+  Type type = Type::kError;
+  int32_t rank = -1;  // global
+  uint64_t sequence = 0;
+  uint32_t source = 0;  // indices in the communicator
+  uint32_t destination = 0;
+  uint64_t members = 0;  // digest of the communicator's members
+  Descriptor descriptor{};
+  std::string text;
+};
+
+// Little-endian, as every platform of the core is.
+std::string encode(const Control& control);
+// False if it can't be one of ours.
+bool decode(const std::string& bytes, Control* control);
+
+}  // namespace bagua

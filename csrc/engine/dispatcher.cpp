@@ -1,0 +1,155 @@
+#include "engine/dispatcher.h"
+
+#include "base/clock.h"
+#include "channel/futex.h"
+#include "engine/host_executor.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kLongestSleepNs =
+    500 * kNsPerMs;  // a rank that scribbles on the doorbell costs latency, not progress
+
+int spin_count(size_t local_ranks) {
+  return std::thread::hardware_concurrency() > 2 * local_ranks ? 2000 : 0;
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(EngineState* state, RankTable* ranks, Registry* registry, SegmentTable* segments)
+    : state_(state),
+      ranks_(ranks),
+      registry_(registry),
+      segments_(segments),
+      local_(state, ranks),
+      spins_(spin_count(ranks->size())) {}
+
+void Dispatcher::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Dispatcher::stop() {
+  stopping_.store(true);
+  if (!thread_.joinable()) return;
+  state_->ring_doorbell();
+  thread_.join();
+}
+
+void Dispatcher::run() {
+  while (!stopping_.load()) {
+    const uint32_t seen = state_->page()->doorbell.load();
+    const bool worked = take_all();
+    if (state_->failed()) {
+      flush();
+    } else {
+      check_departed();
+    }
+    if (!worked) sleep(seen);
+  }
+  take_all();
+  flush();
+}
+
+void Dispatcher::sleep(uint32_t seen) {
+  JobPage* page = state_->page();
+  for (int spin = 0; spin < spins_; ++spin) {
+    if (page->doorbell.load(std::memory_order_relaxed) != seen) return;
+    spin_pause();
+  }
+  page->sleeping.store(1);  // sequentially consistent, as the submitter's side: one of the two sees the other
+  if (page->doorbell.load() == seen) futex_wait(&page->doorbell, seen, now_ns() + kLongestSleepNs);
+  page->sleeping.store(0);
+}
+
+bool Dispatcher::take_all() {
+  bool worked = false;
+  for (size_t port = 0; port < ranks_->size(); ++port) {
+    Operation operation;
+    Status status;
+    while (ranks_->take(port, &operation, &status)) {
+      worked = true;
+      handle(std::move(operation));
+    }
+    if (!status) state_->fail(status.message());
+  }
+  return worked;
+}
+
+void Dispatcher::handle(Operation operation) {
+  if (state_->failed()) return reject(operation);
+  const std::shared_ptr<Communicator> comm = registry_->find(operation.descriptor.comm);
+  operation.index = comm == nullptr ? -1 : comm->index_of(operation.rank);
+  Status status;
+  if (operation.index < 0) {
+    status = {Code::kInvalid, "rank " + std::to_string(operation.rank) + " called an operation of " +
+                                  comm_name(operation.descriptor.comm) + ", of which it is no member here"};
+  } else {
+    status = resolve(&operation, comm->size(), *segments_);
+  }
+  if (!status) {
+    state_->fail(status.message());
+    return reject(operation);
+  }
+  comm->push(std::move(operation));
+  advance(comm);
+}
+
+void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
+  Status mismatch;
+  Collective collective;
+  while (comm->next_collective(&collective, &mismatch)) {
+    if (mismatch) {
+      run_collective(comm, std::move(collective));
+      continue;
+    }
+    state_->fail(mismatch.message());
+    for (const Operation& part : collective.parts) reject(part);
+    return;
+  }
+  Pair pair;
+  while (comm->next_pair(&pair, &mismatch)) {
+    if (mismatch) {
+      local_.run(pair);
+      continue;
+    }
+    state_->fail(mismatch.message());
+    reject(pair.send);
+    reject(pair.recv);
+    return;
+  }
+  Half half;
+  while (comm->next_half(&half)) {
+    if (!comm->executor->submit(&half)) reject(half.operation);
+  }
+}
+
+void Dispatcher::run_collective(const std::shared_ptr<Communicator>& comm, Collective operation) {
+  if (comm->hosts() == 1) return local_.run(*comm, operation);
+  if (comm->executor->submit(&operation)) return;
+  for (const Operation& part : operation.parts) reject(part);
+}
+
+void Dispatcher::check_departed() {
+  for (size_t port = 0; port < ranks_->size(); ++port) {
+    const int rank = ranks_->rank(port);
+    if (ranks_->phase(rank) != Phase::kLeft) continue;
+    for (const auto& comm : registry_->all()) {
+      const uint64_t remote = comm->executor == nullptr ? 0 : comm->executor->begun_elsewhere();
+      const std::string needed_by = comm->needs(rank, remote);
+      if (needed_by.empty()) continue;
+      state_->fail("rank " + std::to_string(rank) + " has left the job in good order, but " + needed_by +
+                   " needs it: did it skip an operation that the others called?");
+      return flush();
+    }
+  }
+}
+
+void Dispatcher::flush() {
+  for (const auto& comm : registry_->all()) {
+    for (const Operation& operation : comm->drain()) reject(operation);
+    if (comm->executor != nullptr) comm->executor->wake();
+  }
+}
+
+}  // namespace bagua

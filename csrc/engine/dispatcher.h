@@ -1,0 +1,50 @@
+// The engine's own thread: takes what the ranks submit, checks and matches it, runs what is local and hands the rest to
+// the executors of the communicators. Sleeps on the doorbell.
+//
+// Thread safety: start() and stop() belong to the owner; everything else runs on the dispatcher's thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "engine/local_executor.h"
+#include "engine/ranks.h"
+#include "engine/registry.h"
+#include "engine/segments.h"
+#include "engine/state.h"
+
+namespace bagua {
+
+class Dispatcher {
+ public:
+  Dispatcher(EngineState* state, RankTable* ranks, Registry* registry, SegmentTable* segments);
+  ~Dispatcher() { stop(); }
+
+  void start();
+  // Ends the thread; what is still pending is completed as failed if the engine has failed. Idempotent.
+  void stop();
+
+ private:
+  void run();
+  bool take_all();
+  void handle(Operation operation);
+  void advance(const std::shared_ptr<Communicator>& comm);
+  void run_collective(const std::shared_ptr<Communicator>& comm, Collective operation);
+  void check_departed();
+  void flush();
+  void sleep(uint32_t seen);
+  void reject(const Operation& operation) { ranks_->complete(operation, operation.submitted_ns, false); }
+
+  EngineState* const state_;
+  RankTable* const ranks_;
+  Registry* const registry_;
+  SegmentTable* const segments_;
+  LocalExecutor local_;
+  const int spins_;
+
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace bagua

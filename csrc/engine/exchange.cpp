@@ -1,0 +1,257 @@
+#include "engine/exchange.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "engine/local_executor.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr size_t kMaxActive = 4;
+constexpr size_t kMaxHistory = 256;
+constexpr size_t kMaxEarly = 65536;
+
+using collective::Step;
+
+uint64_t digest_of(const std::vector<int>& members) {
+  uint64_t digest = 0xcbf29ce484222325;  // FNV-1a
+  for (const int member : members) digest = (digest ^ static_cast<uint64_t>(member)) * 0x100000001b3;
+  return digest;
+}
+
+bool computes(const Step& step) {
+  return step.type == Step::Type::kReduce || step.type == Step::Type::kCopy;
+}
+
+}  // namespace
+
+Exchange::Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh)
+    : state_(state),
+      ranks_(ranks),
+      comm_(comm),
+      mesh_(mesh),
+      members_digest_(digest_of(comm->members())),
+      sends_(static_cast<size_t>(comm->hosts())),
+      receives_(static_cast<size_t>(comm->hosts())),
+      early_(static_cast<size_t>(comm->hosts())) {}
+
+void Exchange::add(Collective operation) {
+  queued_.push_back(std::move(operation));
+}
+
+Status Exchange::pump() {
+  while (!queued_.empty() && active_.size() < kMaxActive) {
+    Collective next = std::move(queued_.front());
+    queued_.pop_front();
+    if (Status status = activate(std::move(next)); !status) return status;
+  }
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    start_receives(peer);
+    start_sends(peer);
+  }
+  return Status::ok();
+}
+
+Status Exchange::activate(Collective operation) {
+  auto owner = std::make_unique<Active>();
+  Active* active = owner.get();
+  active->serial = next_serial_++;
+  active->request = request_of(operation);
+  active->memory = memory_of(operation);
+  active->operation = std::move(operation);
+  state_->busy().start(now_ns());
+  active_.push_back(std::move(owner));
+  active->program = collective::compile(comm_->topology(), active->request, state_->options().chunk_bytes);
+  const collective::Program& program = active->program;
+  active->scratch.resize(program.scratch_bytes);
+  active->memory.scratch = active->scratch.data();
+  active->described.resize(static_cast<size_t>(comm_->hosts()), false);
+  active->remaining = program.steps.size();
+  const Operation& own = active->operation.first();
+  history_.push_back({active->operation.sequence, own.descriptor, own.rank});
+  if (history_.size() > kMaxHistory) history_.pop_front();
+  announce(*active);
+  for (uint32_t i = 0; i < program.steps.size(); ++i) {
+    const Step& step = program.steps[i];
+    active->waits_for.push_back(step.waits_for);
+    if (step.type == Step::Type::kSend) sends_[static_cast<size_t>(step.peer)].push_back({active, i});
+    if (step.type == Step::Type::kRecv) receives_[static_cast<size_t>(step.peer)].push_back({active, i});
+    if (computes(step) && step.waits_for == 0) ready_.push_back({active, i});
+  }
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    auto& early = early_[static_cast<size_t>(peer)];
+    const auto found = early.find(active->operation.sequence);
+    if (found == early.end()) continue;
+    Status status = compare(peer, found->second, active->operation.sequence, own.descriptor, own.rank);
+    if (!status) return status;
+    active->described[static_cast<size_t>(peer)] = true;
+    early.erase(found);
+  }
+  if (active->remaining == 0) finish(active);
+  return Status::ok();
+}
+
+void Exchange::announce(const Active& active) {
+  const Operation& own = active.operation.first();
+  Control control;
+  control.type = Control::Type::kDescribe;
+  control.rank = own.rank;
+  control.sequence = active.operation.sequence;
+  control.members = members_digest_;
+  control.source = static_cast<uint32_t>(state_->options().chunk_bytes);
+  control.descriptor = own.descriptor;
+  const std::string bytes = encode(control);
+  for (const int peer : active.program.peers) mesh_->send_control(peer, bytes);
+}
+
+Status Exchange::compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own,
+                         int own_rank) const {
+  const auto who = [this](int rank, int host) {
+    return "rank " + std::to_string(rank) + " (host " + std::to_string(comm_->job_hosts()[static_cast<size_t>(host)]) +
+           ")";
+  };
+  const std::string us = who(own_rank, comm_->topology().host), them = who(control.rank, peer);
+  if (control.members != members_digest_) {
+    return {Code::kInvalid, comm_name(comm_->id()) + ": " + them + " declared other members than " + us +
+                                ". All members must declare the same."};
+  }
+  if (control.source != state_->options().chunk_bytes) {
+    return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
+                                std::to_string(state_->options().chunk_bytes) + " and " +
+                                std::to_string(control.source) + " bytes: give all the same chunk_bytes"};
+  }
+  if (signature_of(control.descriptor) == signature_of(own)) return Status::ok();
+  return {Code::kInvalid, mismatch_text(own, us, control.descriptor, them, sequence)};
+}
+
+Status Exchange::describe(int peer, const Control& control) {
+  begun_elsewhere_ = std::max(begun_elsewhere_, control.sequence + 1);
+  for (const Past& past : history_) {
+    if (past.sequence != control.sequence) continue;
+    if (Status status = compare(peer, control, past.sequence, past.descriptor, past.rank); !status) return status;
+    for (const auto& active : active_) {
+      if (active->operation.sequence == control.sequence) active->described[static_cast<size_t>(peer)] = true;
+    }
+    return Status::ok();
+  }
+  const bool begun = !history_.empty() && control.sequence < history_.back().sequence;
+  if (begun) return Status::ok();  // so old that nothing of it is left here
+  auto& early = early_[static_cast<size_t>(peer)];
+  if (early.size() >= kMaxEarly) {
+    return {Code::kInvalid, "host " + std::to_string(peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
+  }
+  early[control.sequence] = control;
+  return Status::ok();
+}
+
+void Exchange::start_sends(int peer) {
+  auto& queue = sends_[static_cast<size_t>(peer)];
+  while (!queue.empty() && !waiting(queue.front())) {
+    const Item item = queue.front();
+    queue.pop_front();
+    const Step& step = item.active->program.steps[item.step];
+    const char* data = collective::source_of(item.active->memory, item.active->program.refs[step.first_ref]);
+    mesh_->send(peer, item.active->operation.sequence, step.tag, data, step.bytes,
+                uint64_t{item.active->serial} << 32 | item.step);
+  }
+}
+
+void Exchange::start_receives(int peer) {
+  auto& queue = receives_[static_cast<size_t>(peer)];
+  while (!queue.empty() && !waiting(queue.front()) && queue.front().active->described[static_cast<size_t>(peer)]) {
+    const Item item = queue.front();
+    queue.pop_front();
+    const Step& step = item.active->program.steps[item.step];
+    char* data = collective::target_of(item.active->memory, item.active->program.refs[step.first_ref]);
+    mesh_->recv(peer, item.active->operation.sequence, step.tag, data, step.bytes,
+                uint64_t{item.active->serial} << 32 | item.step);
+  }
+}
+
+bool Exchange::compute() {
+  if (ready_.empty()) return false;
+  const Item item = ready_.front();
+  ready_.pop_front();
+  Active* active = item.active;
+  collective::run_step(active->program, active->program.steps[item.step], active->request, comm_->size(),
+                       active->memory, false);
+  step_done(active, item.step);
+  return true;
+}
+
+void Exchange::complete(uint64_t cookie) {
+  Active* active = find(static_cast<uint32_t>(cookie >> 32));
+  if (active != nullptr) step_done(active, static_cast<uint32_t>(cookie));
+}
+
+Exchange::Active* Exchange::find(uint32_t serial) const {
+  for (const auto& active : active_) {
+    if (active->serial == serial) return active.get();
+  }
+  return nullptr;
+}
+
+void Exchange::step_done(Active* active, uint32_t index) {
+  const Step& done = active->program.steps[index];
+  for (uint32_t i = 0; i < done.successors; ++i) {
+    const uint32_t next = active->program.successors[done.first_successor + i];
+    if (--active->waits_for[next] == 0 && computes(active->program.steps[next])) ready_.push_back({active, next});
+  }
+  if (--active->remaining == 0) finish(active);
+}
+
+void Exchange::finish(Active* active) {
+  size_t inputs = 0;
+  for (const Operation& part : active->operation.parts) {
+    if (part.src != nullptr) inputs += part.bytes();
+  }
+  Counters& counters = state_->counters();
+  counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
+  counters.ops.fetch_add(1, std::memory_order_relaxed);
+  state_->busy().stop(now_ns(), &counters.comm_ns);
+  for (const Operation& part : active->operation.parts) ranks_->complete(part, active->operation.started_ns, true);
+  active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
+}
+
+std::string Exchange::oldest() const {
+  if (!active_.empty()) {
+    const Collective& operation = active_.front()->operation;
+    return operation_name(operation.first().descriptor, operation.sequence);
+  }
+  return queued_.empty() ? "" : operation_name(queued_.front().first().descriptor, queued_.front().sequence);
+}
+
+std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
+  if (active_.empty() || active_.front()->operation.started_ns > before_ns) return "";
+  std::string silent;
+  const Active& active = *active_.front();
+  for (const int peer : active.program.peers) {
+    if (active.described[static_cast<size_t>(peer)]) continue;
+    silent += (silent.empty() ? "; host " : ", host ") + std::to_string(peer);
+  }
+  if (!silent.empty()) silent += " has not begun it";
+  return oldest() + ": all ranks of this host have submitted it and have been waiting for other hosts for " +
+         duration_text(now - active.operation.started_ns) + silent;
+}
+
+void Exchange::abandon() {
+  for (const auto& active : active_) {
+    for (const Operation& part : active->operation.parts) {
+      ranks_->complete(part, active->operation.started_ns, false);
+    }
+    state_->busy().stop(now_ns(), &state_->counters().comm_ns);
+  }
+  for (const Collective& operation : queued_) {
+    for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
+  }
+  active_.clear();
+  queued_.clear();
+  ready_.clear();
+  for (auto& queue : sends_) queue.clear();
+  for (auto& queue : receives_) queue.clear();
+}
+
+}  // namespace bagua

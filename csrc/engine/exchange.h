@@ -1,0 +1,99 @@
+// The collectives of one communicator that are in progress between hosts: several programs at once on one mesh.
+//
+// Thread safety: the executor's thread only.
+//
+// Each peer has one queue of sends and one of receives, in the order of the programs and, between programs, in the
+// order of the collectives, which is the same at all hosts. Only the head of a queue is ever started: so the rule of
+// collective/program.h holds across collectives, too. A receive also waits for the peer's own description of that
+// collective, so that a mismatch is told in words before a byte is misplaced.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/execute.h"
+#include "engine/communicator.h"
+#include "engine/control.h"
+#include "engine/ranks.h"
+#include "engine/state.h"
+#include "transport/mesh.h"
+
+namespace bagua {
+
+class Exchange {
+ public:
+  Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh);
+
+  void add(Collective operation);
+  // A peer's description. kInvalid names both sides if it is not what this host's ranks called.
+  Status describe(int peer, const Control& control);
+  // Begins collectives and starts the sends and receives that may go.
+  Status pump();
+  // Runs one step that computes; false if none is ready.
+  bool compute();
+  // Mesh completions.
+  void complete(uint64_t cookie);
+
+  bool idle() const { return active_.empty() && queued_.empty(); }
+  bool computing() const { return !ready_.empty(); }
+  // How many collectives some other host has begun.
+  uint64_t begun_elsewhere() const { return begun_elsewhere_; }
+  // "all-reduce #4 of world": the oldest one in progress; empty when idle.
+  std::string oldest() const;
+  std::string describe_pending(int64_t now, int64_t before_ns) const;
+  // Completes everything as failed. The mesh must not be polled any more.
+  void abandon();
+
+ private:
+  struct Active {
+    uint32_t serial = 0;
+    Collective operation;
+    collective::Request request;
+    collective::Program program;
+    collective::Memory memory;
+    std::vector<char> scratch;
+    std::vector<uint32_t> waits_for;  // by step
+    std::vector<bool> described;      // by peer
+    size_t remaining = 0;             // steps
+  };
+  struct Item {
+    Active* active;
+    uint32_t step;
+  };
+
+  Status activate(Collective operation);
+  Status compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own, int own_rank) const;
+  void announce(const Active& active);
+  void start_sends(int peer);
+  void start_receives(int peer);
+  void step_done(Active* active, uint32_t step);
+  void finish(Active* active);
+  Active* find(uint32_t serial) const;
+  bool waiting(const Item& item) const { return item.active->waits_for[item.step] > 0; }
+
+  EngineState* const state_;
+  RankTable* const ranks_;
+  const Communicator* const comm_;
+  Mesh* const mesh_;
+  const uint64_t members_digest_;
+
+  std::deque<Collective> queued_;
+  std::vector<std::unique_ptr<Active>> active_;     // in order
+  std::vector<std::deque<Item>> sends_, receives_;  // by peer
+  std::deque<Item> ready_;                          // steps that compute
+  uint32_t next_serial_ = 1;
+  uint64_t begun_elsewhere_ = 0;
+  std::vector<std::map<uint64_t, Control>> early_;  // by peer: descriptions of collectives not begun here, by sequence
+  struct Past {
+    uint64_t sequence;
+    Descriptor descriptor;
+    int rank;
+  };
+  std::deque<Past> history_;  // the latest ones begun: a peer may describe one after it ended here
+};
+
+}  // namespace bagua

@@ -1,0 +1,477 @@
+#include "engine/host_executor.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kDepartureGraceNs = kNsPerS;  // without progress, after a host said that it closes
+constexpr int64_t kLeaveNs = 1500 * kNsPerMs;   // for the others to say that they are done with us
+constexpr int64_t kErrorLingerNs = 300 * kNsPerMs;
+constexpr int64_t kDialSliceNs = kNsPerS;  // how often a dialler looks whether the engine has failed
+constexpr int64_t kNever = INT64_MAX / 4;
+
+MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
+  const EngineOptions& options = state.options();
+  MeshOptions mesh;
+  mesh.job_id = options.job_id;
+  mesh.generation = options.generation;
+  mesh.comm = comm.id();
+  mesh.host = comm.topology().host;
+  mesh.hosts = comm.hosts();
+  mesh.streams = options.streams;
+  // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
+  mesh.connect_timeout_ns = comm.id() == 0 ? options.connect_timeout_ns : kNever;
+  return mesh;
+}
+
+}  // namespace
+
+HostExecutor::HostExecutor(EngineState* state, RankTable* ranks, Network* network, const Communicator* comm)
+    : state_(state),
+      ranks_(ranks),
+      network_(network),
+      comm_(comm),
+      mesh_(mesh_options(*state, *comm)),
+      exchange_(state, ranks, comm, &mesh_),
+      p2p_(state, ranks, comm, &mesh_),
+      departures_(static_cast<size_t>(comm->hosts())),
+      heard_end_(static_cast<size_t>(comm->hosts()), false) {}
+
+void HostExecutor::start() {
+  network_->enroll(comm_->id(), this);
+  thread_ = std::thread([this] { run(); });
+}
+
+bool HostExecutor::submit(Collective* operation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return false;
+    if (first_submit_ns_ < 0) first_submit_ns_ = now_ns();
+    collectives_.push_back(std::move(*operation));
+  }
+  wake();
+  return true;
+}
+
+bool HostExecutor::submit(Half* half) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return false;
+    if (first_submit_ns_ < 0) first_submit_ns_ = now_ns();
+    halves_.push_back(std::move(*half));
+  }
+  wake();
+  return true;
+}
+
+void HostExecutor::wake() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);  // so that nobody is between its test and its sleep
+  }
+  changed_.notify_all();
+  mesh_.wake();
+}
+
+bool HostExecutor::attach(int host, int stream, Socket socket) {
+  const auto& hosts = comm_->job_hosts();
+  const auto found = std::find(hosts.begin(), hosts.end(), host);
+  if (found == hosts.end()) return false;
+  mesh_.attach(static_cast<int>(found - hosts.begin()), stream, std::move(socket));
+  return true;
+}
+
+void HostExecutor::begin_close() {
+  closing_.store(true, std::memory_order_release);
+  wake();
+}
+
+void HostExecutor::close() {
+  std::lock_guard<std::mutex> lock(join_mutex_);
+  if (!thread_.joinable()) return;
+  begin_close();
+  thread_.join();
+  network_->withdraw(comm_->id());
+}
+
+std::string HostExecutor::describe(int64_t before_ns) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (ended_) return "";
+  describe_wanted_ = true;
+  describe_before_ns_ = before_ns;
+  mesh_.wake();
+  changed_.notify_all();
+  changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !describe_wanted_; });
+  return describe_wanted_ ? "" : description_;
+}
+
+void HostExecutor::run() {
+  if (await_peers() && dial_all()) serve();
+  if (closing()) {
+    leave();
+  } else if (state_->failed()) {
+    report_failure();
+  }
+  finish();
+  stay_until_closed();
+  over_.store(true, std::memory_order_release);
+}
+
+bool HostExecutor::await_peers() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int64_t timeout = state_->options().connect_timeout_ns;
+  for (;;) {
+    if (state_->failed() || closing()) return false;
+    if (network_->peers_known()) return true;
+    if (first_submit_ns_ < 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    const int64_t left = first_submit_ns_ + timeout - now_ns();
+    if (left > 0) {
+      changed_.wait_for(lock, std::chrono::nanoseconds(left));
+      continue;
+    }
+    lock.unlock();
+    state_->fail("the addresses of the other hosts did not come within " + duration_text(timeout) +
+                 ": is the coordinator running, and are all hosts of the job up?");
+    return false;
+  }
+}
+
+bool HostExecutor::dial_all() {
+  const int64_t deadline = now_ns() + state_->options().connect_timeout_ns;
+  for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) {
+    // The control lane, number `streams`, comes first: it is the one that tells of the peer's death.
+    for (int stream = state_->options().streams; stream >= 0; --stream) {
+      const Status status = dial(peer, stream, deadline);
+      if (state_->failed() || closing()) return false;
+      if (status) continue;
+      state_->fail("no connection to " + host_text(peer) + " at " +
+                   network_->peer_address(comm_->job_hosts()[static_cast<size_t>(peer)]) + ": " + status.message());
+      return false;
+    }
+  }
+  return true;
+}
+
+Status HostExecutor::dial(int peer, int stream, int64_t deadline_ns) {
+  const EngineOptions& options = state_->options();
+  const int to = comm_->job_hosts()[static_cast<size_t>(peer)];
+  const std::string address = network_->peer_address(to);
+  PeerInfo me;
+  me.generation = options.generation;
+  me.comm = comm_->id();
+  me.from = static_cast<uint32_t>(options.host_index);
+  me.to = static_cast<uint32_t>(to);
+  me.stream = static_cast<uint32_t>(stream);
+  Status status;
+  do {
+    const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
+    Socket socket;
+    status = connect_tcp(address, slice, &socket);
+    if (status) status = dial_handshake(socket.fd(), options.job_key, options.job_id, me, slice);
+    if (status) {
+      mesh_.attach(peer, stream, std::move(socket));
+      return status;
+    }
+    if (status.code() == Code::kCorrupt || status.code() == Code::kAborted) return status;
+  } while (now_ns() < deadline_ns && !state_->failed() && !closing());
+  return status;
+}
+
+void HostExecutor::serve() {
+  progress_ns_ = now_ns();
+  while (!state_->failed() && !closing()) {
+    if (!turn()) return;
+  }
+}
+
+// One round: new operations, then the network, then one computation. False: this executor's work has ended.
+bool HostExecutor::turn() {
+  take_inbox();
+  say_who_left();
+  if (Status status = exchange_.pump(); !status) {
+    state_->fail(status.message());
+    return false;
+  }
+  watch_departures();
+  answer_description();
+  completions_.clear();
+  const Status network = mesh_.poll(exchange_.computing() ? now_ns() : next_deadline(), &completions_);
+  count_traffic();
+  if (!network) return network_failed(network);
+  for (const Mesh::Completion& completion : completions_) {
+    Status status = on_completion(completion);
+    if (status) continue;
+    state_->fail(status.message());
+    return false;
+  }
+  exchange_.compute();
+  return true;
+}
+
+// A host that said goodbye before may go while nothing is pending; anything else is a failure. Returns false.
+bool HostExecutor::network_failed(const Status& status) {
+  const bool any_departed = std::any_of(departures_.begin(), departures_.end(),
+                                        [](const Departure& departure) { return departure.since_ns >= 0; });
+  if (any_departed && exchange_.idle() && p2p_.idle() && status.code() == Code::kUnavailable) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    departed_ = collectives_.empty() && halves_.empty();
+    if (departed_) return false;
+  }
+  const std::string operation = exchange_.oldest();
+  state_->fail((operation.empty() ? "" : operation + ": ") + name_hosts(status.message()));
+  return false;
+}
+
+bool HostExecutor::take_inbox() {
+  std::deque<Collective> collectives;
+  std::deque<Half> halves;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    collectives.swap(collectives_);
+    halves.swap(halves_);
+  }
+  if (collectives.empty() && halves.empty()) return false;
+  if (exchange_.idle() && p2p_.idle()) progress_ns_ = now_ns();
+  for (Collective& operation : collectives) exchange_.add(std::move(operation));
+  for (Half& half : halves) {
+    if (Status status = p2p_.add(std::move(half)); !status) state_->fail(status.message());
+  }
+  return true;
+}
+
+void HostExecutor::say_who_left() {
+  for (const int rank : comm_->local_ranks()) {
+    if (ranks_->phase(rank) != Phase::kLeft || p2p_.pending(rank)) continue;
+    if (std::find(told_left_.begin(), told_left_.end(), rank) != told_left_.end()) continue;
+    told_left_.push_back(rank);
+    Control control;
+    control.type = Control::Type::kLeft;
+    control.rank = rank;
+    tell_all(control);
+  }
+}
+
+Status HostExecutor::on_completion(const Mesh::Completion& completion) {
+  progress_ns_ = now_ns();
+  if (completion.event == Mesh::Event::kControl) {
+    Control control;
+    if (!decode(completion.control, &control)) {
+      return {Code::kCorrupt, host_text(completion.peer) + " sent a control message that is none of ours"};
+    }
+    return on_control(completion.peer, control);
+  }
+  if (completion.cookie & PointToPoint::kCookie) {
+    p2p_.complete(completion.cookie);
+  } else {
+    exchange_.complete(completion.cookie);
+  }
+  return Status::ok();
+}
+
+Status HostExecutor::on_control(int peer, const Control& control) {
+  Departure& departure = departures_[static_cast<size_t>(peer)];
+  switch (control.type) {
+    case Control::Type::kDescribe: {
+      Status status = exchange_.describe(peer, control);
+      begun_elsewhere_.store(exchange_.begun_elsewhere(), std::memory_order_release);
+      const auto& local = comm_->local_ranks();
+      const bool somebody_left =
+          std::any_of(local.begin(), local.end(), [this](int rank) { return ranks_->phase(rank) == Phase::kLeft; });
+      if (somebody_left) state_->ring_doorbell();  // the dispatcher knows whether that rank is needed
+      return status;
+    }
+    case Control::Type::kReady:
+      return p2p_.ready(peer, control);
+    case Control::Type::kLeft:
+      if (const int index = comm_->index_of(control.rank); index >= 0) p2p_.left(index);
+      return Status::ok();
+    case Control::Type::kError:
+      heard_end_[static_cast<size_t>(peer)] = true;
+      return {Code::kAborted, control.text};
+    case Control::Type::kClose:
+      if (departure.since_ns < 0) departure = {now_ns(), false, control.text};
+      return Status::ok();
+    case Control::Type::kClosed:
+      heard_end_[static_cast<size_t>(peer)] = true;
+      return Status::ok();
+  }
+  return Status::ok();
+}
+
+// Hosts that are closing: let them go when nothing is pending; if something is and does not move, it never will.
+void HostExecutor::watch_departures() {
+  const std::string departed_end = p2p_.needs_departed();
+  if (!departed_end.empty()) state_->fail(departed_end);
+  const bool idle = exchange_.idle() && p2p_.idle();
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    Departure& departure = departures_[static_cast<size_t>(peer)];
+    if (departure.since_ns < 0) continue;
+    if (idle && !departure.answered) {
+      Control control;
+      control.type = Control::Type::kClosed;
+      mesh_.send_control(peer, encode(control));
+      departure.answered = true;
+    } else if (!idle && now_ns() - std::max(progress_ns_, departure.since_ns) > kDepartureGraceNs) {
+      const std::string operation = exchange_.oldest();
+      state_->fail(host_text(peer) + " has left the job" + (departure.why.empty() ? "" : " (" + departure.why + ")") +
+                   ", but " + (operation.empty() ? "a send or recv of " + comm_name(comm_->id()) : operation) +
+                   " still needs it");
+    }
+  }
+}
+
+int64_t HostExecutor::next_deadline() const {
+  if (exchange_.idle() && p2p_.idle()) return -1;
+  for (const Departure& departure : departures_) {
+    if (departure.since_ns >= 0) return now_ns() + kDepartureGraceNs / 4;
+  }
+  return -1;
+}
+
+void HostExecutor::answer_description() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!describe_wanted_) return;
+  const int64_t now = now_ns();
+  std::string text = exchange_.describe_pending(now, describe_before_ns_);
+  if (!text.empty()) {
+    const std::string waits = mesh_.describe_waits(now);
+    text = name_hosts(text + (waits.empty() ? "" : " (" + waits + ")")) + "\n";
+  }
+  description_ = text + p2p_.describe_pending(now, describe_before_ns_);
+  describe_wanted_ = false;
+  lock.unlock();
+  changed_.notify_all();
+}
+
+void HostExecutor::tell_all(const Control& control) {
+  const std::string bytes = encode(control);
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    if (peer != comm_->topology().host) mesh_.send_control(peer, bytes);
+  }
+}
+
+void HostExecutor::leave() {
+  Control control;
+  control.type = Control::Type::kClose;
+  control.text = closing_.load() && !state_->failed() ? "" : state_->error();
+  tell_all(control);
+  converse(now_ns() + kLeaveNs, heard_end_);
+}
+
+void HostExecutor::report_failure() {
+  Control control;
+  control.type = Control::Type::kError;
+  control.text = state_->error();
+  tell_all(control);
+  converse(now_ns() + kErrorLingerNs, heard_end_);
+}
+
+// Talks until every peer that is connected has heard the end, the mesh fails, or the deadline.
+void HostExecutor::converse(int64_t deadline_ns, const std::vector<bool>& done) {
+  heard_end_[static_cast<size_t>(comm_->topology().host)] = true;
+  if (!network_->peers_known() || !mesh_.connected()) deadline_ns = std::min(deadline_ns, now_ns() + 20 * kNsPerMs);
+  const auto all_done = [&done] { return std::all_of(done.begin(), done.end(), [](bool d) { return d; }); };
+  while (!all_done() && now_ns() < deadline_ns) {
+    completions_.clear();
+    const Status status = mesh_.poll(deadline_ns, &completions_);
+    count_traffic();
+    for (const Mesh::Completion& completion : completions_) {
+      Control control;
+      if (completion.event != Mesh::Event::kControl || !decode(completion.control, &control)) continue;
+      const auto peer = static_cast<size_t>(completion.peer);
+      if (control.type == Control::Type::kError || control.type == Control::Type::kClosed) heard_end_[peer] = true;
+      if (control.type != Control::Type::kClose) continue;
+      if (departures_[peer].answered) continue;
+      departures_[peer].answered = true;
+      if (state_->failed() && !state_->ended()) heard_end_[peer] = true;
+      Control answer;
+      answer.type = Control::Type::kClosed;
+      mesh_.send_control(completion.peer, encode(answer));
+    }
+    if (!status) return;
+  }
+}
+
+void HostExecutor::finish() {
+  std::deque<Collective> collectives;
+  std::deque<Half> halves;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (departed_ && !state_->failed() && !closing()) return;
+    ended_ = true;
+    describe_wanted_ = false;
+    collectives.swap(collectives_);
+    halves.swap(halves_);
+  }
+  changed_.notify_all();
+  exchange_.abandon();
+  p2p_.abandon();
+  for (const Collective& operation : collectives) {
+    for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
+  }
+  for (const Half& half : halves) ranks_->complete(half.operation, half.operation.submitted_ns, false);
+}
+
+// The mesh keeps its connections, though nobody moves bytes any more: a host that saw the true cause of the failure
+// must not make others believe that it was the one that died.
+void HostExecutor::stay_until_closed() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!closing_.load()) {
+    if (departed_ && !ended_ && (!collectives_.empty() || !halves_.empty() || state_->failed())) {
+      lock.unlock();
+      state_->fail("another host has left the job in good order, but an operation of " + comm_name(comm_->id()) +
+                   " still needs it");
+      finish();
+      lock.lock();
+      continue;
+    }
+    changed_.wait(lock);
+  }
+  if (ended_) return;
+  lock.unlock();
+  finish();
+}
+
+void HostExecutor::count_traffic() {
+  const Mesh::Counters now = mesh_.counters();
+  Counters& counters = state_->counters();
+  counters.bytes_sent.fetch_add(now.bytes_sent - counted_.bytes_sent, std::memory_order_relaxed);
+  counters.bytes_received.fetch_add(now.bytes_received - counted_.bytes_received, std::memory_order_relaxed);
+  counters.frames_dropped.fetch_add(now.frames_dropped - counted_.frames_dropped, std::memory_order_relaxed);
+  counted_ = now;
+}
+
+std::string HostExecutor::host_text(int peer) const {
+  const int host = comm_->job_hosts()[static_cast<size_t>(peer)];
+  const auto& ranks = state_->options().hosts[static_cast<size_t>(host)];
+  std::string text = "host " + std::to_string(host) + (ranks.size() == 1 ? " (rank " : " (ranks ");
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text + ")";
+}
+
+// The mesh numbers the hosts of the communicator; people know those of the job, and ranks.
+std::string HostExecutor::name_hosts(const std::string& text) const {
+  const std::string word = "host ";
+  std::string named;
+  size_t at = 0;
+  for (size_t found = text.find(word); found != std::string::npos; found = text.find(word, at)) {
+    size_t end = found + word.size();
+    int peer = 0;
+    while (end < text.size() && text[end] >= '0' && text[end] <= '9' && peer < comm_->hosts()) {
+      peer = peer * 10 + (text[end++] - '0');
+    }
+    const bool number = end > found + word.size() && peer < comm_->hosts();
+    named += text.substr(at, found - at) + (number ? host_text(peer) : text.substr(found, end - found));
+    at = end;
+  }
+  return named + text.substr(at);
+}
+
+}  // namespace bagua

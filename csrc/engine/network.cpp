@@ -1,0 +1,182 @@
+#include "engine/network.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr size_t kMaxWaiting = 256;    // connections that have not said a byte
+constexpr size_t kMaxHandshakes = 32;  // at once
+constexpr size_t kMaxParked = 4096;    // authenticated, for communicators that do not exist here yet
+constexpr int64_t kFirstByteNs = 5 * kNsPerS;
+constexpr int64_t kHandshakeNs = 5 * kNsPerS;
+
+}  // namespace
+
+Status Network::open() {
+  if (state_->options().hosts.size() < 2) return Status::ok();
+  if (Status status = listen_tcp(state_->options().listen, &listener_, &address_); !status) return status;
+  if (Status status = stop_event_.open(); !status) return status;
+  thread_ = std::thread([this] { run(); });
+  return Status::ok();
+}
+
+void Network::stop() {
+  stopping_.store(true);
+  if (thread_.joinable()) {
+    stop_event_.signal();
+    thread_.join();
+  }
+  listener_.reset();
+  std::lock_guard<std::mutex> lock(mutex_);
+  parked_.clear();
+  parked_count_ = 0;
+}
+
+Status Network::set_peers(const std::vector<std::string>& addresses) {
+  const size_t hosts = state_->options().hosts.size();
+  if (addresses.size() != hosts) {
+    return {Code::kInvalid,
+            "set_peers: " + std::to_string(addresses.size()) + " addresses for " + std::to_string(hosts) + " hosts"};
+  }
+  if (hosts > 1) {
+    for (const std::string& address : addresses) {
+      std::string host;
+      uint16_t port = 0;
+      if (Status status = parse_address(address, &host, &port); !status) return status;
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!peers_.empty() && peers_ != addresses) {
+    return {Code::kInvalid, "set_peers: the addresses of a generation can't change"};
+  }
+  peers_ = addresses;
+  peers_known_.store(true, std::memory_order_release);
+  return Status::ok();
+}
+
+std::string Network::peer_address(int host) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return peers_[static_cast<size_t>(host)];
+}
+
+void Network::enroll(uint32_t comm, ConnectionTarget* target) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  targets_[comm] = target;
+  const auto found = parked_.find(comm);
+  if (found == parked_.end()) return;
+  for (Parked& parked : found->second) {
+    if (!target->attach(parked.host, parked.stream, std::move(parked.socket))) count_bad();
+  }
+  parked_count_ -= found->second.size();
+  parked_.erase(found);
+}
+
+void Network::withdraw(uint32_t comm) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  targets_[comm] = nullptr;
+}
+
+void Network::run() {
+  std::vector<pollfd> watched;
+  while (!stopping_.load()) {
+    watched.clear();
+    watched.push_back({stop_event_.fd(), POLLIN, 0});
+    watched.push_back({listener_.fd(), POLLIN, 0});
+    join_finished(false);
+    const bool room = handshakes_.size() < kMaxHandshakes;
+    for (const Waiting& waiting : waiting_) {
+      watched.push_back({waiting.socket.fd(), static_cast<short>(room ? POLLIN : 0), 0});
+    }
+    // Wakes for a deadline only while somebody waits; while handshakes run, soon, to join them.
+    const int limit = handshakes_.empty() ? (waiting_.empty() ? -1 : 1000) : 50;
+    if (poll(watched.data(), watched.size(), limit) < 0 && errno != EINTR) break;
+    for (size_t i = waiting_.size(); i > 0; --i) {
+      if (watched[1 + i].revents == 0 || handshakes_.size() >= kMaxHandshakes) continue;
+      shake(std::move(waiting_[i - 1].socket));
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i - 1));
+    }
+    if (watched[1].revents != 0) accept_all();
+    expire(now_ns());
+  }
+  join_finished(true);
+  waiting_.clear();
+}
+
+void Network::accept_all() {
+  for (;;) {
+    Socket socket;
+    std::string peer;
+    if (Status status = accept_tcp(listener_.fd(), &socket, &peer); !status) return;
+    if (!socket.valid()) return;
+    if (waiting_.size() >= kMaxWaiting) {
+      waiting_.erase(waiting_.begin());  // the oldest
+      count_bad();
+    }
+    waiting_.push_back({std::move(socket), now_ns()});
+  }
+}
+
+void Network::expire(int64_t now) {
+  const auto late = std::remove_if(waiting_.begin(), waiting_.end(),
+                                   [now](const Waiting& waiting) { return now - waiting.since_ns > kFirstByteNs; });
+  for (auto it = late; it != waiting_.end(); ++it) count_bad();
+  waiting_.erase(late, waiting_.end());
+}
+
+void Network::shake(Socket socket) {
+  auto handshake = std::make_unique<Handshake>();
+  Handshake* raw = handshake.get();
+  raw->thread = std::thread([this, raw, owned = socket.release()] {
+    Socket connection(owned);
+    const EngineOptions& options = state_->options();
+    PeerInfo peer;
+    // In slices, so that stop() need not wait for a stranger.
+    const Status status = accept_handshake(connection.fd(), options.job_key, options.job_id, options.generation, &peer,
+                                           now_ns() + kHandshakeNs);
+    if (status) {
+      deliver(peer, std::move(connection));
+    } else if (status.code() == Code::kAborted) {
+      state_->counters().frames_dropped.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      count_bad();
+    }
+    raw->done.store(true);
+  });
+  handshakes_.push_back(std::move(handshake));
+}
+
+void Network::deliver(const PeerInfo& peer, Socket socket) {
+  const int me = state_->options().host_index, streams = state_->options().streams;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
+                    peer.stream <= static_cast<uint32_t>(streams);
+  const auto found = targets_.find(peer.comm);
+  const bool withdrawn = found != targets_.end() && found->second == nullptr;
+  if (!fits || withdrawn || stopping_.load()) return count_bad();
+  const int host = static_cast<int>(peer.from), stream = static_cast<int>(peer.stream);
+  if (found != targets_.end()) {
+    if (!found->second->attach(host, stream, std::move(socket))) count_bad();
+    return;
+  }
+  if (parked_count_ >= kMaxParked) return count_bad();
+  parked_[peer.comm].push_back({host, stream, std::move(socket)});
+  ++parked_count_;
+}
+
+void Network::join_finished(bool all) {
+  for (auto& handshake : handshakes_) {
+    if (all || handshake->done.load()) handshake->thread.join();
+  }
+  handshakes_.erase(std::remove_if(handshakes_.begin(), handshakes_.end(),
+                                   [](const auto& handshake) { return !handshake->thread.joinable(); }),
+                    handshakes_.end());
+}
+
+}  // namespace bagua

@@ -1,0 +1,96 @@
+// The engine's TCP side: one listener, handshakes with whoever dials, addresses of the other hosts.
+//
+// Thread safety: any thread. mutex_ is held while a connection is handed over, never while a byte is read. With one
+// host nothing is opened.
+//
+// Strangers cannot hold up others: a connection costs one entry of a poll set until its first byte comes, then a thread
+// of its own with a deadline; the number of both is bounded.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "engine/state.h"
+#include "net/socket.h"
+#include "transport/handshake.h"
+
+namespace bagua {
+
+// Takes the authenticated connections of one communicator.
+class ConnectionTarget {
+ public:
+  virtual ~ConnectionTarget() = default;
+  // From host `host` of the job. False: that host is no member.
+  virtual bool attach(int host, int stream, Socket socket) = 0;
+};
+
+class Network {
+ public:
+  explicit Network(EngineState* state) : state_(state) {}
+  ~Network() { stop(); }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  Status open();
+  void stop();
+  const std::string& address() const { return address_; }  // empty with one host
+
+  // Addresses of all hosts of the job. kInvalid if they do not fit; the same again is harmless.
+  Status set_peers(const std::vector<std::string>& addresses);
+  bool peers_known() const { return peers_known_.load(std::memory_order_acquire); }
+  std::string peer_address(int host) const;
+
+  // Connections of communicator `comm` go to `target`, those that came before included, until withdraw().
+  void enroll(uint32_t comm, ConnectionTarget* target);
+  // Afterwards they are refused: its number is never used again.
+  void withdraw(uint32_t comm);
+
+ private:
+  struct Waiting {
+    Socket socket;
+    int64_t since_ns;
+  };
+  struct Parked {
+    int host;
+    int stream;
+    Socket socket;
+  };
+  struct Handshake {
+    std::thread thread;
+    std::atomic<bool> done{false};
+  };
+
+  void run();
+  void accept_all();
+  void expire(int64_t now);
+  void shake(Socket socket);
+  void deliver(const PeerInfo& peer, Socket socket);
+  void join_finished(bool all);
+  void count_bad() { state_->counters().bad_connections.fetch_add(1, std::memory_order_relaxed); }
+
+  EngineState* const state_;
+  std::string address_;  // constant after open(), like the next
+  Socket listener_;
+  EventFd stop_event_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> peers_known_{false};
+  std::thread thread_;
+
+  std::vector<Waiting> waiting_;  // acceptor thread only, like the next
+  std::vector<std::unique_ptr<Handshake>> handshakes_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<std::string> peers_;
+  std::map<uint32_t, ConnectionTarget*> targets_;  // nullptr: withdrawn
+  std::map<uint32_t, std::vector<Parked>> parked_;
+  size_t parked_count_ = 0;
+};
+
+}  // namespace bagua

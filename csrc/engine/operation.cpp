@@ -1,0 +1,205 @@
+#include "engine/operation.h"
+
+#include <algorithm>
+
+namespace bagua {
+
+namespace {
+
+constexpr uint64_t kMaxCount = uint64_t{1} << 44;  // times 8 bytes times kMaxMembers stays far below 2^64
+
+Status refuse(const Operation& operation, const std::string& what) {
+  const Descriptor& d = operation.descriptor;
+  const std::string name = kind_known(d.kind) ? kind_title(operation.kind()) : "operation";
+  const std::string label = label_of(d);
+  return {Code::kInvalid, name + " of " + comm_name(d.comm) + (label.empty() ? "" : " (" + label + ")") + ": rank " +
+                              std::to_string(operation.rank) + " passed " + what};
+}
+
+// How many blocks of `count` elements the kind reads and writes at this rank.
+struct Extent {
+  uint64_t src, dst;
+};
+
+Extent blocks_of(Kind kind, bool at_root, uint64_t n) {
+  switch (kind) {
+    case Kind::kBarrier:
+      return {0, 0};
+    case Kind::kAllReduce:
+      return {1, 1};
+    case Kind::kBroadcast:
+      return {at_root ? 1u : 0u, 1};
+    case Kind::kReduce:
+      return {1, at_root ? 1u : 0u};
+    case Kind::kAllGather:
+      return {1, n};
+    case Kind::kReduceScatter:
+      return {n, 1};
+    case Kind::kGather:
+      return {1, at_root ? n : 0};
+    case Kind::kScatter:
+      return {at_root ? n : 0, 1};
+    case Kind::kAllToAll:
+      return {n, n};
+    case Kind::kSend:
+      return {1, 0};
+    case Kind::kRecv:
+      return {0, 1};
+  }
+  return {0, 0};
+}
+
+Status check_numbers(const Operation& operation, int size) {
+  const Descriptor& d = operation.descriptor;
+  if (!kind_known(d.kind)) return refuse(operation, "kind " + std::to_string(d.kind) + ", which is unknown");
+  const Kind kind = operation.kind();
+  if (d.dtype >= kDTypes) return refuse(operation, "dtype " + std::to_string(d.dtype) + ", which is unknown");
+  if (kind_reduces(kind)) {
+    if (!op_known(d.op)) return refuse(operation, "reduction " + std::to_string(d.op) + ", which is unknown");
+    if (!op_supported(operation.dtype(), operation.op())) {
+      return refuse(operation, std::string(op_name(operation.op())) + " of " + dtype_name(operation.dtype()) +
+                                   ", which is not supported");
+    }
+  }
+  if (d.count > kMaxCount) return refuse(operation, "a count of " + std::to_string(d.count));
+  if (kind_rooted(kind) && (d.root < 0 || d.root >= size)) {
+    return refuse(operation, "root " + std::to_string(d.root) + "; it must be 0 to " + std::to_string(size - 1));
+  }
+  if ((kind == Kind::kSend || kind == Kind::kRecv) && d.root == operation.index) {
+    return refuse(operation, "itself as the other end");
+  }
+  return Status::ok();
+}
+
+Status find_memory(const Operation& operation, const SegmentTable& segments, const char* side, uint32_t segment,
+                   uint64_t offset, uint64_t bytes, std::shared_ptr<Mapping>* memory, char** place) {
+  if (bytes == 0) return Status::ok();
+  *memory = segments.find(operation.rank, segment);
+  if (*memory == nullptr) {
+    return refuse(operation, std::string("segment ") + std::to_string(segment) + " as " + side +
+                                 ", which it does not hold (was it freed?)");
+  }
+  const uint64_t size = (*memory)->bytes();
+  if (offset > size || bytes > size - offset) {
+    return refuse(operation, std::string(side) + " of " + std::to_string(bytes) + " bytes at offset " +
+                                 std::to_string(offset) + " of a segment of " + std::to_string(size) + " bytes");
+  }
+  if (offset % dtype_size(operation.dtype()) != 0) {
+    return refuse(operation,
+                  std::string(side) + " at offset " + std::to_string(offset) + ", not a multiple of the element size");
+  }
+  *place = (*memory)->data() + offset;
+  return Status::ok();
+}
+
+// Where the small side may lie inside the large one.
+bool overlap_allowed(const Operation& operation, uint64_t block) {
+  const uint64_t own = static_cast<uint64_t>(operation.index) * block;
+  switch (operation.kind()) {
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+    case Kind::kBroadcast:
+      return operation.src == operation.dst;
+    case Kind::kAllGather:
+    case Kind::kGather:
+      return operation.src == operation.dst + own;
+    case Kind::kReduceScatter:
+    case Kind::kScatter:
+      return operation.dst == operation.src + own;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Status resolve(Operation* operation, int size, const SegmentTable& segments) {
+  if (Status status = check_numbers(*operation, size); !status) return status;
+  const Descriptor& d = operation->descriptor;
+  const Extent blocks = blocks_of(operation->kind(), d.root == operation->index, static_cast<uint64_t>(size));
+  const uint64_t block = operation->bytes(), src_bytes = blocks.src * block, dst_bytes = blocks.dst * block;
+  char* src = nullptr;
+  Status status =
+      find_memory(*operation, segments, "src", d.src_segment, d.src_offset, src_bytes, &operation->src_memory, &src);
+  if (!status) return status;
+  operation->src = src;
+  status = find_memory(*operation, segments, "dst", d.dst_segment, d.dst_offset, dst_bytes, &operation->dst_memory,
+                       &operation->dst);
+  if (!status) return status;
+  const bool overlaps = operation->src != nullptr && operation->dst != nullptr &&
+                        operation->src < operation->dst + dst_bytes && operation->dst < operation->src + src_bytes;
+  if (overlaps && !overlap_allowed(*operation, block)) {
+    return refuse(*operation, "src and dst that overlap in a way this operation can't work in place");
+  }
+  return Status::ok();
+}
+
+Signature signature_of(const Descriptor& descriptor) {
+  Signature s{descriptor.kind, descriptor.dtype, descriptor.op, descriptor.count, descriptor.root};
+  const Kind kind = static_cast<Kind>(descriptor.kind);
+  if (kind == Kind::kBarrier) return {descriptor.kind, 0, 0, 0, -1};
+  if (!kind_reduces(kind)) s.op = 0;
+  if (!kind_rooted(kind)) s.root = -1;
+  return s;
+}
+
+bool operator==(const Signature& a, const Signature& b) {
+  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.count == b.count && a.root == b.root;
+}
+
+std::string comm_name(uint32_t comm) {
+  return comm == 0 ? "world" : "communicator " + std::to_string(comm);
+}
+
+std::string label_of(const Descriptor& descriptor) {
+  std::string label;
+  for (size_t i = 0; i < kLabelBytes && descriptor.label[i] != '\0'; ++i) {
+    const unsigned char c = static_cast<unsigned char>(descriptor.label[i]);
+    label += c < 0x20 || c == 0x7f ? '?' : static_cast<char>(c);
+  }
+  // A multi-byte character that was cut at the end would make the whole message undecodable.
+  while (!label.empty() && descriptor.label[kLabelBytes - 1] != '\0' &&
+         (static_cast<unsigned char>(label.back()) & 0x80)) {
+    label.pop_back();
+  }
+  return label;
+}
+
+std::string operation_name(const Descriptor& descriptor, uint64_t sequence) {
+  const std::string label = label_of(descriptor);
+  return std::string(kind_title(static_cast<Kind>(descriptor.kind))) + " #" + std::to_string(sequence) + " of " +
+         comm_name(descriptor.comm) + (label.empty() ? "" : " (" + label + ")");
+}
+
+std::string call_text(const Descriptor& d) {
+  const Kind kind = static_cast<Kind>(d.kind);
+  if (kind == Kind::kBarrier) return "nothing";
+  std::string text =
+      std::to_string(d.count) + " x " + (d.dtype < kDTypes ? dtype_name(static_cast<DType>(d.dtype)) : "?");
+  if (d.ndim > 0) {
+    text += " [";
+    for (int i = 0; i < std::min<int>(d.ndim, kMaxDims); ++i) text += (i > 0 ? ", " : "") + std::to_string(d.dims[i]);
+    text += "]";
+  }
+  if (kind_reduces(kind)) text += std::string(", ") + (op_known(d.op) ? op_name(static_cast<ReduceOp>(d.op)) : "?");
+  if (kind_rooted(kind)) text += ", root " + std::to_string(d.root);
+  return text;
+}
+
+std::string mismatch_text(const Descriptor& one, const std::string& who_one, const Descriptor& other,
+                          const std::string& who_other, uint64_t sequence) {
+  if (one.kind == other.kind) {
+    return operation_name(one, sequence) + ": " + who_other + " passed " + call_text(other) + ", " + who_one +
+           " passed " + call_text(one) + ". All ranks must pass the same.";
+  }
+  const auto called = [](const Descriptor& d) {
+    const std::string label = label_of(d);
+    return std::string(kind_title(static_cast<Kind>(d.kind))) + (label.empty() ? "" : " (" + label + ")") + " with " +
+           call_text(d);
+  };
+  return "operation #" + std::to_string(sequence) + " of " + comm_name(one.comm) + ": " + who_other + " called " +
+         called(other) + ", " + who_one + " called " + called(one) +
+         ". All ranks must call the same operations in the same order.";
+}
+
+}  // namespace bagua

@@ -1,0 +1,168 @@
+#include "engine/p2p.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace bagua {
+
+namespace {
+
+// Names one message among all of the communicator. 15 bits for each end, 31 for its number: the numbers of messages
+// that can be on their way at once are far less apart.
+uint64_t operation_of(const Half& half) {
+  return PointToPoint::kCookie | static_cast<uint64_t>(half.source) << 47 |
+         static_cast<uint64_t>(half.destination) << 31 | (half.sequence & 0x7fffffff);
+}
+
+}  // namespace
+
+Status PointToPoint::add(Half half) {
+  if (half.operation.kind() == Kind::kRecv) {
+    begin(std::move(half));
+    return Status::ok();
+  }
+  const auto found = ready_.find(key_of(half));
+  if (found == ready_.end()) {
+    waiting_.emplace(key_of(half), std::move(half));
+    return Status::ok();
+  }
+  const Control control = found->second;
+  ready_.erase(found);
+  return begin_send(std::move(half), control);
+}
+
+Status PointToPoint::ready(int peer, const Control& control) {
+  const int source = static_cast<int>(control.source), destination = static_cast<int>(control.destination);
+  if (source < 0 || source >= comm_->size() || destination < 0 || destination >= comm_->size() ||
+      comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
+    return {Code::kCorrupt, "host " + std::to_string(peer) + " is ready for a message that can't be"};
+  }
+  const Key key{source, destination, control.sequence};
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) {
+    ready_[key] = control;
+    return Status::ok();
+  }
+  Half half = std::move(found->second);
+  waiting_.erase(found);
+  return begin_send(std::move(half), control);
+}
+
+Status PointToPoint::begin_send(Half half, const Control& control) {
+  const Descriptor &sent = half.operation.descriptor, &expected = control.descriptor;
+  if (sent.count == expected.count && sent.dtype == expected.dtype) {
+    begin(std::move(half));
+    return Status::ok();
+  }
+  const Status mismatch{Code::kInvalid, operation_name(sent, half.sequence) + ": rank " +
+                                            std::to_string(half.operation.rank) + " sends " + call_text(sent) +
+                                            ", rank " + std::to_string(control.rank) + " expects " +
+                                            call_text(expected) + ". Both must pass the same."};
+  waiting_.emplace(key_of(half), std::move(half));  // abandon() completes it
+  return mismatch;
+}
+
+void PointToPoint::begin(Half half) {
+  const uint64_t id = next_id_++;
+  Transfer& transfer = running_[id];
+  transfer.half = std::move(half);
+  transfer.started_ns = now_ns();
+  state_->busy().start(transfer.started_ns);
+  const Half& moved = transfer.half;
+  const bool sends = moved.operation.kind() == Kind::kSend;
+  const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
+  const size_t bytes = moved.operation.bytes(), chunk = state_->options().chunk_bytes;
+  transfer.remaining = (bytes + chunk - 1) / chunk;
+  for (size_t at = 0, tag = 0; at < bytes; at += chunk, ++tag) {
+    const size_t length = std::min(chunk, bytes - at);
+    if (sends) {
+      mesh_->send(peer, operation_of(moved), tag, moved.operation.src + at, length, kCookie | id);
+    } else {
+      mesh_->recv(peer, operation_of(moved), tag, moved.operation.dst + at, length, kCookie | id);
+    }
+  }
+  if (!sends) {
+    Control control;
+    control.type = Control::Type::kReady;
+    control.rank = moved.operation.rank;
+    control.sequence = moved.sequence;
+    control.source = static_cast<uint32_t>(moved.source);
+    control.destination = static_cast<uint32_t>(moved.destination);
+    control.descriptor = moved.operation.descriptor;
+    mesh_->send_control(peer, encode(control));
+  }
+  if (transfer.remaining == 0) finish(id, &transfer);
+}
+
+void PointToPoint::complete(uint64_t cookie) {
+  const auto found = running_.find(cookie & ~kCookie);
+  if (found == running_.end()) return;
+  if (--found->second.remaining == 0) finish(found->first, &found->second);
+}
+
+void PointToPoint::finish(uint64_t id, Transfer* transfer) {
+  Counters& counters = state_->counters();
+  if (transfer->half.operation.kind() == Kind::kSend) {
+    counters.bytes_local.fetch_add(transfer->half.operation.bytes(), std::memory_order_relaxed);
+  }
+  counters.ops.fetch_add(1, std::memory_order_relaxed);
+  state_->busy().stop(now_ns(), &counters.comm_ns);
+  ranks_->complete(transfer->half.operation, transfer->started_ns, true);
+  running_.erase(id);
+}
+
+bool PointToPoint::pending(int rank) const {
+  const auto of_rank = [rank](const Half& half) { return half.operation.rank == rank; };
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return of_rank(item.second); }) ||
+         std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
+}
+
+std::string PointToPoint::needs_departed() const {
+  for (const auto& [key, half] : waiting_) {
+    if (gone_.count(half.destination) > 0) {
+      return "rank " + std::to_string(comm_->rank_of(half.destination)) + " has left the job in good order, but " +
+             operation_name(half.operation.descriptor, half.sequence) + " needs it";
+    }
+  }
+  for (const auto& [id, transfer] : running_) {
+    const Half& half = transfer.half;
+    if (half.operation.kind() == Kind::kRecv && gone_.count(half.source) > 0) {
+      return "rank " + std::to_string(comm_->rank_of(half.source)) + " has left the job in good order, but " +
+             operation_name(half.operation.descriptor, half.sequence) + " needs it";
+    }
+  }
+  return "";
+}
+
+std::string PointToPoint::describe(const Half& half, int64_t now) const {
+  const int other = half.operation.kind() == Kind::kSend ? half.destination : half.source;
+  return operation_name(half.operation.descriptor, half.sequence) + ": rank " + std::to_string(half.operation.rank) +
+         " has been waiting for rank " + std::to_string(comm_->rank_of(other)) + " for " +
+         duration_text(now - half.operation.submitted_ns) + "\n";
+}
+
+std::string PointToPoint::describe_pending(int64_t now, int64_t before_ns) const {
+  std::string text;
+  for (const auto& [key, half] : waiting_) {
+    if (half.operation.submitted_ns <= before_ns) text += describe(half, now);
+  }
+  for (const auto& [id, transfer] : running_) {
+    if (transfer.half.operation.submitted_ns <= before_ns) text += describe(transfer.half, now);
+  }
+  return text;
+}
+
+void PointToPoint::abandon() {
+  for (const auto& [key, half] : waiting_) ranks_->complete(half.operation, half.operation.submitted_ns, false);
+  for (const auto& [id, transfer] : running_) {
+    ranks_->complete(transfer.half.operation, transfer.started_ns, false);
+    state_->busy().stop(now_ns(), &state_->counters().comm_ns);
+  }
+  waiting_.clear();
+  running_.clear();
+  ready_.clear();
+}
+
+}  // namespace bagua

@@ -1,0 +1,69 @@
+// Sends and receives between ranks of different hosts.
+//
+// The receiver posts its memory, then tells the sender's host that it is ready; the sender transmits only then. So a
+// message never lies in a socket in front of the chunks of a collective.
+//
+// Thread safety: the executor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "engine/communicator.h"
+#include "engine/control.h"
+#include "engine/ranks.h"
+#include "engine/state.h"
+#include "transport/mesh.h"
+
+namespace bagua {
+
+class PointToPoint {
+ public:
+  static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
+
+  PointToPoint(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh)
+      : state_(state), ranks_(ranks), comm_(comm), mesh_(mesh) {}
+
+  // kInvalid names both sides if the other end is ready for something else.
+  Status add(Half half);
+  Status ready(int peer, const Control& control);
+  // Rank `index` of the communicator has left.
+  void left(int index) { gone_.insert(index); }
+  // Names an operation whose other end has left; empty if there is none.
+  std::string needs_departed() const;
+  void complete(uint64_t cookie);
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  bool pending(int rank) const;  // of a local rank
+  std::string describe_pending(int64_t now, int64_t before_ns) const;
+  void abandon();
+
+ private:
+  using Key = std::tuple<int, int, uint64_t>;  // source, destination, sequence
+  struct Transfer {
+    Half half;
+    size_t remaining = 0;  // chunks
+    int64_t started_ns = 0;
+  };
+
+  Status begin_send(Half half, const Control& control);
+  void begin(Half half);
+  void finish(uint64_t id, Transfer* transfer);
+  std::string describe(const Half& half, int64_t now) const;
+  static Key key_of(const Half& half) { return {half.source, half.destination, half.sequence}; }
+
+  EngineState* const state_;
+  RankTable* const ranks_;
+  const Communicator* const comm_;
+  Mesh* const mesh_;
+
+  std::map<Key, Half> waiting_;           // sends whose receiver is not ready
+  std::map<Key, Control> ready_;          // receivers that are ready before the send was called
+  std::map<uint64_t, Transfer> running_;  // by number: moving, or receives that are posted
+  std::set<int> gone_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace bagua

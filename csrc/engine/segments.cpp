@@ -1,0 +1,57 @@
+#include "engine/segments.h"
+
+#include <string>
+
+namespace bagua {
+
+namespace {
+constexpr size_t kMaxSegments = 4096;  // of one rank: descriptors and mappings are finite
+}
+
+Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
+  if (bytes == 0) return {Code::kInvalid, "alloc: the size must be at least 1 byte"};
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
+    if (static_cast<size_t>(std::distance(first, last)) >= kMaxSegments) {
+      return {Code::kResource, "rank " + std::to_string(rank) + " holds " + std::to_string(kMaxSegments) +
+                                   " segments: free some, or allocate larger ones"};
+    }
+  }
+  std::shared_ptr<Mapping> memory;
+  if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  *id = next_id_++;
+  *size = memory->bytes();
+  bytes_in_use_->fetch_add(memory->bytes());
+  segments_[{rank, *id}] = std::move(memory);
+  return Status::ok();
+}
+
+Status SegmentTable::free(int rank, uint64_t id) {
+  std::shared_ptr<Mapping> last;  // unmapped after the lock is released
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = segments_.find({rank, id});
+  if (found == segments_.end()) {
+    return {Code::kInvalid, "free: rank " + std::to_string(rank) + " has no segment " + std::to_string(id)};
+  }
+  last = std::move(found->second);
+  segments_.erase(found);
+  bytes_in_use_->fetch_sub(last->bytes());
+  return Status::ok();
+}
+
+void SegmentTable::free_all(int rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
+  for (auto it = first; it != last; ++it) bytes_in_use_->fetch_sub(it->second->bytes());
+  segments_.erase(first, last);
+}
+
+std::shared_ptr<Mapping> SegmentTable::find(int rank, uint64_t id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = segments_.find({rank, id});
+  return found == segments_.end() ? nullptr : found->second;
+}
+
+}  // namespace bagua

@@ -1,0 +1,40 @@
+// Tensor memory handed out to the local ranks.
+//
+// Thread safety: any thread. An operation keeps a shared_ptr to the memory that it uses, so giving a segment back, or
+// the death of its owner, never unmaps memory in use.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "channel/memory.h"
+
+namespace bagua {
+
+class SegmentTable {
+ public:
+  // `bytes_in_use` is kept up to date with what is handed out.
+  explicit SegmentTable(std::atomic<uint64_t>* bytes_in_use) : bytes_in_use_(bytes_in_use) {}
+
+  Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size);
+  Status free(int rank, uint64_t id);
+  void free_all(int rank);
+  // nullptr if `rank` has no such segment.
+  std::shared_ptr<Mapping> find(int rank, uint64_t id) const;
+
+ private:
+  using Key = std::pair<int, uint64_t>;  // owner, id
+
+  mutable std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Mapping>> segments_;
+  uint32_t next_id_ = 1;
+  std::atomic<uint64_t>* const bytes_in_use_;
+};
+
+}  // namespace bagua

@@ -1,0 +1,104 @@
+// What all parts of an engine share: its settings, the job page, the first error, events for the daemon, the busy
+// clock.
+//
+// Thread safety: everything here may be used from any thread. Lock order in the engine, outermost first:
+//   Engine::lifecycle_mutex_ -> Registry::mutex_ -> Communicator::mutex_ -> HostExecutor::mutex_ -> the mutexes of this
+//   file (each alone). No lock is held while calling the kernel, the mesh or a socket.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "channel/layout.h"
+#include "channel/memory.h"
+#include "transport/handshake.h"
+
+namespace bagua {
+
+struct EngineOptions {
+  std::string job_id;
+  uint64_t generation = 0;
+  int host_index = 0;
+  std::vector<std::vector<int>> hosts;  // ranks of every host, in ring order
+  std::string data_socket;
+  std::vector<std::pair<int, std::vector<uint8_t>>> tokens;  // local rank, 32 bytes
+  JobKey job_key{};
+  std::string listen;
+  int streams = 4;
+  size_t chunk_bytes = 512 * 1024;
+  int threads = 0;
+  int64_t connect_timeout_ns = 30'000'000'000;
+
+  const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
+};
+
+// kInvalid in words if the settings do not fit together.
+Status check_options(const EngineOptions& options);
+
+struct Event {
+  const char* kind;  // "joined", "left", "lost", "error"
+  int rank;          // -1: none
+  std::string text;
+};
+
+// Length of the union of intervals.
+class BusyClock {
+ public:
+  void start(int64_t now);
+  void stop(int64_t now, std::atomic<uint64_t>* total);
+
+ private:
+  std::mutex mutex_;
+  int running_ = 0;
+  int64_t since_ = 0;
+};
+
+class EngineState {
+ public:
+  explicit EngineState(EngineOptions options) : options_(std::move(options)) {}
+  Status open();
+
+  const EngineOptions& options() const { return options_; }
+  JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
+  int page_descriptor() const { return page_fd_.get(); }
+  Counters& counters() const { return page()->counters; }
+  BusyClock& busy() { return busy_; }
+
+  // Makes the engine fail with this reason; false if it had failed before. The dispatcher then ends what is pending.
+  bool fail(const std::string& reason);
+  // The same when the owner closes the engine: no event, and other hosts are told that this one leaves in good order.
+  void end(const std::string& reason);
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string error() const;
+
+  void tell(const char* kind, int rank, const std::string& text);
+  std::vector<Event> take_events();
+  int event_fd() const { return events_ready_.fd(); }
+
+  // Wakes the dispatcher as a submission does.
+  void ring_doorbell();
+
+ private:
+  const EngineOptions options_;
+  Fd page_fd_;                            // constant after open()
+  std::shared_ptr<Mapping> page_memory_;  // constant after open()
+  EventFd events_ready_;                  // constant after open()
+  BusyClock busy_;
+
+  bool set_error(const std::string& reason, bool ended);
+
+  mutable std::mutex mutex_;  // guards error_ and events_
+  std::string error_;
+  std::vector<Event> events_;
+  std::atomic<bool> failed_{false};  // set after error_
+  std::atomic<bool> ended_{false};   // the first error is the end; set before failed_
+};
+
+}  // namespace bagua
