@@ -1,0 +1,30 @@
+"""Runs one function of a test file as a rank: ``python rank_main.py FILE FUNCTION RESULT_FILE JSON_ARGUMENTS``.
+
+What the function returns is written to RESULT_FILE with torch.save.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import warnings
+
+import torch
+
+warnings.simplefilter("error")
+
+
+def main() -> None:
+    file, function, result_file, arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    specification = importlib.util.spec_from_file_location("programs", file)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["programs"] = module
+    specification.loader.exec_module(module)
+    torch.save(getattr(module, function)(**json.loads(arguments)), result_file)
+
+
+if __name__ == "__main__":
+    main()
