@@ -5,182 +5,184 @@
 #include <type_traits>
 
 #include "kernel/half.h"
-#include "kernel/stream_copy.h"
+#include "kernel/lanes.h"
 
 namespace bagua {
 namespace {
 
-// Elements handled at a time: all sources are reduced into one block, which stays in the first-level cache, and the
-// block is then written to all destinations.
-constexpr size_t kBlock = 2048;
-
+// Operations on an accumulator in place: on one element or on a vector of them. Signed integers are reduced as unsigned
+// ones where that is the same (kWraps): overflow wraps around.
 struct Sum {
+  static constexpr bool kWraps = true;
   template <class A>
-  static A apply(A a, A b) {
-    if constexpr (std::is_integral_v<A>) {  // wraps around, without undefined behaviour
-      using U = std::make_unsigned_t<A>;
-      return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
-    } else {
-      return a + b;
-    }
+  static void apply(A& a, const A& b) {
+    a += b;
   }
 };
 
 struct Product {
+  static constexpr bool kWraps = true;
   template <class A>
-  static A apply(A a, A b) {
-    if constexpr (std::is_integral_v<A>) {
-      // At least 32 bits wide: the product of two uint16_t would be a signed int, and could overflow.
-      using U = std::common_type_t<std::make_unsigned_t<A>, unsigned>;
-      return static_cast<A>(static_cast<U>(a) * static_cast<U>(b));
+  static void apply(A& a, const A& b) {
+    if constexpr (std::is_same_v<A, uint16_t>) {
+      a = static_cast<uint16_t>(uint32_t{a} * b);  // uint16_t would be multiplied as int, and could overflow
     } else {
-      return a * b;
+      a *= b;
     }
   }
 };
 
+// A NaN in either place stays.
 struct Min {
+  static constexpr bool kWraps = false;
   template <class A>
-  static A apply(A a, A b) {
-    return (a < b) | (a != a) ? a : b;
+  static void apply(A& a, const A& b) {
+    a = (a < b) | (a != a) ? a : b;
   }
 };
 
 struct Max {
+  static constexpr bool kWraps = false;
   template <class A>
-  static A apply(A a, A b) {
-    return (a > b) | (a != a) ? a : b;
+  static void apply(A& a, const A& b) {
+    a = (a > b) | (a != a) ? a : b;
   }
 };
 
 struct Or {
+  static constexpr bool kWraps = false;
   template <class A>
-  static A apply(A a, A b) {
-    return static_cast<A>(a | b);
+  static void apply(A& a, const A& b) {
+    a |= b;
   }
 };
 
 struct And {
+  static constexpr bool kWraps = false;
   template <class A>
-  static A apply(A a, A b) {
-    return static_cast<A>(a & b);
+  static void apply(A& a, const A& b) {
+    a &= b;
   }
 };
 
 struct Xor {
+  static constexpr bool kWraps = false;
   template <class A>
-  static A apply(A a, A b) {
-    return static_cast<A>(a ^ b);
+  static void apply(A& a, const A& b) {
+    a ^= b;
   }
 };
 
-// The loops below get no overlapping pointers: acc is always a local block.
-template <class Op, class A>
-void combine(A* acc, const A* a, size_t n) {
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) acc[i] = Op::template apply<A>(acc[i], a[i]);
-}
-
-template <class Op, class A>
-void combine(A* acc, const A* a, const A* b, size_t n) {
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) acc[i] = Op::template apply<A>(Op::template apply<A>(acc[i], a[i]), b[i]);
-}
-
-template <class Op, class A>
-void start(A* acc, const A* a, const A* b, size_t n) {
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) acc[i] = Op::template apply<A>(a[i], b[i]);
-}
-
-template <class Op, class A>
-void start(A* acc, const A* a, const A* b, const A* c, const A* d, size_t n) {
-  // In the order of the sources, as the loops with fewer: the result must not depend on how they are grouped.
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) {
-    acc[i] = Op::template apply<A>(Op::template apply<A>(Op::template apply<A>(a[i], b[i]), c[i]), d[i]);
-  }
-}
-
-template <class A>
-void divide(A* acc, size_t n, int64_t divisor) {
-  if constexpr (std::is_floating_point_v<A>) {
-    if ((divisor & (divisor - 1)) == 0) {  // a power of two: the product is the quotient, bit for bit
-      const A factor = A{1} / static_cast<A>(divisor);
-      for (size_t i = 0; i < n; ++i) acc[i] *= factor;
-    } else {
-      const A by = static_cast<A>(divisor);
-      for (size_t i = 0; i < n; ++i) acc[i] /= by;
-    }
-  } else {
-    for (size_t i = 0; i < n; ++i) acc[i] = static_cast<A>(static_cast<int64_t>(acc[i]) / divisor);
-  }
-}
-
-void write_all(const void* block, void* const* dst, int m, size_t offset, size_t bytes, bool nontemporal) {
-  for (int j = 0; j < m; ++j) {
-    char* to = static_cast<char*>(dst[j]) + offset;
-    if (nontemporal) {
-      stream_copy(to, block, bytes);
-    } else {
-      std::memcpy(to, block, bytes);
-    }
-  }
-}
-
-// Elements up to the next 64-byte line of the first destination, so that later blocks begin on a line.
+// T itself, or the unsigned type of its size where the operation wraps.
+template <class T, bool integral>
+struct Wrapping {
+  using type = T;
+};
 template <class T>
-size_t first_block(const void* dst, size_t count) {
-  const size_t misaligned = reinterpret_cast<uintptr_t>(dst) % 64 / sizeof(T);
-  return std::min(count, kBlock - misaligned);
-}
+struct Wrapping<T, true> {
+  using type = std::make_unsigned_t<T>;
+};
 
-// T is its own accumulator: f32, f64 and the integers.
-template <class T, class Op>
-void reduce_plain(const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
-                  bool nontemporal) {
-  alignas(64) T acc[kBlock];
-  const auto at = [src](int k, size_t i) { return static_cast<const T*>(src[k]) + i; };
-  size_t length = 0;
-  for (size_t i = 0; i < count; i += length) {
-    length = i == 0 ? first_block<T>(dst[0], count) : std::min(kBlock, count - i);
-    int k = 0;
-    if (n >= 4) {
-      start<Op, T>(acc, at(0, i), at(1, i), at(2, i), at(3, i), length);
-      k = 4;
-    } else if (n >= 2) {
-      start<Op, T>(acc, at(0, i), at(1, i), length);
-      k = 2;
+// Division of the mean. By a power of two the product with the inverse is the quotient, bit for bit.
+template <class T, class Acc>
+class Divider {
+ public:
+  explicit Divider(int64_t divisor)
+      : divisor_(divisor),
+        exact_((divisor & (divisor - 1)) == 0),
+        factor_(static_cast<Acc>(exact_ ? 1.0 / static_cast<double>(divisor) : static_cast<double>(divisor))) {}
+  // One accumulator.
+  void apply(Acc& a) const {
+    if constexpr (!std::is_floating_point_v<Acc>) {
+      a = static_cast<Acc>(static_cast<int64_t>(static_cast<T>(a)) / divisor_);  // toward zero
+    } else if (exact_) {
+      a *= factor_;
     } else {
-      std::memcpy(acc, at(0, i), length * sizeof(T));
-      k = 1;
+      a /= factor_;
     }
-    for (; k + 1 < n; k += 2) combine<Op, T>(acc, at(k, i), at(k + 1, i), length);
-    if (k < n) combine<Op, T>(acc, at(k, i), length);
-    if (divisor > 1) divide(acc, length, divisor);
-    write_all(acc, dst, m, i * sizeof(T), length * sizeof(T), nontemporal);
   }
-}
+  void apply(Vector<Acc>* v) const {
+    if constexpr (!std::is_floating_point_v<Acc>) {
+      Acc values[kVectorBytes / sizeof(Acc)];
+      std::memcpy(values, v, kVectorBytes);
+      for (Acc& value : values) apply(value);
+      std::memcpy(v, values, kVectorBytes);
+    } else if (exact_) {
+      *v *= factor_;
+    } else {
+      *v /= factor_;
+    }
+  }
 
-// T is 16 bits wide and accumulates in f32.
+ private:
+  int64_t divisor_;
+  bool exact_;
+  Acc factor_;  // floating point: what to multiply by, or to divide by if not exact_
+};
+
+// One call of reduce() for memory type T: Lanes are those of T, or of the unsigned type that T wraps as.
 template <class T, class Op>
-void reduce_half(const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
-                 bool nontemporal) {
-  alignas(64) float acc[kBlock];
-  alignas(64) float next[kBlock];
-  alignas(64) T out[kBlock];
-  size_t length = 0;
-  for (size_t i = 0; i < count; i += length) {
-    length = i == 0 ? first_block<T>(dst[0], count) : std::min(kBlock, count - i);
-    to_float(static_cast<const T*>(src[0]) + i, acc, length);
-    for (int k = 1; k < n; ++k) {
-      to_float(static_cast<const T*>(src[k]) + i, next, length);
-      combine<Op, float>(acc, next, length);
+struct Reduction {
+  using U = typename Wrapping<T, std::is_integral_v<T> && Op::kWraps>::type;
+  using L = Lanes<U>;
+  using V = typename L::V;
+  using Acc = typename L::Acc;
+
+  const void* const* src;
+  int n;
+  void* const* dst;
+  int m;
+  int64_t divisor;
+
+  const U* source(int k, size_t i) const { return static_cast<const U*>(src[k]) + i; }
+  U* target(int j, size_t i) const { return static_cast<U*>(dst[j]) + i; }
+
+  // Elements [first, last), one by one: the edges.
+  void scalars(size_t first, size_t last) const {
+    const Divider<T, Acc> divider(divisor);
+    for (size_t i = first; i < last; ++i) {
+      Acc acc = L::load_one(source(0, i));
+      for (int k = 1; k < n; ++k) Op::apply(acc, static_cast<const Acc&>(L::load_one(source(k, i))));
+      if (divisor > 1) divider.apply(acc);
+      for (int j = 0; j < m; ++j) L::store_one(acc, target(j, i));
     }
-    if (divisor > 1) divide(acc, length, divisor);
-    from_float(acc, out, length);
-    write_all(out, dst, m, i * sizeof(T), length * sizeof(T), nontemporal);
   }
+
+  // Whole groups from `first` on; returns the first element that is left.
+  size_t groups(size_t first, size_t last, bool nontemporal) const {
+    const Divider<T, Acc> divider(divisor);
+    size_t i = first;
+    for (; last - i >= L::kCount; i += L::kCount) {
+      V acc[kVectors];
+      for (int q = 0; q < kVectors; ++q) L::load(source(0, i), q, &acc[q]);
+      for (int k = 1; k < n; ++k) {
+        for (int q = 0; q < kVectors; ++q) {
+          V next;
+          L::load(source(k, i), q, &next);
+          Op::apply(acc[q], next);
+        }
+      }
+      if (divisor > 1) {
+        for (int q = 0; q < kVectors; ++q) divider.apply(&acc[q]);
+      }
+      const typename L::Packed packed(acc);
+      for (int j = 0; j < m; ++j) {
+        U* to = target(j, i);
+        packed.store(to, nontemporal && reinterpret_cast<uintptr_t>(to) % kVectorBytes == 0);
+      }
+    }
+    return i;
+  }
+};
+
+template <class T, class Op>
+void run(const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor, bool nontemporal) {
+  const Reduction<T, Op> reduction{src, n, dst, m, divisor};
+  // Non-temporal stores want whole lines: begin where the first destination begins one.
+  const size_t past_line = reinterpret_cast<uintptr_t>(dst[0]) % 64;
+  const size_t edge = nontemporal && past_line != 0 ? std::min(count, (64 - past_line) / sizeof(T)) : 0;
+  reduction.scalars(0, edge);
+  reduction.scalars(reduction.groups(edge, count, nontemporal), count);
 }
 
 using Kernel = void (*)(const void* const*, int, void* const*, int, size_t, int64_t, bool);
@@ -190,30 +192,13 @@ Kernel float_kernel(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
-      return reduce_plain<T, Sum>;
+      return run<T, Sum>;
     case ReduceOp::kProduct:
-      return reduce_plain<T, Product>;
+      return run<T, Product>;
     case ReduceOp::kMin:
-      return reduce_plain<T, Min>;
+      return run<T, Min>;
     case ReduceOp::kMax:
-      return reduce_plain<T, Max>;
-    default:
-      return nullptr;
-  }
-}
-
-template <class T>
-Kernel half_kernel(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return reduce_half<T, Sum>;
-    case ReduceOp::kProduct:
-      return reduce_half<T, Product>;
-    case ReduceOp::kMin:
-      return reduce_half<T, Min>;
-    case ReduceOp::kMax:
-      return reduce_half<T, Max>;
+      return run<T, Max>;
     default:
       return nullptr;
   }
@@ -223,15 +208,15 @@ template <class T>
 Kernel bit_kernel(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin:
-      return reduce_plain<T, Min>;
+      return run<T, Min>;
     case ReduceOp::kMax:
-      return reduce_plain<T, Max>;
+      return run<T, Max>;
     case ReduceOp::kBor:
-      return reduce_plain<T, Or>;
+      return run<T, Or>;
     case ReduceOp::kBand:
-      return reduce_plain<T, And>;
+      return run<T, And>;
     case ReduceOp::kBxor:
-      return reduce_plain<T, Xor>;
+      return run<T, Xor>;
     default:
       return nullptr;
   }
@@ -239,8 +224,8 @@ Kernel bit_kernel(ReduceOp op) {
 
 template <class T>
 Kernel integer_kernel(ReduceOp op) {
-  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return reduce_plain<T, Sum>;
-  if (op == ReduceOp::kProduct) return reduce_plain<T, Product>;
+  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return run<T, Sum>;
+  if (op == ReduceOp::kProduct) return run<T, Product>;
   return bit_kernel<T>(op);
 }
 
@@ -252,9 +237,9 @@ Kernel find_kernel(DType t, ReduceOp op) {
     case DType::kF64:
       return float_kernel<double>(op);
     case DType::kF16:
-      return half_kernel<Half>(op);
+      return float_kernel<Half>(op);
     case DType::kBF16:
-      return half_kernel<BFloat16>(op);
+      return float_kernel<BFloat16>(op);
     case DType::kI32:
       return integer_kernel<int32_t>(op);
     case DType::kI64:
@@ -331,7 +316,7 @@ void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* ds
   const Kernel kernel = find_kernel(t, op);
   if (kernel == nullptr || n < 1 || m < 1 || count == 0) return;
   kernel(src, n, dst, m, count, op == ReduceOp::kAvg ? divisor : 1, nontemporal);
-  if (nontemporal) stream_fence();
+  if (nontemporal) store_fence();
 }
 
 void accumulate(DType t, ReduceOp op, void* acc, const void* in, size_t count) {
