@@ -178,7 +178,7 @@ class Ranks:
             )
         return RankProcess(rank, process, log, result_file)
 
-    def wait(self, deadline_s: float = 120.0) -> None:
+    def wait(self, deadline_s: float = 60.0) -> None:
         """Waits for all ranks; the test fails, with their output and who waits for whom, if they don't end in time."""
         deadline = time.monotonic() + deadline_s
         for rank in self.started:
