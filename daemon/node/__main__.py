@@ -87,7 +87,7 @@ def make_logger(as_json: bool) -> Any:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=False),
+            structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
             renderer,
         ],

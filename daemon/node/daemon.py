@@ -21,7 +21,7 @@ from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.logs import LogFile, LogLimits
-from bagua.daemon.node.process import Reaper
+from bagua.daemon.node.process import Reaper, kill_children
 from bagua.daemon.node.registry import Jobs
 from bagua.daemon.node.runtime_dir import socket_folder
 from bagua.daemon.node.session import Endpoint, Session
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 2.0
 STOP_JOBS_S = 3.5
 FLUSH_S = 0.5
-"""Grace of ranks, time for all of a job, time for the last reports: together below the five seconds of a daemon's
-end."""
+KILL_CHILDREN_S = 0.5
+"""Grace of ranks, time for all of a job, time for the last reports and for the compiler: together below the five
+seconds of a daemon's end."""
 
 Ready = Callable[[dict[str, str]], None]
 
@@ -93,6 +94,7 @@ class NodeDaemon:
             loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(self._reaper.close)
+            closing.push_async_callback(kill_children, KILL_CHILDREN_S)
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
@@ -121,24 +123,25 @@ class NodeDaemon:
 
     async def _until_stopped(self, session: asyncio.Future[None], ready: Ready) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
-        welcomed = asyncio.ensure_future(self._session.welcomed.wait())
+        welcome = asyncio.ensure_future(self._welcome(ready))
         try:
-            await asyncio.wait((session, stopped, welcomed), return_when=asyncio.FIRST_COMPLETED)
-            if welcomed.done():
-                ready(
-                    {
-                        "node_id": self._folder.node_id,
-                        "socket": str(self._rank_socket),
-                        "state_dir": str(self._settings.state_dir),
-                    }
-                )
-                self._core.start_loading()  # so that the first job finds it loaded
-                await asyncio.wait((session, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((session, stopped), return_when=asyncio.FIRST_COMPLETED)
             if session.done():
                 session.result()
         finally:
-            for task in (stopped, welcomed):
-                task.cancel()
+            stopped.cancel()
+            await _end_task(welcome)
+
+    async def _welcome(self, ready: Ready) -> None:
+        await self._session.welcomed.wait()
+        ready(
+            {
+                "node_id": self._folder.node_id,
+                "socket": str(self._rank_socket),
+                "state_dir": str(self._settings.state_dir),
+            }
+        )
+        await self._core.preload()
 
     async def _wind_down(self) -> None:
         """Stops the jobs, then lets the coordinator know, as long as it listens."""

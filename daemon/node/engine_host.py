@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,13 @@ class CoreHost:
 
     def __init__(self) -> None:
         self._loading: asyncio.Future[Any] | None = None
+
+    async def preload(self) -> None:
+        """Loads the core if it is built, so that the first job finds it there. What is wrong with it, that job will
+        tell."""
+        with contextlib.suppress(RuntimeError, OSError):
+            if await in_thread(bagua.csrc.is_built):
+                await self.load()
 
     def start_loading(self) -> asyncio.Future[Any]:
         """Begins to load, if nobody has; the future holds the module or the error. A failed load is tried again."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 LEFTOVER_KILL_S = 5.0
+MAX_ERROR_TAILS = 64
 WAITS_EVERY_S = 5.0
 WAITS_LONGER_THAN_S = 10.0
 
@@ -134,7 +135,10 @@ class Job:
         return output.log if output else None
 
     def snapshot(self) -> node_pb2.LocalJob:
-        """Everything that the coordinator may know of the job."""
+        """Everything that the coordinator may know of the job. Of the last words only those of the first to end: when
+        a thousand ranks fail together, they must still fit in a message."""
+        exited = sorted((rank for rank in self.state.ranks if rank.error_tail), key=lambda rank: rank.exited_at)
+        with_tail = {rank.rank for rank in exited[:MAX_ERROR_TAILS]}
         if self.stopped:
             phase = node_pb2.LOCAL_PHASE_STOPPED
         elif self.state.phase is Phase.PREPARING:
@@ -148,7 +152,7 @@ class Job:
             engine_address=self.state.address,
             error=self.state.error,
             waiting=self.state.waiting,
-            ranks=[self._rank_status(rank) for rank in self.state.ranks],
+            ranks=[self._rank_status(rank, rank.rank in with_tail) for rank in self.state.ranks],
         )
 
     # ── for ranks ──
@@ -406,7 +410,7 @@ class Job:
             error=self.state.error,
         )
 
-    def _rank_status(self, rank: state.Rank) -> common_pb2.RankStatus:
+    def _rank_status(self, rank: state.Rank, with_tail: bool) -> common_pb2.RankStatus:
         return common_pb2.RankStatus(
             rank=rank.rank,
             local_rank=self.plan.ranks.index(rank.rank),
@@ -415,7 +419,7 @@ class Job:
             pid=rank.pid,
             exit_code=rank.exit_code,
             signal=rank.signal,
-            error_tail=rank.error_tail,
+            error_tail=rank.error_tail if with_tail else "",
             log_path=str(log_path(self._folder, rank.rank)) if rank.rank in self._outputs else "",
             exited_at=rank.exited_at,
         )

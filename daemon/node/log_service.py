@@ -54,7 +54,7 @@ class LogService:
             await self._refuse(request, str(error.args[0] if isinstance(error, LookupError) else error))
 
     async def _copy(self, request: node_pb2.ReadLog, log: LogFile) -> None:
-        offset = log.tail_offset(request.tail_lines)
+        offset = request.offset or log.tail_offset(request.tail_lines)
         while True:
             offset, data = log.read(offset)
             if data:

@@ -83,19 +83,38 @@ def signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
+def children() -> list[int]:
+    """Living children of this process, orphans from below included."""
+    found = []
+    for name in os.listdir(_PROC):
+        status = read_status(int(name)) if name.isdigit() else None
+        if status is not None and status.parent == os.getpid() and status.state not in "ZX":
+            found.append(status.pid)
+    return found
+
+
 async def kill_members(sessions: Collection[int], marks: Collection[bytes], timeout_s: float) -> list[int]:
-    """SIGKILL to every member, again for those that appear meanwhile, until none is left; returns those left after
-    ``timeout_s`` (only a process that the kernel holds can be)."""
+    """SIGKILL to every member; returns those left after ``timeout_s`` (only a process that the kernel holds can be)."""
+    return await _kill_all(lambda: members(sessions, marks), timeout_s)
+
+
+async def kill_children(timeout_s: float) -> list[int]:
+    """SIGKILL to everything below this process, generation by generation, as orphans come up. Like ``kill_members``."""
+    return await _kill_all(children, timeout_s)
+
+
+async def _kill_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
+    """Kills what ``find`` finds, again for those that appear meanwhile, until there is none."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while left := members(sessions, marks):
+    while left := find():
         gone = [asyncio.ensure_future(_killed(pid)) for pid in left]
         _, waiting = await asyncio.wait(gone, timeout=max(0.0, deadline - loop.time()))
         for task in waiting:
             task.cancel()
         if waiting:
             await asyncio.wait(waiting)
-            return members(sessions, marks)
+            return find()
     return []
 
 

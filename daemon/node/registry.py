@@ -17,6 +17,7 @@ from bagua.daemon.node.plan import PlanError, clamp_grace, is_safe_name, parse_p
 from bagua.proto import common_pb2, node_pb2
 
 MAX_ENDED_JOBS = 100
+MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one message
 
 
 class EndedJob:
@@ -109,8 +110,18 @@ class Jobs:
         return held.snapshot() if held else None
 
     def snapshots(self) -> list[node_pb2.LocalJob]:
-        """All jobs, ended ones included: the coordinator may not have heard of their end."""
-        return [held.snapshot() for held in self._held.values()]
+        """All jobs that are not over, and the newest that are: the coordinator may not have heard of their end. Of
+        those as many as fit in a message."""
+        found = [job.snapshot() for job in self.running()]
+        room = MAX_SNAPSHOTS_BYTES - sum(job.ByteSize() for job in found)
+        for held in reversed(self._held.values()):
+            if held.stopped:
+                last = held.snapshot()
+                room -= last.ByteSize()
+                if room < 0:
+                    break
+                found.append(last)
+        return found
 
     def running(self) -> list[Job]:
         """Jobs that are not over here. Any thread."""

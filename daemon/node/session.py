@@ -41,7 +41,13 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new channel begins without the old one's backoff
 ]
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
-_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_BAD_CREDENTIAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_REFUSALS = (  # trying again changes nothing
+    *_BAD_CREDENTIAL,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ALREADY_EXISTS,
+)
 
 
 @dataclass(frozen=True)
@@ -114,15 +120,12 @@ class Session:
     # ── the stream ──
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConfigError if the coordinator refuses this daemon's credential at the first try."""
+        """Until cancelled. Raises ConfigError if the coordinator refuses this daemon before it ever was welcome."""
         backoff = FIRST_BACKOFF_S
         while True:
             reason, refused = await self._one_stream()
             if refused and not self.welcomed.is_set():
-                raise ConfigError(
-                    f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}. The token file "
-                    f"{self._endpoint.token_file} must be a copy of the coordinator's."
-                )
+                raise ConfigError(f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}")
             if self.connected:
                 backoff = FIRST_BACKOFF_S
             self._set_connected(False, reason)
@@ -132,7 +135,7 @@ class Session:
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
     async def _one_stream(self) -> tuple[str, bool]:
-        """Runs one stream to its end: (why it ended, was it a refusal of the credential). An unreadable token file
+        """Runs one stream to its end: (why it ended, was it a refusal). An unreadable token file
         ends it too: whoever copies a new one there need not restart the daemon."""
         try:
             metadata = call_metadata(await asyncio.to_thread(read_token, self._endpoint.token_file))
@@ -145,7 +148,10 @@ class Session:
             try:
                 return await self._talk(call), False
             except grpc.aio.AioRpcError as error:
-                return error.details() or error.code().name, error.code() in _REFUSALS
+                reason = error.details() or error.code().name
+                if error.code() in _BAD_CREDENTIAL:
+                    reason += f" The token file {self._endpoint.token_file} must be a copy of the coordinator's."
+                return reason, error.code() in _REFUSALS
             except TimeoutError:
                 return f"no Welcome in {WELCOME_S:g} s", False
             except asyncio.InvalidStateError as error:  # grpc.aio: the call ended under a write

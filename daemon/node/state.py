@@ -339,6 +339,9 @@ def _late_engine(state: JobState, event: EngineReady, now: float) -> Step:
 
 
 def _started(state: JobState, event: RankStarted, now: float) -> Step:
+    rank = _find(state, event.rank)
+    if rank is None or rank.phase is not RankPhase.WAITING:
+        return state, []
     return _update(state, event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
@@ -441,6 +444,8 @@ def _hurry(state: JobState, event: StopRequested, now: float) -> Step:
 
 def _ending_started(state: JobState, event: RankStarted, now: float) -> Step:
     after, _ = _started(state, event, now)
+    if after is state:
+        return state, []
     signum = signal.SIGTERM if state.phase is Phase.TERMINATING else signal.SIGKILL
     return after, [SignalRanks((event.pid,), signum)]
 

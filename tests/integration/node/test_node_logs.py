@@ -27,6 +27,8 @@ async def test_reading_an_ended_rank(end, daemon, script):
     assert data == expected and last.offset == len(expected) and not last.error
     data, _ = await all_of(end, 2, tail_lines=3)
     assert data == b"line 4997\nline 4998\nline 4999\n"
+    data, _ = await all_of(end, 5, offset=100, tail_lines=3)
+    assert data == expected[100:], "a reader that goes on where it was"
     data, _ = await all_of(end, 3, follow=True)
     assert data == expected
     await end.stop_job("job")
