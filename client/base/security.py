@@ -49,13 +49,21 @@ class TlsFiles:
 
 
 def create_token(path: Path) -> str:
-    """The token in ``path``; made (mode 0600) if there is none. Safe when two processes do it at once."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32))
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)  # atomic: a reader never sees half a token
-    os.unlink(temporary)
+    """The token in ``path``; made (mode 0600) if there is none. Safe when two processes do it at once. Raises
+    ConfigError if it can't be made or read."""
+    if path.exists():
+        return read_token(path)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)  # atomic: a reader never sees half a token
+        finally:
+            os.unlink(temporary)
+    except OSError as error:
+        raise ConfigError(f"The token file {path} can't be made: {error.strerror}. Name another one.") from error
     return read_token(path)
 
 

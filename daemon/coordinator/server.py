@@ -203,11 +203,12 @@ class Coordinator:
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:
     files = settings.tls_files
+    credentials = None if files is None else server_credentials(files)
     try:
-        if files is None:
+        if credentials is None:
             port = server.add_insecure_port(settings.listen)
         else:
-            port = server.add_secure_port(settings.listen, server_credentials(files))
+            port = server.add_secure_port(settings.listen, credentials)
     except RuntimeError as error:
         raise ConfigError(_cannot_listen(settings.listen)) from error
     if port == 0:

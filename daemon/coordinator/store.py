@@ -11,10 +11,10 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.domain import (
@@ -30,6 +30,9 @@ from bagua.daemon.coordinator.domain import (
     RankState,
 )
 from bagua.daemon.coordinator.translate import spec_from_wire
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 _TERMINAL = [state.value for state in JobState if state.terminal]
 _CHUNK = 500  # bound values in one IN (...)
@@ -276,7 +279,11 @@ class Transaction:
     # ---- helpers
 
     def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        return sqlite.insert(table) if self._db.dialect.name == "sqlite" else postgresql.insert(table)
+        if self._db.dialect.name == "sqlite":
+            return sqlite.insert(table)
+        from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
+
+        return postgresql.insert(table)
 
     def _used_slots(self) -> dict[str, int]:
         """Slots taken, by node; also by jobs that ended while the node was away. What a dead daemon held is free."""

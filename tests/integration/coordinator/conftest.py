@@ -33,7 +33,7 @@ FAST = {
 
 
 class CoordinatorProcess:
-    """``python -m bagua.daemon.coordinator`` with its ready line read. ``error`` holds the reason if it did not start."""
+    """``python -m bagua.daemon.coordinator``, its ready line read. ``error``: why it did not start."""
 
     def __init__(self, state_dir: Path, *arguments: str, listen: str = "127.0.0.1:0", **environment: str) -> None:
         ready, write_end = os.pipe()
@@ -99,13 +99,14 @@ class Peer:
         boot_id: str = "boot-1",
         jobs: tuple[node_pb2.LocalJob, ...] = (),
         heartbeat_s: float = 0.2,
+        hello: node_pb2.NodeFact | None = None,
     ) -> None:
         self.node_id = node_id
         self._outgoing: queue.SimpleQueue[node_pb2.NodeFact | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[node_pb2.Directive | grpc.RpcError | None] = queue.SimpleQueue()
         self._channel = coordinator.channel()
         self._heartbeat_s = heartbeat_s
-        hello = node_pb2.Hello(
+        introduction = node_pb2.Hello(
             node_id=node_id,
             hostname=f"host-of-{node_id}",
             address="127.0.0.1",
@@ -114,7 +115,7 @@ class Peer:
             boot_id=boot_id,
             jobs=jobs,
         )
-        self._outgoing.put(node_pb2.NodeFact(hello=hello))
+        self._outgoing.put(hello or node_pb2.NodeFact(hello=introduction))
         stub = node_pb2_grpc.NodeServiceStub(self._channel)
         self._call = stub.Session(self._facts(), metadata=call_metadata(coordinator.token))
         self._thread = threading.Thread(target=self._read, daemon=True)

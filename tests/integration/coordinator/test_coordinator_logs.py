@@ -1,0 +1,149 @@
+"""Logs of ranks travel from the node through the coordinator to whoever reads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+
+
+@pytest.fixture
+def run(coordinator, client, connect, until):
+    """(node, its job with two ranks)."""
+    a = connect(coordinator, "a")
+    client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
+    order = a.expect(n.RunJob)
+    a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
+    until(client, order.job_id, c.JOB_STATE_RUNNING)
+    return a, order
+
+
+def reply(peer, read: n.ReadLog, data: bytes, offset: int = 0, **more) -> None:
+    chunk = c.LogChunk(rank=read.rank, data=data, offset=offset, **more)
+    peer.send(n.NodeFact(log=n.LogReply(request_id=read.request_id, chunk=chunk)))
+
+
+class Reading(threading.Thread):
+    """Reads in the background."""
+
+    def __init__(self, client, job_id: str, **more) -> None:
+        super().__init__(daemon=True)
+        self.chunks: list[c.LogChunk] = []
+        self.call = client.logs(job_id, **more)
+        self.start()
+
+    def run(self) -> None:
+        self.chunks += self.call
+
+    def texts(self) -> dict[int, bytes]:
+        self.join(20)
+        assert not self.is_alive()
+        found: dict[int, bytes] = {}
+        for chunk in self.chunks:
+            assert chunk.offset == len(found.get(chunk.rank, b"")) or not chunk.data
+            found[chunk.rank] = found.get(chunk.rank, b"") + chunk.data
+        return found
+
+
+def test_logs_of_all_ranks_come_from_their_node(run, client):
+    a, order = run
+    reading = Reading(client, order.job_id, tail=5)
+    reads = [a.expect(n.ReadLog), a.expect(n.ReadLog)]
+    assert [(read.rank, read.follow, read.tail_lines) for read in reads] == [(0, False, 5), (1, False, 5)]
+    for read in reads:
+        reply(a, read, b"hello ")
+        reply(a, read, f"from {read.rank}\n".encode(), offset=6, eof=True)
+    assert reading.texts() == {0: b"hello from 0\n", 1: b"hello from 1\n"}
+
+
+def test_one_rank_and_a_rank_that_is_not_there(run, client):
+    a, order = run
+    reading = Reading(client, order.job_id, ranks=[1], follow=True)
+    read = a.expect(n.ReadLog)
+    assert read.rank == 1 and read.follow
+    reply(a, read, b"", error="the file is gone", eof=True)
+    reading.join(20)
+    assert [(chunk.error, chunk.eof) for chunk in reading.chunks] == [("the file is gone", True)]
+    with pytest.raises(InvalidRequestError, match="there is no rank 2, the job has 2 ranks"):
+        list(client.logs(order.job_id, ranks=[2]))
+
+
+def test_the_node_is_told_when_the_reader_goes_away(coordinator, run):
+    a, order = run
+    with coordinator.client() as reader:
+        stream = reader.logs(order.job_id, ranks=[0], follow=True)
+
+        def read_on() -> None:
+            with pytest.raises(UnavailableError, match="closed"):
+                next(stream)
+
+        thread = threading.Thread(target=read_on)
+        thread.start()
+        read = a.expect(n.ReadLog)
+    thread.join(20)
+    assert a.expect(n.EndLog).request_id == read.request_id
+    reply(a, read, b"nobody hears this")
+    a.send(n.NodeFact(log=n.LogReply(request_id=12_345)))
+    assert a.quiet()
+
+
+def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
+    a, order = run
+    reading = Reading(client, order.job_id, ranks=[0], follow=True)
+    reply(a, a.expect(n.ReadLog), b"before")
+    a.close()
+    reading.join(20)
+    assert reading.chunks[-1].eof and "node a has lost its connection" in reading.chunks[-1].error
+    late = list(client.logs(order.job_id, ranks=[0]))
+    assert "node a is not connected" in late[0].error
+
+
+def test_following_a_job_that_waits_for_nodes(coordinator, client, connect):
+    job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=20))
+    reading = Reading(client, job.job_id, follow=True)
+    a = connect(coordinator, "a")
+    a.expect(n.RunJob)
+    reply(a, a.expect(n.ReadLog), b"there\n", eof=True)
+    assert reading.texts() == {0: b"there\n"}
+
+
+def test_a_job_that_never_ran_has_no_logs(client):
+    job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1))
+    assert list(client.logs(job.job_id, follow=True)) == []
+
+
+def test_a_slow_reader_makes_the_node_pause_and_loses_nothing(run, client):
+    a, order = run
+    stream = client.logs(order.job_id, ranks=[0])
+    first: list[c.LogChunk] = []
+    threading.Thread(target=lambda: first.append(next(stream)), daemon=True).start()
+    read = a.expect(n.ReadLog)
+    text = bytes(range(256)) * 4096  # 1 MiB
+    for number in range(60):
+        reply(a, read, text, offset=number * len(text))
+    assert a.expect(n.EndLog).request_id == read.request_id
+    received = bytearray()
+    rest = Reading.__new__(Reading)
+    threading.Thread.__init__(rest, daemon=True)
+    rest.chunks, rest.call = [], stream
+    rest.start()
+    while not received:
+        again = a.expect(n.ReadLog)
+        assert 0 < again.offset < 60 * len(text)
+        # This daemon starts a little earlier than it should: what was had already is dropped.
+        at = again.offset - 100
+        whole = text * 60
+        reply(a, again, whole[at : at + 2_000_000], offset=at)
+        reply(a, again, whole[at + 2_000_000 : at + 2_000_100], offset=at + 2_000_000, eof=True)
+        rest.join(20)
+        assert not rest.is_alive()
+        for chunk in (*first, *rest.chunks):
+            assert chunk.offset == len(received)
+            received += chunk.data
+    assert received == whole[: at + 2_000_100]

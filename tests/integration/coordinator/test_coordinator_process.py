@@ -1,0 +1,328 @@
+"""The coordinator as a process: how it starts, what it refuses, and what it does with garbage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
+from bagua.base.security import call_metadata
+from bagua.client import Client, find_reach
+from bagua.proto import common_pb2 as c
+from bagua.proto import job_pb2, job_pb2_grpc
+
+# ---- settings that can't work: exit code 2 and one line
+
+
+def refused(process) -> str:
+    code, errors = process.wait()
+    assert code == 2
+    assert process.error, errors
+    assert errors.splitlines()[-1] == f"error: {process.error}"
+    assert "Traceback" not in errors
+    return process.error
+
+
+def test_a_port_in_use_is_named(start, coordinator, tmp_path):
+    error = refused(start(listen=coordinator.address, state_dir=tmp_path / "other"))
+    assert f"Can't listen on {coordinator.address}: the port is in use" in error and "--listen" in error
+
+
+def test_a_second_coordinator_on_a_state_folder_is_refused(start, coordinator):
+    error = refused(start())
+    assert f"Another coordinator (process {coordinator.process.pid}) uses the state folder" in error
+
+
+def test_a_state_folder_that_can_not_be_written_is_named(start, tmp_path):
+    (tmp_path / "file").touch()
+    error = refused(start(state_dir=tmp_path / "file" / "state"))
+    assert "can't be written" in error and "--state-dir" in error
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_beyond_loopback_without_tls_is_refused_with_the_way_out(start, listen):
+    error = refused(start(listen=listen))
+    assert "without TLS" in error and "bagua certs" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listen", "words"),
+    [
+        ((), "nonsense", "is not an address"),
+        (("--tls", "/nowhere"), "127.0.0.1:0", "/nowhere/ca.pem can't be read"),
+        (("--database-url", "mysql://x"), "127.0.0.1:0", "not supported"),
+        (("--metrics-port", "99999"), "127.0.0.1:0", "--metrics-port"),
+        (("--exit-when-idle", "-1"), "127.0.0.1:0", "--exit-when-idle"),
+        (("--token-file", "/proc/none/token"), "127.0.0.1:0", "/proc/none/token"),
+    ],
+)
+def test_bad_settings_are_named(start, arguments, listen, words):
+    assert words in refused(start(*arguments, listen=listen))
+
+
+def test_settings_from_the_environment_are_checked_too(start):
+    process = start(BAGUA_COORDINATOR_LEASE_S="0.1")
+    assert "too short" in refused(process)
+
+
+def test_an_unknown_option_is_one_line():
+    command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--no-such"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: No such option: --no-such\n"
+
+
+# ---- how it ends
+
+
+def test_it_ends_with_its_parent(tmp_path):
+    ready, write_end = os.pipe()
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-P', '-m', 'bagua.daemon.coordinator', '--listen', '127.0.0.1:0',"
+        f" '--state-dir', {str(tmp_path)!r}, '--death-signal', '--ready-fd', '{write_end}'], pass_fds=[{write_end}])\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], pass_fds=[write_end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    os.close(write_end)
+    with os.fdopen(ready) as lines, parent:
+        assert json.loads(lines.readline())["address"]
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    with os.fdopen(child) as handle:
+        import select
+
+        assert select.select([handle.fileno()], [], [], 10)[0], "the coordinator outlives its parent"
+
+
+def test_it_ends_when_idle(start, connect):
+    process = start("--exit-when-idle", "0.3")
+    time.sleep(0.6)
+    assert process.process.poll() is None  # no node was there yet
+    peer = connect(process, "a")
+    with process.client() as client:
+        job = client.submit(c.JobSpec(entry="t.py", nnodes=5, nproc_per_node=1, placement_timeout_s=60))
+        peer.close()
+        time.sleep(0.6)
+        assert process.process.poll() is None  # a job waits
+        client.cancel(job.job_id)
+    assert process.wait()[0] == 0
+
+
+def test_sigint_ends_it(coordinator):
+    assert coordinator.end(signal.SIGINT)[0] == 0
+
+
+def test_what_it_writes_is_private(coordinator):
+    for path in (coordinator.state_dir, coordinator.state_dir / "coordinator"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert coordinator.token_file.stat().st_mode & 0o777 == 0o600
+    published = json.loads((coordinator.state_dir / "coordinator" / "coordinator.json").read_text())
+    assert published["address"] == coordinator.address and published["pid"] == coordinator.process.pid
+
+
+def test_the_client_finds_the_coordinator_of_this_user(coordinator, monkeypatch):
+    for name in ("BAGUA_COORDINATOR", "BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("BAGUA_STATE_DIR", str(coordinator.state_dir))
+    with Client() as client:
+        assert client.address == coordinator.address
+        assert not client.list()
+
+
+def test_logs_can_be_json(start):
+    process = start("--log-json")
+    _, errors = process.end()
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert lines[0]["event"] == "serving" and lines[0]["level"] == "info"
+
+
+# ---- who may call
+
+
+@pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wrong"),), (("authorization", "Basic x"),)])
+def test_calls_without_the_token_are_refused_with_words(coordinator, metadata):
+    with coordinator.channel() as channel:
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        for call in (
+            lambda: stub.ListJobs(job_pb2.ListJobsRequest(), metadata=metadata, timeout=10),
+            lambda: list(stub.WatchJob(job_pb2.WatchJobRequest(job_id="x"), metadata=metadata, timeout=10)),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "send the token of this coordinator" in caught.value.details()
+
+
+def test_a_node_without_the_token_is_refused(coordinator, connect, monkeypatch):
+    monkeypatch.setattr(type(coordinator), "token", "wrong")
+    peer = connect(coordinator, "a", welcome=False)
+    with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+        peer.next()
+
+
+def test_the_client_says_what_is_wrong(coordinator):
+    with Client(coordinator.address, token="wrong") as client, pytest.raises(UnauthenticatedError, match="BAGUA_TOKEN"):
+        client.list()
+    with Client("127.0.0.1:1", token="x") as client:
+        with pytest.raises(UnavailableError, match=r"No coordinator answers at 127\.0\.0\.1:1 .*`bagua coordinator`"):
+            client.list()
+        with pytest.raises(UnavailableError):
+            list(client.watch("job", patience_s=0.3))
+    with pytest.raises(ConfigError, match="without TLS"):
+        Client("192.0.2.1:7670", token="x")
+
+
+def test_health_is_open_and_reflection_is_not(coordinator):
+    with coordinator.channel() as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "bagua.v1.JobService", "bagua.v1.NodeService"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            list(reflection.ServerReflectionInfo(iter([request]), timeout=10))
+        metadata = call_metadata(coordinator.token)
+        answer = next(reflection.ServerReflectionInfo(iter([request]), metadata=metadata, timeout=10))
+        names = {service.name for service in answer.list_services_response.service}
+        assert {"bagua.v1.JobService", "bagua.v1.NodeService", "grpc.health.v1.Health"} <= names
+
+
+def test_an_unknown_method_is_refused(coordinator):
+    with coordinator.channel() as channel:
+        call = channel.unary_unary("/bagua.v1.JobService/NoSuch", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+            call(b"", metadata=call_metadata(coordinator.token), timeout=10)
+
+
+# ---- garbage
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), b"PRI * HTTP/2.0\r\n"])
+def test_garbage_closes_the_connection_and_nothing_else(coordinator, client, garbage):
+    host, port = coordinator.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(garbage)
+        try:
+            while connection.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+    assert not client.list()
+
+
+@pytest.mark.parametrize("size", [5 << 20, 100 << 20])
+def test_an_oversized_message_is_refused(coordinator, client, size):
+    metadata = call_metadata(coordinator.token)
+    with coordinator.channel() as channel:
+        call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+            call(b"\x0a" + b"\0" * size, metadata=metadata, timeout=30)
+        call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError):
+            list(call(iter([b"\0" * size]), metadata=metadata, timeout=30))
+    assert not client.nodes()
+
+
+def test_a_message_that_is_no_message_is_refused(coordinator, client):
+    metadata = call_metadata(coordinator.token)
+    with coordinator.channel() as channel:
+        call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError):
+            call(b"\xff" * 1000, metadata=metadata, timeout=10)
+        call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError):
+            list(call(iter([b"\xff" * 1000]), metadata=metadata, timeout=10))
+    assert not client.list()
+
+
+# ---- TLS and metrics
+
+
+def test_mutual_tls(start, connect, tmp_path):
+    process = start("--auto-tls", "127.0.0.1")
+    assert process.tls is not None
+    assert process.tls.key.stat().st_mode & 0o777 == 0o600
+    connect(process, "a")
+    with process.client() as client:
+        assert [node.node_id for node in client.nodes()] == ["a"]
+    # Without a certificate, or with one of another authority, nobody gets in, token or not.
+    with Client(process.address, token=process.token) as client, pytest.raises(UnavailableError):
+        client.list()
+    stranger = tmp_path / "stranger"
+    subprocess.run(
+        [sys.executable, "-P", "-m", "bagua.daemon.certs", stranger, "--host", "localhost"], check=True, timeout=60
+    )
+    with Client(process.address, token=process.token, tls=stranger) as client, pytest.raises(UnavailableError):
+        client.list()
+    process.end()
+    again = start("--auto-tls", "127.0.0.1")  # daemons hold copies of the certificates: they are kept
+    assert again.tls is not None
+    with again.client() as client:
+        client.list()
+
+
+def test_all_interfaces_with_tls_are_allowed(start, monkeypatch):
+    process = start("--auto-tls", "localhost", listen="0.0.0.0:0")
+    assert not process.error
+    with process.client() as client:
+        assert not client.list()
+    monkeypatch.setenv("BAGUA_STATE_DIR", str(process.state_dir))
+    monkeypatch.delenv("BAGUA_COORDINATOR", raising=False)
+    reach = find_reach()
+    assert (reach.address, reach.tls) == (process.address, process.tls)
+
+
+def test_certificates_for_another_host_are_not_kept_silently(start):
+    start("--auto-tls", "127.0.0.1").end()
+    error = refused(start("--auto-tls", "elsewhere.example"))
+    assert "is not for elsewhere.example" in error and "Remove" in error
+
+
+def test_metrics_on_request(start, connect):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start("--metrics-port", str(port))
+    connect(process, "a")
+    with process.client() as client:
+        client.submit(c.JobSpec(entry="t.py", nnodes=5, nproc_per_node=1, placement_timeout_s=60))
+    with Client(process.address, token="wrong") as client, pytest.raises(UnauthenticatedError):
+        client.list()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert "bagua_coordinator_nodes_connected 1.0" in text
+    assert 'bagua_coordinator_jobs{state="pending"} 1.0' in text
+    assert 'bagua_coordinator_rpcs_total{method="/bagua.v1.JobService/SubmitJob"} 1.0' in text
+    assert 'bagua_coordinator_bad_calls_total{kind="unauthenticated"} 1.0' in text
+    assert process.end()[0] == 0
+
+
+def test_a_metrics_port_in_use_is_named(start, coordinator, tmp_path):
+    port = coordinator.address.split(":")[1]
+    error = refused(start("--metrics-port", port, state_dir=tmp_path / "other"))
+    assert f"Can't serve metrics on 127.0.0.1:{port}" in error
+
+
+def test_paths_with_spaces(start, tmp_path: Path):
+    process = start(state_dir=tmp_path / "a b %20 ?x=1")
+    assert not process.error
+    with process.client() as client:
+        assert not client.list()

@@ -1,0 +1,182 @@
+"""The coordinator dies and comes back; jobs go on."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+
+from bagua.client import Client
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
+
+
+def submit(client: Client, nnodes: int = 1, **more) -> c.JobSpec:
+    given = {"placement_timeout_s": 30.0, "stop_grace_s": 1.0, **more}
+    return client.submit(c.JobSpec(entry="t.py", nnodes=nnodes, nproc_per_node=1, **given))
+
+
+def test_a_running_job_does_not_notice_a_killed_coordinator(start, connect, until):
+    first = start()
+    a, b = connect(first, "a"), connect(first, "b")
+    with first.client() as client:
+        job = submit(client, 2)
+        run = a.expect(n.RunJob)
+        for peer, rank in ((a, 0), (b, 1)):
+            peer.report(run, n.LOCAL_PHASE_STARTED, {rank: RUNNING}, engine_address=f"127.0.0.1:{1000 + rank}")
+        full = a.expect(n.RunJob)
+        before = until(client, job.job_id, c.JOB_STATE_RUNNING)
+
+        away: list[str] = []
+        states: list[int] = []
+        events: list[int] = []
+
+        def watch() -> None:
+            for update in client.watch(job.job_id, on_away=away.append):
+                if update.WhichOneof("update") == "job":
+                    states.append(update.job.state)
+                elif update.WhichOneof("update") == "event":
+                    events.append(update.event.seq)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        first.end(signal.SIGKILL)
+        second = start(listen=first.address)
+        assert second.address == first.address and second.token == first.token
+        held = [
+            n.LocalJob(
+                job_id=job.job_id,
+                generation=1,
+                phase=n.LOCAL_PHASE_STARTED,
+                engine_address=f"127.0.0.1:{1000 + rank}",
+                ranks=[c.RankStatus(rank=rank, **RUNNING)],
+            )
+            for rank in (0, 1)
+        ]
+        a, b = connect(second, "a", jobs=(held[0],)), connect(second, "b", jobs=(held[1],))
+        assert a.expect(n.RunJob) == full  # the same wish, the same generation
+        b.expect(n.RunJob)
+        time.sleep(2.0)  # longer than a lease: nothing is lost
+        after = client.get(job.job_id)
+        assert (after.state, after.generation, after.reason) == (before.state, 1, before.reason)
+        assert a.quiet(0.1) and b.quiet(0.1)
+
+        for peer, rank in ((a, 0), (b, 1)):
+            peer.report(run, n.LOCAL_PHASE_STARTED, {rank: DONE})
+        for peer in (a, b):
+            peer.report(peer.expect(n.StopJob), n.LOCAL_PHASE_STOPPED)
+        until(client, job.job_id, c.JOB_STATE_SUCCEEDED)
+        watcher.join(20)
+        assert states[-1] == c.JOB_STATE_SUCCEEDED
+        assert away and "No coordinator answers" in away[0]
+        assert events == [event.seq for event in client.events(job.job_id)]
+
+
+def test_a_job_that_ended_meanwhile_is_taken_over(start, connect, until):
+    first = start()
+    a = connect(first, "a")
+    with first.client() as client:
+        job = submit(client)
+        run = a.expect(n.RunJob)
+        a.report(run, n.LOCAL_PHASE_STARTED, {0: RUNNING})
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        first.end(signal.SIGKILL)
+        second = start(listen=first.address)
+        over = c.RankStatus(rank=0, state=c.RANK_STATE_EXITED, exit_code=3, error_tail="OSError: disk full")
+        a = connect(second, "a", jobs=(n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[over]),))
+        a.report(a.expect(n.StopJob), n.LOCAL_PHASE_STOPPED)
+        ended = until(client, job.job_id, c.JOB_STATE_FAILED)
+        assert ended.reason == "rank 0 on node a exited with code 3: OSError: disk full"
+
+
+def test_nodes_that_do_not_come_back_have_one_lease(start, connect, until):
+    first = start()
+    a = connect(first, "a")
+    with first.client() as client:
+        job = submit(client)
+        a.expect(n.RunJob)
+        first.end(signal.SIGKILL)
+        time.sleep(2.0)  # longer than a lease: the time while nobody was there does not count
+        started = time.monotonic()
+        start(listen=first.address)
+        ended = until(client, job.job_id, c.JOB_STATE_FAILED)
+        assert time.monotonic() - started > 1.4
+        assert "has not been heard of for 1.5 s" in ended.reason
+
+
+def test_a_waiting_job_waits_for_nodes_to_come_back(start, connect, until):
+    first = start()
+    with first.client() as client:
+        job = submit(client, placement_timeout_s=1.0)
+        first.end(signal.SIGKILL)
+        time.sleep(1.0)
+        second = start(listen=first.address)
+        a = connect(second, "a")
+        assert a.expect(n.RunJob).job_id == job.job_id
+
+
+def test_a_stop_in_good_order_leaves_jobs_running(start, connect, until):
+    first = start()
+    a = connect(first, "a")
+    with first.client() as client:
+        job = submit(client)
+        run = a.expect(n.RunJob)
+        a.report(run, n.LOCAL_PHASE_STARTED, {0: RUNNING})
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        stream = client.watch(job.job_id, patience_s=0)
+        next(stream)
+        began = time.monotonic()
+        code, errors = first.end(signal.SIGTERM)
+        assert code == 0, errors
+        assert time.monotonic() - began < 3.0
+        assert "Traceback" not in errors
+        assert not (first.state_dir / "coordinator" / "coordinator.json").exists()
+        second = start(listen=first.address)
+        held = n.LocalJob(job_id=job.job_id, generation=1, phase=n.LOCAL_PHASE_STARTED)
+        connect(second, "a", jobs=(held,)).expect(n.RunJob)
+        assert client.get(job.job_id).state == c.JOB_STATE_RUNNING
+
+
+def test_a_database_of_a_newer_schema_is_refused(start):
+    first = start()
+    assert first.end()[0] == 0
+    with sqlite3.connect(first.state_dir / "coordinator" / "bagua.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = '2999'")
+    database.close()
+    second = start()
+    code, errors = second.wait()
+    assert code == 2
+    assert "has schema 2999, which bagua" in second.error and "a newer version made it" in second.error
+    assert errors.count("\n") == 1 and errors.startswith("error: The database sqlite:///")
+
+
+def test_two_coordinators_over_one_postgresql_place_a_job_once(start, connect, until, tmp_path, postgres_url):
+    one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
+    two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
+    assert not one.error and not two.error
+    a, b = connect(one, "a"), connect(two, "b")
+    with one.client() as client, two.client() as other:
+        # Each coordinator has the session of one node of the job.
+        job = submit(client, 2)
+        run = a.expect(n.RunJob)
+        assert b.expect(n.RunJob).generation == run.generation == 1
+        for peer, rank in ((a, 0), (b, 1)):
+            peer.report(run, n.LOCAL_PHASE_STARTED, {rank: RUNNING}, engine_address=f"127.0.0.1:{1000 + rank}")
+        assert a.expect(n.RunJob).hosts == b.expect(n.RunJob).hosts
+        until(other, job.job_id, c.JOB_STATE_RUNNING)
+        # The one that decides is killed: the other takes over when its lease has run out.
+        one.end(signal.SIGKILL)
+        held = n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[c.RankStatus(rank=0, **RUNNING)])
+        a = connect(two, "a", jobs=(held,))
+        a.expect(n.RunJob)
+        a.report(run, n.LOCAL_PHASE_STARTED, {0: DONE})
+        b.report(run, n.LOCAL_PHASE_STARTED, {1: DONE})
+        for peer in (a, b):
+            peer.report(peer.expect(n.StopJob), n.LOCAL_PHASE_STOPPED)
+        until(other, job.job_id, c.JOB_STATE_SUCCEEDED)
+        kinds = [event.kind for event in other.events(job.job_id)]
+        assert kinds.count("placed") == 1
