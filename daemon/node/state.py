@@ -370,10 +370,12 @@ def _left(state: JobState, event: RankLeft, now: float) -> Step:
 
 def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
     rank = _find(state, event.rank)
-    if rank is None or rank.phase is not RankPhase.RUNNING:
+    if rank is None or rank.phase is RankPhase.WAITING:
         return state, []
     if not state.adopt:
         return _update(state, event.rank, lost=True), []
+    if rank.phase is RankPhase.EXITED:
+        return state, []
     gone = {
         "exit_code": -signal.SIGKILL,
         "signal": int(signal.SIGKILL),
@@ -411,7 +413,7 @@ def _exited(state: JobState, event: RankExited, now: float) -> Step:
 def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
     if state.pending_error:
         return state, []
-    if any(rank.lost for rank in state.alive):
+    if any(rank.lost for rank in state.ranks):
         return replace(state, pending_error=event.text, deadline=now + VERDICT_S), []
     return _fail(state, now, event.text, error=event.text)
 
@@ -423,6 +425,8 @@ def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
 def _verdict(state: JobState, event: TimerFired, now: float) -> Step:
     if not state.pending_error or not _due(state, now):
         return state, []
+    if not any(rank.lost for rank in state.alive):  # they ended with code 0: if others miss them, those will fail
+        return replace(state, pending_error="", deadline=None), []
     return _fail(state, now, state.pending_error, error=state.pending_error)
 
 

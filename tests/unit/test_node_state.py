@@ -1,6 +1,7 @@
 """The life of a job on a node, without processes."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -105,6 +106,10 @@ def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
     assert told == [s.Abort("rank 2 (pid 72) on node b was killed by SIGKILL")] and died.error == ""
     lives, told = drive(job, s.TimerFired(), now=1.6)
     assert told == [s.Abort("rank 2 is gone")] and lives.error == "rank 2 is gone"
+    for events in ([s.RankLost(2, "", 0.0), exited(2)], [exited(2), s.RankLost(2, "", 0.0)]):
+        well, told = drive(running(), *events, s.EngineFailed("rank 2 is gone"), s.TimerFired(), now=1.0)
+        well, told = drive(well, s.TimerFired(), now=1.6)
+        assert not told and well.error == "" and well.deadline is None, "whoever misses it will fail by itself"
     other, told = drive(running(), s.EngineFailed("host c is lost"))
     assert told == [s.Abort("host c is lost")] and other.error == "host c is lost"
 
@@ -170,7 +175,8 @@ def test_whatever_happens(adopt, steps):
         assert ORDER.index(job.phase) >= ORDER.index(before.phase)
         assert before.failure in ("", job.failure)
         for old, fresh in zip(before.ranks, job.ranks, strict=True):
-            assert old.phase is not RankPhase.EXITED or fresh == old, "an end is final"
+            if old.phase is RankPhase.EXITED:  # final
+                assert replace(fresh, lost=old.lost, connected=old.connected) == old
         if before.visible != job.visible:
             assert isinstance(instructions[-1], s.Report)
         if job.phase in (Phase.FAILING, Phase.TERMINATING, Phase.KILLING):
