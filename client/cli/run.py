@@ -242,6 +242,7 @@ def run(
             raise options.UsageError("--adopt needs --info-file.")
         raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
     options.check_entry(script, module, no_python)
+    variables = options.parse_env(env)
     folder = options.resolve_workdir(workdir)
     if not module and not no_python:
         check_script(script, folder)
@@ -254,7 +255,7 @@ def run(
         nproc_per_node=nproc_per_node,
         name=name or default_name(script, module),
         workdir=folder,
-        env=options.parse_env(env),
+        env=variables,
         log_dir=log_dir,
         keep_state=keep_state,
         output=output,

@@ -82,7 +82,7 @@ def test_watching_a_job_that_fails(service: Service, sandbox: Sandbox) -> None:
     assert sorted(done.out.splitlines()[:-1]) == ["[rank 0] here", "[rank 1] here", "[rank 1] no data"]
     summary = done.last_json()
     assert (summary["state"], summary["exit_code"]) == ("failed", 1)
-    assert "rank 1 on node-a exited with code 1" in summary["reason"]
+    assert "rank 1 on node node-a exited with code 1" in summary["reason"]
     assert "no data" in done.err
 
 
