@@ -222,8 +222,10 @@ def _start_node(place: Place, info: Mapping[str, Any]) -> str:
 
 
 def _make_state_folder() -> tuple[Path, int]:
-    """A folder for the daemon, and the descriptor of a lock on it. The daemon holds the lock as long as it lives; the next
-    `bagua run` of this user removes the folder after that."""
+    """A folder for the daemon, and the descriptor of a lock on it.
+
+    The daemon holds the lock as long as it lives; the next `bagua run` of this user removes the folder after that.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     root = make_private_dir(Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}"))
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 
 import torch
 
@@ -15,15 +17,19 @@ class SharedMemory:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._segments: dict[int, tuple[int, int]] = {}  # address -> (bytes, segment id)
+        self._lock = threading.Lock()  # guards _segments; not taken by _release
+        self._released: deque[int] = deque()  # addresses to forget
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A one-dimensional tensor of ``count`` elements in a segment of its own, filled with zeros."""
         if count == 0:
             return torch.empty(0, dtype=dtype)
         segment = self._connection.alloc(count * dtype.itemsize)
-        self._segments[segment.address] = (segment.nbytes, segment.id)
+        with self._lock:
+            self._forget_released()  # the new one may lie where an old one lay
+            self._segments[segment.address] = (segment.nbytes, segment.id)
         # torch keeps the segment alive as long as any view exists.
-        released = weakref.finalize(segment, self._release, segment.address)
+        released = weakref.finalize(segment, self._release, segment.address, segment.id)
         released.atexit = False
         return torch.frombuffer(segment, dtype=dtype, count=count)
 
@@ -34,9 +40,14 @@ class SharedMemory:
         assert place is not None
         return made, place
 
-    def _release(self, address: int) -> None:
-        _, segment_id = self._segments.pop(address)
+    def _release(self, address: int, segment_id: int) -> None:
+        """Called by the garbage collector, at any moment in any thread: touches nothing that is being iterated over."""
+        self._released.append(address)
         self._connection.free(segment_id)
+
+    def _forget_released(self) -> None:
+        while self._released:
+            del self._segments[self._released.popleft()]
 
     def locate(self, tensor: torch.Tensor) -> Place | None:
         """(segment id, byte offset) of a contiguous tensor in shared memory; None if it lies elsewhere."""
@@ -44,9 +55,11 @@ class SharedMemory:
             return None
         begin = tensor.data_ptr()
         end = begin + tensor.numel() * tensor.element_size()
-        for address, (nbytes, segment_id) in tuple(self._segments.items()):
-            if address <= begin and end <= address + nbytes:
-                return segment_id, begin - address
+        with self._lock:
+            self._forget_released()
+            for address, (nbytes, segment_id) in self._segments.items():
+                if address <= begin and end <= address + nbytes:
+                    return segment_id, begin - address
         return None
 
 

@@ -21,8 +21,9 @@ def average_losses(
 
     def averaged() -> Any:
         loss = closure()
-        mean = average(float(loss))
-        return torch.full_like(loss, mean).detach() if isinstance(loss, torch.Tensor) else mean
+        if isinstance(loss, torch.Tensor):
+            return torch.full_like(loss.detach(), average(loss.item()))
+        return average(float(loss))
 
     if "closure" in kwargs:
         return args, {**kwargs, "closure": averaged}

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 
-def no_hook(*_: Any) -> None:
+class NoHook:
     """What a hook of a copied or pickled module becomes."""
+
+    def __call__(self, *_: Any) -> None:
+        """Does nothing."""
 
 
 class ModuleHook:
-    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``no_hook``."""
+    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``NoHook``."""
 
     def __init__(self, module: torch.nn.Module, function: Callable[..., None]) -> None:
         self._module = module
@@ -23,11 +26,11 @@ class ModuleHook:
         if module is self._module:
             self._function(module, *rest)
 
-    def __deepcopy__(self, _: dict[int, Any]) -> Callable[..., None]:
-        return no_hook
+    def __deepcopy__(self, _: dict[int, Any]) -> NoHook:
+        return NoHook()
 
-    def __reduce__(self) -> str:
-        return "no_hook"
+    def __reduce__(self) -> tuple[type[NoHook], tuple[()]]:
+        return NoHook, ()
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

@@ -61,18 +61,17 @@ class GradientReducer:
         Needed for sums alone: the result of an earlier pass, which all ranks share, must count once.
         """
         slot = self._slots[name]
-        if slot.carried and slot.parameter.grad is not None and self._drop_carried:
+        if slot.carried and self._drop_carried:
             slot.aside, slot.parameter.grad = slot.parameter.grad, None
+            slot.carried = False
             self._aside.append(slot)
 
     def end_pass(self) -> None:
-        """Called at the end of every pass, before ``finish``: carried gradients to which nothing was added come
-        back."""
+        """Called at the end of every pass, before ``finish``: carried gradients that got nothing come back."""
         for slot in self._aside:
             if slot.parameter.grad is None:
                 slot.parameter.grad = slot.aside
-            else:
-                slot.carried = False
+                slot.carried = True
             slot.aside = None
         self._aside.clear()
 

@@ -209,9 +209,23 @@ class Ranks:
         self.started, self.hosts = [], []
 
 
+@contextlib.contextmanager
+def _make_ranks(folder: Path) -> Iterator[Ranks]:
+    made = Ranks(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def make_ranks() -> Callable[[Path], contextlib.AbstractContextManager[Ranks]]:
+    """For fixtures that live longer than a test."""
+    return _make_ranks
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
     """Starts ranks on engines in this process; whatever is left is killed at the end."""
-    made = Ranks(tmp_path)
-    yield made
-    made.close()
+    with _make_ranks(tmp_path) as made:
+        yield made
