@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -21,6 +22,8 @@ from bagua.base.security import TlsFiles
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.process import die_with_parent
 from bagua.daemon.node.settings import Settings
+
+MAX_FILES = 65536
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -73,6 +76,7 @@ def node(
         log_max_bytes=log_max_bytes,
         log_files=log_files,
     )
+    _allow_many_files()
     try:
         asyncio.run(run(settings, make_logger(log_json), lambda line: _tell(ready_fd, line)))
     except ConfigError as error:
@@ -95,6 +99,13 @@ def make_logger(as_json: bool) -> Any:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     return structlog.get_logger()
+
+
+def _allow_many_files() -> None:
+    """Each rank takes a handful of descriptors: the soft limit of 1024 is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _tell(descriptor: int | None, line: dict[str, str]) -> None:

@@ -84,6 +84,7 @@ class Job:
         self._prepared = asyncio.Event()
         self._finished = asyncio.Event()
         self._save_lock = asyncio.Lock()
+        self._saves_wanted = self._saves_done = 0
         self._outputs: dict[int, RankOutput] = {}
         self._watches: dict[int, ProcessWatch] = {}
         self._joined: dict[int, int] = {}  # rank -> pid that got the way to the engine
@@ -193,8 +194,7 @@ class Job:
             case state.SpawnRanks():
                 self._spawn_ranks()
             case state.SetPeers(addresses):
-                if self.engine is not None:
-                    self.engine.set_peers(list(addresses))
+                self._set_peers(addresses)
             case state.Abort(reason):
                 if self.engine is not None:
                     self.engine.abort(reason)
@@ -205,6 +205,14 @@ class Job:
                 self._run(self._close())
             case state.Report():
                 self._on_report(self.job_id)
+
+    def _set_peers(self, addresses: tuple[str, ...]) -> None:
+        if self.engine is None:
+            return
+        try:
+            self.engine.set_peers(list(addresses))
+        except (RuntimeError, ValueError) as error:
+            self.post(state.EngineFailed(f"node {self._node.node_id}: the other hosts can't be reached: {error}"))
 
     def _phase_changed(self, before: Phase) -> None:
         now = self.state.phase
@@ -377,8 +385,14 @@ class Job:
         return self._node.jobs_folder / self.job_id
 
     async def _save(self) -> None:
-        """Writes the journal as things are when the disk is free. A full disk must not end a job that runs."""
+        """Writes the journal as things are when the disk is free; several calls that wait for it make one write. A
+        full disk must not end a job that runs."""
+        self._saves_wanted += 1
+        wanted = self._saves_wanted
         async with self._save_lock:
+            if self._saves_done >= wanted:
+                return
+            self._saves_done = self._saves_wanted
             entry = self._entry()
             try:
                 await in_thread(lambda: self._node.journal.write(entry))

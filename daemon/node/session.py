@@ -121,17 +121,19 @@ class Session:
 
     async def run(self) -> None:
         """Until cancelled. Raises ConfigError if the coordinator refuses this daemon before it ever was welcome."""
-        backoff = FIRST_BACKOFF_S
+        backoff, told = FIRST_BACKOFF_S, ""
         while True:
             reason, refused = await self._one_stream()
             if refused and not self.welcomed.is_set():
                 raise ConfigError(f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}")
+            if self.connected or reason != told:
+                text = "the coordinator is away; jobs go on, and so do tries to reach it"
+                self._log.warning(text, address=self._endpoint.address, reason=reason)
+                told = reason
             if self.connected:
                 backoff = FIRST_BACKOFF_S
-            self._set_connected(False, reason)
-            delay = backoff * random.uniform(0.5, 1.5)
-            self._log.debug("no coordinator", reason=reason, again_in_s=round(delay, 2))
-            await asyncio.sleep(delay)
+            self._set_connected(False)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
     async def _one_stream(self) -> tuple[str, bool]:
@@ -170,7 +172,7 @@ class Session:
             await _raise_status(call)
             return "the coordinator did not say Welcome"
         self._heartbeat_s = min(max(first.welcome.heartbeat_s, 0.05), 60.0)
-        self._set_connected(True, "")
+        self._set_connected(True)
         ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +224,7 @@ class Session:
     def _something_to_send(self) -> None:
         self._wake.set()
 
-    def _set_connected(self, connected: bool, reason: str) -> None:
+    def _set_connected(self, connected: bool) -> None:
         if connected is self.connected:
             return
         self.connected = connected
@@ -230,7 +232,6 @@ class Session:
             self.welcomed.set()
             self._log.info("connected to the coordinator", address=self._endpoint.address)
         else:
-            self._log.warning("the coordinator is away; jobs go on", address=self._endpoint.address, reason=reason)
             self._drop_logs()
         self._on_connection(connected)
 

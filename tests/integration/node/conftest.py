@@ -17,7 +17,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from bagua.base.security import create_token
+from bagua.base.security import TlsFiles, create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
 from bagua.proto.rank_pb2_grpc import RankServiceStub
@@ -44,10 +44,13 @@ class CoordinatorEnd(NodeServiceServicer):
         self.port = 0
         self.server: grpc.aio.Server | None = None
 
-    async def start(self) -> None:
+    async def start(self, tls: TlsFiles | None = None) -> None:
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_NodeServiceServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        if tls is None:
+            self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        else:
+            self.port = self.server.add_secure_port(f"127.0.0.1:{self.port}", server_credentials(tls))
         await self.server.start()
 
     async def stop(self) -> None:

@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from bagua.daemon.coordinator.certs import make_certificates
 from bagua.proto import common_pb2
 
 SLEEP = "import time; time.sleep(600)\n"
@@ -72,6 +73,16 @@ async def test_a_wrong_token_is_refused_at_once(end, state, tmp_path):
     (tmp_path / "token").write_text("wrong")
     options = ["--state-dir", state, "--coordinator", f"127.0.0.1:{end.port}", "--token-file", tmp_path / "token"]
     assert "refuses this daemon" in await asyncio.to_thread(refused, *options)
+
+
+async def test_mutual_tls(end, start_daemon, script, tmp_path):
+    files = make_certificates(tmp_path / "tls", ["127.0.0.1"])
+    await end.stop()
+    await end.start(files)
+    daemon = await start_daemon("--tls", str(tmp_path / "tls"))
+    assert daemon.ready["node_id"] == "n"
+    await end.run_script("job", script(""))
+    await end.exited("job")
 
 
 async def test_two_daemons_of_one_name(daemon, state, end):
