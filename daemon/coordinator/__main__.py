@@ -59,13 +59,13 @@ def run(
             log_json=log_json,
         )
         configure_logging(settings.log_json)
-        asyncio.run(serve(settings, ready_fd))
+        asyncio.run(serve(settings, ready_fd, death_signal))
     except ConfigError as error:
         _tell(ready_fd, {"error": str(error)})
         fail(str(error))
 
 
-async def serve(settings: Settings, ready_fd: int | None) -> None:
+async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) -> None:
     """Runs a coordinator until SIGTERM or SIGINT. Raises ConfigError if it can't start."""
     coordinator = Coordinator(settings)
     loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ async def serve(settings: Settings, ready_fd: int | None) -> None:
         loop.add_signal_handler(number, coordinator.stop)
     await coordinator.start()
     tls = settings.tls_folder
-    _tell(
+    heard = _tell(
         ready_fd,
         {
             "address": coordinator.address,
@@ -82,25 +82,28 @@ async def serve(settings: Settings, ready_fd: int | None) -> None:
             "tls": "" if tls is None else str(tls.absolute()),
         },
     )
-    await coordinator.serve()
+    if heard or not needs_parent:  # a parent that died before the kernel was asked to watch it does not hear
+        await coordinator.serve()
     await coordinator.close()
 
 
-def _tell(ready_fd: int | None, what: dict[str, Any]) -> None:
-    """One line to whoever started this process; it may have gone."""
+def _tell(ready_fd: int | None, what: dict[str, Any]) -> bool:
+    """One line to whoever started this process. False if that has gone."""
     if ready_fd is None:
-        return
+        return True
     try:
         os.write(ready_fd, json.dumps(what).encode() + b"\n")
         os.close(ready_fd)
     except OSError as error:
         structlog.get_logger("coordinator").warning("ready_fd_unusable", error=str(error))
+        return False
+    return True
 
 
 def end_with_parent(parent: int) -> None:
-    """Asks the kernel for SIGTERM when the parent dies. Raises ConfigError if it has died already."""
+    """Asks the kernel for SIGTERM when the parent dies. Raises ConfigError if it died meanwhile."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         raise ConfigError("The process that started this one is gone already.")
 
 

@@ -192,7 +192,7 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
             continue
         deadline = lost_at(host, nodes, options)
         if deadline is not None and now >= deadline:
-            text = f"node {_name(host)} has not been heard of for {options.lease_s:g} s"
+            text = f"node {host.name} has not been heard of for {options.lease_s:g} s"
             return Cause(JobState.FAILED, text), None
         if deadline is not None:
             wake.append(deadline)
@@ -212,9 +212,7 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
     for host in reported:
         # An error at launch, or of a node that is done with the job, has no better cause to wait for.
         final = host.phase in (Phase.PREPARING, Phase.STOPPED)
-        named = f"node {host.node_id}" in host.error
-        text = host.error if named else f"node {_name(host)}: {host.error}"
-        yield (-math.inf if final else host.error_at), text
+        yield (-math.inf if final else host.error_at), host.error_text
     for rank in sorted(failed, key=lambda rank: (rank.seen_exited_at, rank.rank)):
         yield rank.seen_exited_at, describe_exit(rank)
 
@@ -236,10 +234,6 @@ def describe_exit(rank: RankRecord) -> str:
     lines = [line for line in rank.error_tail.splitlines() if line.strip()]
     detail = f": {lines[-1].strip()[:500]}" if lines and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
-
-
-def _name(host: HostRecord) -> str:
-    return host.node_id if host.hostname in ("", host.node_id) else f"{host.node_id} ({host.hostname})"
 
 
 def _count(number: int, noun: str) -> str:

@@ -100,6 +100,18 @@ class HostRecord:
     error_at: float = 0.0  # by the coordinator's clock
     waiting: str = ""
 
+    @property
+    def error_text(self) -> str:
+        """The error with the name of its node."""
+        if f"node {self.node_id}" in self.error:
+            return self.error
+        return f"node {self.name}: {self.error}"
+
+    @property
+    def name(self) -> str:
+        """Node id, with the host's name where that says more."""
+        return self.node_id if self.hostname in ("", self.node_id) else f"{self.node_id} ({self.hostname})"
+
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -124,7 +136,12 @@ class JobRecord:
 
     @property
     def waiting(self) -> str:
-        """Who waits for whom, over all hosts."""
+        """Who waits for whom, over all hosts; empty when nobody does."""
+        if self.state.terminal:
+            return ""
+        if self.state is JobState.STOPPING:
+            busy = [host.node_id for host in self.hosts if host.phase is not Phase.STOPPED]
+            return f"for {len(busy)} of {len(self.hosts)} nodes to stop the job: {', '.join(busy[:10])}" if busy else ""
         return "; ".join(host.waiting for host in self.hosts if host.waiting)
 
 

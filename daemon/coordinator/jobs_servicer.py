@@ -70,7 +70,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
-        seen, sent = request.after_seq, None
+        seen = request.after_seq
+        sent: job_pb2.Job | None = None
         with self._watchers.watch(request.job_id) as watcher:
             changed = True
             progress: list[common_pb2.Progress] = []
@@ -84,9 +85,10 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                         seen = event.seq
                     if len(events) == MAX_EVENTS:
                         continue
-                    if job != sent:
-                        yield job_pb2.JobUpdate(job=job_message(job, self._watchers.progress(job.job_id)))
-                        sent = job
+                    message = job_message(job, self._watchers.progress(job.job_id))
+                    if message != sent:
+                        yield job_pb2.JobUpdate(job=message)
+                        sent = message
                     if job.state.terminal:
                         return
                     break

@@ -135,7 +135,7 @@ def _events(
         if rank.failed:
             yield event("rank_exited", describe_exit(rank))
     if host.error and not old.error:
-        yield event("node_error", f"node {host.node_id}: {host.error}")
+        yield event("node_error", host.error_text)
     if host.waiting and not old.waiting:
         yield event("waiting", host.waiting)
     if host.phase is Phase.STOPPED and old.phase is not Phase.STOPPED:

@@ -84,8 +84,8 @@ class Reconciler:
                     next_housekeeping = loop.time() + housekeeping_s
                     await self._housekeeping()
                 if self._check_pending:
-                    self._check_pending = False
                     self.wake_all(await self._worker.call(self._service.pending))
+                    self._check_pending = False
                 for job_id in [job_id for job_id, at in self._due.items() if at <= loop.time()]:
                     del self._due[job_id]
                     await self._look(job_id)

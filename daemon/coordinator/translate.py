@@ -183,7 +183,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, wit
         started_at=job.started_at,
         finished_at=job.finished_at,
         ranks=[_rank_message(rank) for rank in job.ranks] if with_ranks else (),
-        waiting="" if job.state.terminal else job.waiting,
+        waiting=job.waiting,
         progress=progress,
     )
 

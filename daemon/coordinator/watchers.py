@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from bagua.proto import common_pb2
 
 _MAX_RANKS = 1_024  # ranks of one job whose progress a watcher keeps
+_MAX_JOBS = 1_000  # jobs whose last progress is kept
 
 
 class Watcher:
@@ -68,7 +69,10 @@ class Watchers:
 
     def report(self, progress: common_pb2.Progress) -> None:
         """A rank reported."""
+        self._progress.pop(progress.job_id, None)  # the newest goes to the end
         self._progress[progress.job_id] = progress
+        if len(self._progress) > _MAX_JOBS:
+            del self._progress[next(iter(self._progress))]
         for watcher in self._watchers.get(progress.job_id, ()):
             watcher.notify_progress(progress)
 

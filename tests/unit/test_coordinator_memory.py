@@ -1,0 +1,95 @@
+"""What lives in memory on the event loop: sessions, watchers, logs. Nothing grows without bound."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from bagua.daemon.coordinator.decide import apply, decide
+from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView, Options
+from bagua.daemon.coordinator.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.watchers import Watchers
+from bagua.proto import common_pb2, node_pb2
+
+
+def placed() -> JobRecord:
+    spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1))
+    job = JobRecord("job-1", spec, 1.0)
+    view = NodeView("a", "h", "::1", "boot", 1, 0, True, 1.0)
+    return apply(job, decide(job, {"a": view}, 1.0, Options()), 1.0)[0]
+
+
+async def test_a_wish_is_told_once_per_session():
+    sessions = Sessions(lambda: None)
+    session = NodeSession("a", "boot", "h")
+    sessions.add(session)
+    job = placed()
+    for _ in range(3):
+        sessions.tell(job)
+    assert session.outgoing.qsize() == 1
+    assert session.outgoing.get_nowait().run.job_id == "job-1"
+    stopping = replace(job, state=JobState.STOPPING, reason="why", outcome=JobState.FAILED)
+    sessions.tell(stopping)
+    sessions.tell(stopping)
+    assert session.outgoing.get_nowait().stop.reason == "why"
+    newer = NodeSession("a", "boot", "h")
+    sessions.add(newer)
+    assert session.closed.is_set() and not sessions.remove(session)
+    sessions.tell(stopping)
+    assert newer.outgoing.qsize() == 1 and sessions.get("a") is newer
+    assert sessions.remove(newer) and len(sessions) == 0
+
+
+async def test_a_daemon_that_takes_nothing_loses_its_session():
+    session = NodeSession("a", "boot", "h")
+    for _ in range(MAX_WAITING_DIRECTIVES):
+        session.tell(node_pb2.Directive())
+    assert not session.closed.is_set()
+    session.tell(node_pb2.Directive())
+    assert session.closed.is_set() and "does not read its stream" in session.close_reason
+
+
+async def test_heartbeats_are_taken_once():
+    sessions = Sessions(lambda: None)
+    session = NodeSession("a", "boot", "h")
+    sessions.add(session)
+    assert (sessions.take_heard(), sessions.take_heard()) == (["a"], [])
+    session.note_heard()
+    assert sessions.take_heard() == ["a"]
+
+
+async def test_a_log_chunk_of_another_nodes_session_is_dropped():
+    sessions = Sessions(lambda: None)
+    mine, other = NodeSession("a", "boot", "h"), NodeSession("b", "boot", "h")
+    sessions.add(mine)
+    sessions.add(other)
+    got: list[common_pb2.LogChunk | None] = []
+    request_id = sessions.open_log("a", node_pb2.ReadLog(rank=0), got.append)
+    assert request_id is not None
+    reply = node_pb2.LogReply(request_id=request_id, chunk=common_pb2.LogChunk(data=b"x"))
+    sessions.log_reply(other, reply)
+    assert got == []
+    sessions.log_reply(mine, reply)
+    sessions.remove(mine)
+    assert got == [reply.chunk, None]
+    assert sessions.open_log("a", node_pb2.ReadLog(), got.append) is None
+
+
+async def test_a_watcher_keeps_the_last_progress_of_each_rank():
+    watchers = Watchers()
+    with watchers.watch("job-1") as watcher:
+        for step in range(100_000):
+            watchers.report(common_pb2.Progress(job_id="job-1", rank=step % 4, step=step))
+        watchers.notify("job-1")
+        changed, progress = await asyncio.wait_for(watcher.wait(), 1)
+        assert changed and [report.step for report in progress] == [99_996, 99_997, 99_998, 99_999]
+        watchers.report(common_pb2.Progress(job_id="job-1", rank=9))
+        assert await asyncio.wait_for(watcher.wait(), 1) == (False, [common_pb2.Progress(job_id="job-1", rank=9)])
+        for rank in range(5_000):
+            watchers.report(common_pb2.Progress(job_id="job-1", rank=rank))
+        assert len((await watcher.wait())[1]) == 1_024
+    watchers.notify("job-1")  # nobody is there any more
+    for number in range(5_000):
+        watchers.report(common_pb2.Progress(job_id=f"job-{number}"))
+    assert watchers.progress("job-4999") is not None and watchers.progress("job-1") is None

@@ -1,0 +1,81 @@
+"""What comes from outside is checked, and bounded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua.base.errors import InvalidRequestError
+from bagua.daemon.coordinator.domain import Phase, RankState
+from bagua.daemon.coordinator.translate import MAX_RANKS, checked_hello, checked_spec, local_job, spec_from_wire
+from bagua.proto import common_pb2, node_pb2
+
+texts = st.text(max_size=30)
+seconds = st.floats(allow_nan=True, allow_infinity=True)
+sizes = st.integers(0, 2**32 - 1)
+
+
+@given(
+    st.builds(
+        common_pb2.JobSpec,
+        name=texts,
+        entry=texts,
+        args=st.lists(texts, max_size=3),
+        env=st.dictionaries(texts, texts, max_size=3),
+        workdir=texts,
+        nnodes=sizes,
+        nproc_per_node=sizes,
+        placement_timeout_s=seconds,
+        stop_grace_s=seconds,
+        master_port=sizes,
+    )
+)
+def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
+    try:
+        checked = checked_spec(spec)
+    except InvalidRequestError as error:
+        assert str(error).startswith("spec.")
+        return
+    assert 1 <= checked.world_size <= MAX_RANKS
+    assert math.isfinite(checked.placement_timeout_s) and checked.stop_grace_s >= 0
+    assert "\0" not in spec.entry and spec.entry.strip()
+    assert spec_from_wire(checked.wire) == checked
+    assert common_pb2.JobSpec.FromString(checked.wire) == spec
+
+
+@given(st.binary(max_size=200))
+def test_any_fact_is_translated_or_refused(data: bytes):
+    fact = node_pb2.LocalJob()
+    try:
+        fact.ParseFromString(data)
+    except Exception:
+        return
+    try:
+        found = local_job(fact)
+    except InvalidRequestError:
+        return
+    assert found.phase in Phase and all(rank.state in RankState for rank in found.ranks)
+
+
+def test_texts_that_databases_refuse_are_cleaned():
+    rank = common_pb2.RankStatus(rank=1, pid=2**32 - 1, error_tail="a\0b", exited_at=float("nan"))
+    fact = local_job(node_pb2.LocalJob(job_id="j", error="\0", ranks=[rank]))
+    assert fact.error == "�" and fact.ranks[0].error_tail == "a�b"
+    assert fact.ranks[0].pid < 2**31 and fact.ranks[0].exited_at == 0.0
+    assert fact.ranks[0].state is RankState.WAITING
+
+
+def test_a_node_may_offer_no_slot():
+    node = checked_hello(node_pb2.Hello(node_id="a", address="h", boot_id="b"))
+    assert (node.slots, node.owner) == (0, None)
+
+
+@pytest.mark.parametrize("field", ["node_id", "address", "boot_id", "hostname", "version"])
+def test_a_hello_with_a_nul_is_refused(field: str):
+    hello = node_pb2.Hello(node_id="a", address="h", boot_id="b")
+    setattr(hello, field, "x\0")
+    with pytest.raises(InvalidRequestError, match=f"hello.{field}"):
+        checked_hello(hello)
