@@ -235,6 +235,7 @@ Stream* Mesh::Impl::free_stream(Peer* peer, bool control) {
 
 // Hands queued messages to streams until none is free.
 void Mesh::Impl::pump(Peer* peer) {
+  if (!status) return;  // the payloads are the caller's again
   size_t handed = 0;
   for (auto* queue : {&peer->control, &peer->data}) {
     while (!queue->empty()) {

@@ -28,7 +28,8 @@ CSRC = HERE.parents[1] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
 COMMON = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
 # The plain build has the flags of the real one; the TSan build is without the processor's extensions, so that the
-# portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in instrumented code.
+# portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in
+# instrumented code.
 SANITIZED = ["-O1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
 BUILDS = {
     "plain": ["-O3", "-march=native"],
