@@ -4,7 +4,7 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
-from bagua.torch_api import algorithms, communication, data_parallel, distributed, env
+from bagua.torch_api import _fork, algorithms, communication, data_parallel, distributed, env
 from bagua.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -39,6 +39,7 @@ distributed.install()
 __all__ = [
     "BaguaModule",
     "ReduceOp",
+    "_fork",
     "algorithms",
     "allgather",
     "allgather_inplace",

@@ -68,11 +68,12 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
 def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = None, message: str = "") -> None:
     """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it.
 
-    Returns at once; when reports come faster than four a second, only the newest goes out. Never fails the training.
+    Returns at once; when reports come faster than four a second, only the newest goes out. Never
+    fails the training: without a daemon, or in a forked child, nothing happens.
     """
-    progress = current().progress
-    if progress is not None:
-        progress.report(step, total, metrics or {}, message)
+    session = CURRENT.session
+    if session is not None and session.progress is not None:
+        session.progress.report(step, total, metrics or {}, message)
 
 
 def statistics() -> Statistics:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Mapping
 
+import torch
+
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import Progress
 from bagua.torch_api.connection import DaemonClient
@@ -15,6 +17,10 @@ from bagua.torch_api.connection import DaemonClient
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25
 LAST_REPORT_DEADLINE_S = 2.0
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 class ProgressReporter:
@@ -30,17 +36,21 @@ class ProgressReporter:
         self._thread: threading.Thread | None = None
 
     def report(self, step: int, total: int, metrics: Mapping[str, float], message: str) -> None:
-        """Keeps the report for the thread. Raises TypeError or ValueError for values that aren't numbers."""
+        """Keeps the report for the thread."""
         if os.getpid() != self._pid:
             return
-        progress = Progress(
-            job_id=self._daemon.job_id,
-            rank=self._rank,
-            step=max(0, int(step)),
-            total=max(0, int(total)),
-            metrics={str(name): float(value) for name, value in metrics.items()},
-            message=message,
-        )
+        try:
+            progress = Progress(
+                job_id=self._daemon.job_id,
+                rank=self._rank,
+                step=max(0, int(step)),
+                total=max(0, int(total)),
+                metrics={name: _number(value) for name, value in metrics.items()},
+                message=str(message),
+            )
+        except (TypeError, ValueError) as error:
+            LOG.warning("This progress report was ignored: %s", error)
+            return
         with self._condition:
             self._newest = progress
             if self._thread is None and not self._closing:

@@ -53,7 +53,8 @@ def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, 
         if isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and child.sparse and child.weight in names:
             raise NotImplementedError(
                 f"Parameter {names[child.weight]} gets sparse gradients (sparse=True), which can't be reduced: "
-                "make the embedding with sparse=False, or put its name into the module's _bagua_params_and_buffers_to_ignore."
+                "make the embedding with sparse=False, or put its name into the module's "
+                "_bagua_params_and_buffers_to_ignore."
             )
 
 

@@ -1,0 +1,301 @@
+"""Beginning, end and faults of ranks: nobody waits in vain, and everybody learns why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+
+
+def wrap(model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
+    return model.with_bagua(list(optimizers), GradientAllReduceAlgorithm())
+
+
+def rank_begin_and_end() -> None:
+    with pytest.raises(BaguaError, match="init_process_group"):
+        bagua.barrier()
+    assert not bagua.communication.is_initialized()
+    for name in ("LOCAL_WORLD_SIZE", "NODE_RANK"):
+        del os.environ[name]
+    bagua.init_process_group()
+    assert bagua.is_initialized() and bagua.get_local_size() == 2 and bagua.get_node_rank() == 0
+    with pytest.raises(RuntimeError, match="twice"):
+        bagua.init_process_group()
+    model = wrap(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    gradient = model.weight.grad
+    before = gradient.clone()
+    shared = bagua.empty(100)
+    bagua.barrier()
+    bagua.destroy_process_group()
+    bagua.destroy_process_group()
+    assert not bagua.is_initialized()
+    assert torch.equal(gradient, before)  # memory stays as long as somebody sees it
+    gradient.add_(1)
+    shared.fill_(1)
+    with pytest.raises(BaguaError, match="init_process_group"):
+        bagua.barrier()
+
+
+def test_begin_and_end(ranks: Any) -> None:
+    ranks.run(rank_begin_and_end, 2)
+    assert sorted(event["kind"] for event in ranks.hosts[0].told) == ["joined", "joined", "left", "left"]
+
+
+def rank_report() -> None:
+    bagua.init_process_group()
+    for step in range(1000):
+        bagua.report(step=step, total=1000, metrics={"loss": 1 / (step + 1)}, message="training")
+    bagua.report(step=1, metrics={"loss": "none"})  # type: ignore[dict-item]
+    bagua.report(step=999, total=1000, metrics={"loss": torch.ones(1, requires_grad=True) * 1e-3}, message="training")
+
+
+def test_the_newest_report_arrives_and_few_are_sent(ranks: Any) -> None:
+    ranks.run(rank_report, 1)
+    sent = ranks.hosts[0].progress
+    assert len(sent) < 20
+    assert "This progress report was ignored" in ranks.started[0].output
+    assert (sent[-1].step, sent[-1].total, sent[-1].message) == (999, 1000, "training")
+    assert sent[-1].metrics["loss"] == pytest.approx(1e-3)
+
+
+def rank_refused() -> str:
+    os.environ["RANK"] = "7"
+    with pytest.raises(BaguaError) as refused:
+        bagua.init_process_group()
+    os.environ["BAGUA_DAEMON_SOCKET"] += ".nobody"
+    with pytest.raises(BaguaError, match="Is it running"):
+        bagua.init_process_group()
+    return str(refused.value)
+
+
+def test_refusal_comes_with_the_daemons_words(ranks: Any) -> None:
+    assert ranks.run(rank_refused, 1) == ["rank 7 is not on this node"]
+
+
+def models(case: str) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    one = bagua.get_rank() == 1
+    model: nn.Module = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 5))
+    optimizers: list[torch.optim.Optimizer] = []
+    if case == "shape" and one:
+        model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 6))
+    if case == "order" and one:
+        model = nn.Sequential(nn.Linear(10, 5), nn.Linear(10, 10))
+    if case == "number" and one:
+        model.append(nn.Linear(5, 5))
+    if case == "dtype" and one:
+        model[1].double()
+    if case == "frozen" and one:
+        model[0].bias.requires_grad_(False)
+    if case == "optimizers" and one:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    if case == "sparse" and one:
+        model = nn.Sequential(nn.Embedding(10, 10, sparse=True))
+    if case == "state" and not one:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+        optimizers[0].state[model[0].bias] = {"what": object()}
+    if case == "state" and one:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    return model, optimizers
+
+
+DIFFERENCES = {
+    "shape": ["1.weight float32 [5, 10]", "1.weight float32 [6, 10]", "rank 0", "rank 1", "number 2"],
+    "order": ["0.weight float32 [10, 10]", "0.weight float32 [5, 10]"],
+    "number": ["number 4", "none", "2.weight float32 [5, 5]"],
+    "dtype": ["1.weight float32 [5, 10]", "1.weight float64 [5, 10]"],
+    "frozen": ["0.bias float32 [10]", "not trained"],
+    "optimizers": ["optimizers differ", "SGD"],
+    "sparse": ["rank 1: Parameter 0.weight gets sparse gradients"],
+    "state": ["object"],
+}
+
+
+def rank_differ() -> dict[str, str]:
+    bagua.init_process_group()
+    found = {}
+    for case in DIFFERENCES:
+        model, optimizers = models(case)
+        with pytest.raises((BaguaError, NotImplementedError)) as refused:
+            wrap(model, *optimizers)
+        found[case] = str(refused.value)
+        bagua.barrier()
+    return found
+
+
+def test_models_that_differ_are_refused_on_every_rank(ranks: Any) -> None:
+    results = ranks.run(rank_differ, 3)
+    for case, words in DIFFERENCES.items():
+        assert results[0][case] == results[2][case]
+        for rank in (0, 1, 2):
+            for word in words if case != "sparse" or rank != 1 else ["Parameter 0.weight gets sparse gradients"]:
+                assert word in results[rank][case], results[rank][case]
+
+
+def rank_call_different_things() -> str:
+    bagua.init_process_group()
+    rank = bagua.get_rank()
+    with pytest.raises(CommunicationError) as told:
+        bagua.allreduce_inplace(torch.zeros(10, 10 + rank))
+    return str(told.value)
+
+
+def test_different_sizes_in_one_call_name_both(ranks: Any) -> None:
+    for text in ranks.run(rank_call_different_things, 2):
+        assert "[10, 10]" in text and "[10, 11]" in text
+
+
+def rank_fails_in_forward(how: str) -> str:
+    bagua.init_process_group()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(10, 10)
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 3 and bagua.get_rank() == 1:
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ArithmeticError("on purpose")
+            return self.body(x)
+
+    model = wrap(Model())
+    began = time.monotonic()
+    try:
+        for _ in range(4):
+            model(torch.ones(2, 10)).sum().backward()
+    except CommunicationError as error:
+        assert time.monotonic() - began < 5
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_rank_that_fails_ends_the_others_at_once(ranks: Any, how: str) -> None:
+    started = ranks.start(rank_fails_in_forward, 3, how=how)
+    ranks.wait(30)
+    assert started[1].process.returncode == (1 if how == "raise" else -signal.SIGKILL)
+    for rank in (0, 2):
+        assert "rank 1" in started[rank].result()
+
+
+def rank_abandons_a_pass() -> str:
+    """An exception half-way through backward, when part of the gradients are under way already."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError("on purpose")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(10, 10)
+            self.last = nn.Linear(10, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(Fails.apply(self.first(x)))
+
+    bagua.init_process_group()
+    model = wrap(Model())
+    with pytest.raises(ArithmeticError):
+        model(torch.ones(2, 10)).sum().backward()
+    with pytest.raises(BaguaError, match="no longer in step") as told:
+        model(torch.ones(2, 10))
+    return str(told.value)
+
+
+def test_a_pass_that_was_begun_and_not_ended_is_an_error(ranks: Any) -> None:
+    ranks.run(rank_abandons_a_pass, 2, environment={"BAGUA_DEFAULT_BUCKET_SIZE": "400"})
+
+
+class Checks(TensorDataset):
+    """Says from inside a worker whether it may communicate."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        with pytest.raises(BaguaError, match="forked"):
+            bagua.barrier()
+        bagua.report(step=1)
+        return super().__getitem__(index)
+
+
+def rank_forks_workers() -> None:
+    bagua.init_process_group()
+    model = wrap(nn.Linear(4, 1))
+    bagua.report(step=0)
+    for _ in range(2):
+        for (x,) in DataLoader(Checks(torch.randn(16, 4)), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+            model(x).sum().backward()
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)  # a child that runs the interpreter's exit does not say goodbye for its parent
+    assert os.waitpid(pid, 0)[1] == 0
+    bagua.allreduce_inplace(torch.ones(1))
+
+
+def test_forked_workers_leave_the_connection_alone(ranks: Any) -> None:
+    ranks.run(rank_forks_workers, 2)
+    assert sorted(event["kind"] for event in ranks.hosts[0].told) == ["joined", "joined", "left", "left"]
+
+
+def rank_waits_long() -> None:
+    import bagua.torch_api.connection as connection
+
+    connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
+    bagua.init_process_group()
+    if bagua.get_rank() == 1:
+        time.sleep(1.5)
+    bagua.allreduce_inplace(torch.ones(1))
+
+
+def test_a_long_wait_is_logged_with_who_waits_for_whom(ranks: Any) -> None:
+    ranks.run(rank_waits_long, 2)
+    assert "all-reduce #0 of world: rank 0 has been waiting for rank 1" in ranks.started[0].output
+    assert not ranks.started[1].output
+
+
+def rank_remembers_memory() -> list[int]:
+    """Wrapping again and again does not pile up memory."""
+    import gc
+
+    bagua.init_process_group()
+    model = nn.Linear(1000, 1000)
+    found = []
+    for _ in range(4):
+        wrap(model)
+        model.zero_grad()
+        model(torch.ones(1, 1000)).sum().backward()
+        gc.collect()
+        bagua.barrier()
+        found.append(bagua.communication.current().connection.counters()["segment_bytes"])
+        bagua.barrier()
+    return found
+
+
+def test_memory_goes_back_when_a_model_is_wrapped_again(ranks: Any) -> None:
+    found = ranks.run(rank_remembers_memory, 2)[0]
+    assert max(found) - min(found) < 1 << 20, found
+
+
+def test_import_starts_nothing() -> None:
+    code = "import threading, bagua.torch_api; assert threading.active_count() == 1"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
