@@ -23,7 +23,7 @@ from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.logs import LogFile, LogLimits
 from bagua.daemon.node.process import Reaper, kill_children
 from bagua.daemon.node.registry import Jobs
-from bagua.daemon.node.runtime_dir import socket_folder
+from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
 from bagua.proto import node_pb2
@@ -52,15 +52,15 @@ class NodeDaemon:
         self._boot_id = secrets.token_hex(8)
         self._stop = asyncio.Event()
         self._stop_reason = ""
-        sockets = socket_folder(folder.path)
-        self._rank_socket = sockets / "rank.sock"
+        self._sockets = socket_folder(folder.path)
+        self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
         self._reaper = Reaper()
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
             jobs_folder=folder.jobs,
-            socket_folder=sockets,
+            socket_folder=self._sockets,
             rank_socket=self._rank_socket,
             cache=cache_dir(),
             journal=Journal(folder.journal),
@@ -95,6 +95,7 @@ class NodeDaemon:
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(self._reaper.close)
             closing.push_async_callback(kill_children, KILL_CHILDREN_S)
+            closing.callback(leave_socket_folder, self._sockets, self._folder.path)
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)

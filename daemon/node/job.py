@@ -19,7 +19,8 @@ from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
 from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
 from bagua.daemon.node.plan import Plan
-from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, marks_of, signal_group, start_time
+from bagua.daemon.node.proc import marks_of, start_time
+from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group
 from bagua.daemon.node.runtime_dir import data_socket
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
@@ -360,8 +361,8 @@ class Job:
     async def _kill_leftovers(self) -> None:
         if self.plan.adopt:
             return
-        sessions = [rank.pid for rank in self.state.ranks if rank.pid]
-        left = await kill_members(sessions, marks_of(self.job_id, self._node.rank_socket), LEFTOVER_KILL_S)
+        leaders = {rank.pid: self._start_times[rank.rank] for rank in self.state.ranks if rank.pid}
+        left = await kill_members(leaders, marks_of(self.job_id, self._node.rank_socket), LEFTOVER_KILL_S)
         if left:
             self._log.error("processes do not die", pids=left)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bagua.daemon.node.plan import is_safe_name
-from bagua.daemon.node.process import kill_members, marks_of, read_status
+from bagua.daemon.node.proc import marks_of
+from bagua.daemon.node.process import kill_members
 
 _VERSION = 1
 _KILL_S = 5.0
@@ -97,17 +98,10 @@ async def end_leftovers(entry: JobEntry, error: str) -> JobEntry:
     started are left alone.
     """
     if not entry.adopt:
-        sessions = [rank.pid for rank in entry.ranks if rank.pid and not _is_taken(rank)]
-        await kill_members(sessions, marks_of(entry.job_id, Path(entry.rank_socket)), _KILL_S)
+        leaders = {rank.pid: rank.start_time for rank in entry.ranks if rank.pid}
+        await kill_members(leaders, marks_of(entry.job_id, Path(entry.rank_socket)), _KILL_S)
     ranks = tuple(
         rank if rank.exited or not rank.pid else replace(rank, exited=True, exit_code=-9, signal=9)
         for rank in entry.ranks
     )
     return replace(entry, ranks=ranks, ended=True, error=entry.error or error)
-
-
-def _is_taken(rank: RankEntry) -> bool:
-    """True if the rank's pid now names another process. While a member of its session lives, the kernel does not give
-    it away."""
-    status = read_status(rank.pid)
-    return status is not None and status.start_time != rank.start_time

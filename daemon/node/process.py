@@ -12,69 +12,12 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
+
+from bagua.daemon.node import proc
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_PROC = Path("/proc")
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """A line of /proc/PID/stat. ``start_time`` is in clock ticks since boot: with the pid it names a process for
-    ever."""
-
-    pid: int
-    state: str
-    parent: int
-    session: int
-    start_time: int
-
-
-def read_status(pid: int) -> ProcessStatus | None:
-    """The process as it is now; None if there is none."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
-    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
-
-
-def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 if there is none."""
-    status = read_status(pid)
-    return status.start_time if status else 0
-
-
-def members(sessions: Collection[int], marks: Collection[bytes]) -> list[int]:
-    """Living processes of this user that are in one of ``sessions``, or have all of ``marks`` (``NAME=value``) in the
-    environment that they were started with. Never this process."""
-    found = []
-    for name in os.listdir(_PROC):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        status = read_status(int(name))
-        if status is None or status.state in "ZX":
-            continue
-        if status.session in sessions or (marks and _has_marks(status.pid, marks)):
-            found.append(status.pid)
-    return found
-
-
-def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
-    """What the environment of every process below a rank of the job holds."""
-    return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
-
-
-def _has_marks(pid: int, marks: Collection[bytes]) -> bool:
-    try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return False
-    return set(marks) <= set(environ.split(b"\0"))
 
 
 def signal_group(pid: int, signum: int) -> None:
@@ -83,50 +26,43 @@ def signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def children() -> list[int]:
-    """Living children of this process, orphans from below included."""
-    found = []
-    for name in os.listdir(_PROC):
-        status = read_status(int(name)) if name.isdigit() else None
-        if status is not None and status.parent == os.getpid() and status.state not in "ZX":
-            found.append(status.pid)
-    return found
-
-
-async def kill_members(sessions: Collection[int], marks: Collection[bytes], timeout_s: float) -> list[int]:
-    """SIGKILL to every member; returns those left after ``timeout_s`` (only a process that the kernel holds can be)."""
-    return await _kill_all(lambda: members(sessions, marks), timeout_s)
+async def kill_members(leaders: Mapping[int, int], marks: Collection[bytes], timeout_s: float) -> list[int]:
+    """SIGKILL to every process of a job (see ``proc.members``); returns the pids of those left after ``timeout_s``:
+    only a process that the kernel holds can be."""
+    return await _kill_all(lambda: proc.members(leaders, marks), timeout_s)
 
 
 async def kill_children(timeout_s: float) -> list[int]:
     """SIGKILL to everything below this process, generation by generation, as orphans come up. Like ``kill_members``."""
-    return await _kill_all(children, timeout_s)
+    return await _kill_all(proc.children, timeout_s)
 
 
-async def _kill_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
+async def _kill_all(find: Callable[[], list[proc.ProcessStatus]], timeout_s: float) -> list[int]:
     """Kills what ``find`` finds, again for those that appear meanwhile, until there is none."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while left := find():
-        gone = [asyncio.ensure_future(_killed(pid)) for pid in left]
-        _, waiting = await asyncio.wait(gone, timeout=max(0.0, deadline - loop.time()))
+    while left := await asyncio.to_thread(find):
+        if loop.time() >= deadline:
+            return [status.pid for status in left]
+        gone = [asyncio.ensure_future(_killed(status)) for status in left]
+        _, waiting = await asyncio.wait(gone, timeout=deadline - loop.time())
         for task in waiting:
             task.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
-            return find()
+        await asyncio.gather(*waiting, return_exceptions=True)
     return []
 
 
-async def _killed(pid: int) -> None:
+async def _killed(status: proc.ProcessStatus) -> None:
     """Kills one process and returns at its death."""
     loop = asyncio.get_running_loop()
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(status.pid)
     except OSError:
         return
     dead: asyncio.Future[None] = loop.create_future()
     try:
+        if proc.start_time(status.pid) != status.start_time:  # it died before, and the number is another's
+            return
         loop.add_reader(descriptor, _set, dead)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -197,10 +133,7 @@ class Reaper:
         """Reaps the dead children that nobody here started. What the daemon itself runs (a compiler) shares its
         session and is left to whoever waits for it."""
         own_session = os.getsid(0)
-        for name in os.listdir(_PROC):
-            status = read_status(int(name)) if name.isdigit() else None
-            if status is None or status.state != "Z" or status.parent != os.getpid():
-                continue
+        for status in proc.dead_children():
             if status.session != own_session and status.pid not in self._watched:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(status.pid, os.WNOHANG)

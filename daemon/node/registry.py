@@ -56,6 +56,8 @@ class Jobs:
 
     async def recover(self) -> None:
         """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError."""
+        for path in self._node.socket_folder.glob("job-*.sock"):
+            path.unlink(missing_ok=True)
         entries, broken = self._node.journal.read_all()
         for path in broken:
             self._node.log.warning("a journal can't be understood and is put aside", path=str(path))

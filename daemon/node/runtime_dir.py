@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -26,6 +27,15 @@ def socket_folder(state: Path) -> Path:
     for path in (root, folder):
         _make_own(path)
     return folder
+
+
+def leave_socket_folder(folder: Path, state: Path) -> None:
+    """Removes the sockets of engines, and the folder if it is not the state folder itself."""
+    for path in folder.glob("job-*.sock"):
+        path.unlink(missing_ok=True)
+    if folder != state:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def data_socket(folder: Path, job_id: str, generation: int) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from bagua.daemon.node import idle
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.journal import JobEntry, RankEntry, end_leftovers
-from bagua.daemon.node.process import members, read_status, start_time
+from bagua.daemon.node.proc import members, read_status, start_time
 
 
 def entry(**changes):
@@ -49,8 +50,22 @@ async def test_leftovers_are_known_by_their_environment():
 def test_what_proc_says(stranger):
     status = read_status(stranger.pid)
     assert (status.parent, status.session) == (os.getpid(), stranger.pid) and status.start_time > 0
-    assert members([stranger.pid], []) == [stranger.pid] and os.getpid() not in members([os.getsid(0)], [])
+    assert [found.pid for found in members({stranger.pid: status.start_time}, [])] == [stranger.pid]
+    assert members({stranger.pid: status.start_time + 1}, []) == [], "the number belongs to somebody else now"
+    assert os.getpid() not in [found.pid for found in members({os.getsid(0): start_time(os.getsid(0))}, [])]
     assert read_status(2**22 + 1) is None and start_time(2**22 + 1) == 0
+
+
+def test_a_session_whose_leader_is_gone():
+    """Its number may be another's by now: only what runs below this process counts."""
+    script = "sleep 60 & echo $!; exec >&-; read wait"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True, **pipes) as leader:
+        sleeper = int(leader.stdout.readline())
+        leaders = {leader.pid: start_time(leader.pid)}
+        assert {found.pid for found in members(leaders, [])} == {leader.pid, sleeper}
+    assert members(leaders, []) == [], "an orphan of somebody else's"
+    os.kill(sleeper, signal.SIGKILL)
 
 
 async def test_idleness(monkeypatch):

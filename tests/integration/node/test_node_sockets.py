@@ -129,6 +129,8 @@ async def test_a_long_state_path_gets_its_sockets_elsewhere(end, tmp_path, state
     path = Path(daemon.ready["socket"])
     assert path.parent.parent == tmp_path / "run" / "bagua" and len(str(path)) < 108 and path.is_socket()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    daemon.stop()
+    assert not path.parent.exists()
 
 
 async def test_two_hosts_get_their_peers(end, daemon, script):

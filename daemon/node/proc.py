@@ -1,0 +1,107 @@
+"""What /proc says: which processes there are, and which of them belong to a job. Looks only, touches nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """A line of /proc/PID/stat. ``start_time``, in clock ticks since boot, names a process together with its pid: the
+    number alone is given away again."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    start_time: int
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZX"
+
+
+def read_status(pid: int) -> ProcessStatus | None:
+    """The process as it is now; None if there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
+    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 if there is none."""
+    status = read_status(pid)
+    return status.start_time if status else 0
+
+
+def all_processes() -> dict[int, ProcessStatus]:
+    """Every process, by pid."""
+    found = (read_status(int(name)) for name in os.listdir(_PROC) if name.isdigit())
+    return {status.pid: status for status in found if status is not None}
+
+
+def children() -> list[ProcessStatus]:
+    """Living children of this process, orphans from below included."""
+    return [status for status in all_processes().values() if status.parent == os.getpid() and status.alive]
+
+
+def dead_children() -> list[ProcessStatus]:
+    """Children of this process that have ended and wait to be reaped."""
+    return [status for status in all_processes().values() if status.parent == os.getpid() and not status.alive]
+
+
+def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
+    """What the environment of every process below a rank of the job holds, unless it was cleared on purpose."""
+    return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
+
+
+def members(leaders: Mapping[int, int], marks: Collection[bytes]) -> list[ProcessStatus]:
+    """Living processes of a job, never this one: those with all of ``marks`` in the environment that they were started
+    with, and those in the session of a rank (``leaders``: pid -> start time)."""
+    table = all_processes()
+    return [
+        status
+        for status in table.values()
+        if status.alive
+        and status.pid != os.getpid()
+        and (_in_session(status, leaders, table) or _has_marks(status.pid, marks))
+    ]
+
+
+def _in_session(status: ProcessStatus, leaders: Mapping[int, int], table: Mapping[int, ProcessStatus]) -> bool:
+    """True if the process is in the session of a rank. When the rank is gone its number may be somebody else's by
+    now: then only what runs below this process counts."""
+    started = leaders.get(status.session)
+    if started is None:
+        return False
+    leader = table.get(status.session)
+    if leader is not None:
+        return leader.start_time == started
+    return _is_below(status, table)
+
+
+def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus]) -> bool:
+    seen: set[int] = set()  # the table was not read at one moment: it might hold a circle
+    current: ProcessStatus | None = status
+    while current is not None and current.pid not in seen:
+        if current.parent == os.getpid():
+            return True
+        seen.add(current.pid)
+        current = table.get(current.parent)
+    return False
+
+
+def _has_marks(pid: int, marks: Collection[bytes]) -> bool:
+    try:
+        environ = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return bool(marks) and set(marks) <= set(environ.split(b"\0"))
