@@ -34,14 +34,17 @@ def run_adopted(info_file: Path, nnodes: int, nproc_per_node: int, data_host: st
     from bagua.base.security import TlsFiles, read_token
     from bagua.cli.describe import exit_code
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
+    from bagua.cli.native import CoreBuild
     from bagua.client import Client
 
     _survive_terminal()
     forget_other_service()
     state = StateFolder()
     try:
-        with EmbeddedCluster(state.path) as cluster:
+        with CoreBuild() as build, EmbeddedCluster(state.path) as cluster:
             _start(cluster, nnodes, nproc_per_node, data_host)
+            # No rank can join before the core is there, and the patience with them is shorter than a build.
+            build.wait()
             token = read_token(cluster.token_file)
             tls = TlsFiles.in_folder(Path(cluster.tls)) if cluster.tls else None
             with Client(cluster.address, token=token, tls=tls) as client:
@@ -76,6 +79,7 @@ def _spec(nnodes: int, nproc_per_node: int) -> common_pb2.JobSpec:
 
     return common_pb2.JobSpec(
         name="adopted",
+        entry="(joins by itself)",
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
         adopt=True,

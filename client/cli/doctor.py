@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,42 +13,24 @@ from bagua.cli.options import Output, OutputOption
 if TYPE_CHECKING:
     from bagua.cli.checks import Finding
 
-BUILD_DEADLINE_S = 600.0
-
-
-DESCRIBE = "import json; from bagua.csrc.build import describe; print(json.dumps(describe()))"
-BUILD = (
-    "import bagua.csrc.build as b\ntry: print(b.build())\nexcept b.BuildError as error: raise SystemExit(str(error))"
-)
-
 
 def core(build: bool) -> Finding:
-    """The native core: built, or built now if ``build``. In a process of its own: building imports torch."""
+    """The native core: built, or built now if ``build``."""
+    from bagua.base.errors import BuildError
+    from bagua.cli import native
     from bagua.cli.checks import FAIL, OK, WARN, Finding
 
-    if build:
-        code, text = _python(BUILD)
-        if code:
-            return Finding("native core", FAIL, text, "Mend what the compiler says, then `bagua doctor --build`.")
-    code, text = _python(DESCRIBE)
-    if code:
-        return Finding("native core", FAIL, text, "Install bagua again.")
-    found: dict[str, str] = json.loads(text)
+    try:
+        if build:
+            with native.CoreBuild() as building:
+                building.wait()
+        found = native.describe()
+    except BuildError as error:
+        return Finding("native core", FAIL, str(error), "Mend what it says, then `bagua doctor --build`.")
     if found["built"]:
         return Finding("native core", OK, found["path"])
     fix = "bagua doctor --build (else the first run builds it, in about a minute)"
     return Finding("native core", WARN, found.get("problem") or "not built yet", fix)
-
-
-def _python(program: str) -> tuple[int, str]:
-    """(exit code, output) of a Python program; its errors come as output."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=BUILD_DEADLINE_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
 
 
 def doctor(

@@ -130,14 +130,15 @@ class Follower:
         match update.WhichOneof("update"):
             case "job":
                 self.job = update.job
-                self._terminal.status(self._headline())
+                if self.job.state not in ENDED:
+                    self._terminal.status(self._headline())
                 if self.job.state in ENDED:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
             case "progress":
                 self._terminal.progress(update.progress)
 
     def _headline(self) -> str:
-        if self.job.waiting and self.job.state not in ENDED:
+        if self.job.waiting and self.job.state != common_pb2.JOB_STATE_STOPPING:
             return f"{job_state(self.job.state)}: {self.job.waiting}"
         if self.job.state == common_pb2.JOB_STATE_PENDING and self.job.reason:
             return f"pending: {self.job.reason}"

@@ -104,6 +104,7 @@ def run_embedded(options: RunOptions) -> int:
     """Starts the cluster, runs the job, stops everything; returns the exit code. Raises BaguaError."""
     from bagua.cli.describe import exit_code
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
+    from bagua.cli.native import CoreBuild
     from bagua.cli.terminal import open_terminal
 
     started = time.monotonic()
@@ -112,12 +113,15 @@ def run_embedded(options: RunOptions) -> int:
     failed = True
     terminal = open_terminal(options.quiet)
     try:
-        with EmbeddedCluster(state.path) as cluster:
+        with CoreBuild() as build, EmbeddedCluster(state.path) as cluster:
             interrupts = Interrupts(cluster, state)
             try:
                 terminal.status("starting the daemons")
                 cluster.start_coordinator()
                 cluster.start_nodes([f"node-{i}" for i in range(options.nnodes)], options.nproc_per_node)
+                if build.running:
+                    terminal.status("building the native core (about a minute, once)")
+                build.wait()
                 job = _follow(options, cluster, interrupts, terminal)
             except KeyboardInterrupt:
                 terminal.close()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
 SUM = """
+    import sys, time
     import torch
     import bagua.torch_api as bagua
 
@@ -19,7 +20,7 @@ SUM = """
         bagua.init_process_group()
         tensor = torch.full((1000,), float(bagua.get_rank() + 1))
         bagua.allreduce_inplace(tensor)
-        print("sum", int(tensor[0]), "of", bagua.get_world_size(), flush=True)
+        sys.stdout.write(f"sum {int(tensor[0])} of {bagua.get_world_size()}\n")
 
     if __name__ == "__main__":
         main()
@@ -85,7 +86,8 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
 def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
     sandbox.script("sum_script.py", SUM)
     script = sandbox.script("spawn.py", SPAWN)
-    done = sandbox.run(sys.executable, script, env={"PYTHONPATH": str(sandbox.folder)})
+    python_path = os.pathsep.join(filter(None, (str(sandbox.folder), os.environ.get("PYTHONPATH"))))
+    done = sandbox.run(sys.executable, script, env={"PYTHONPATH": python_path})
     assert done.code == 0, done.text
     assert done.out.count("sum 6 of 3") == 3, done.text
     sandbox.assert_all_gone(within=8.0)
@@ -109,12 +111,17 @@ def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
 
 
 def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
-    script = sandbox.script("wait.py", SUM.replace('print("sum"', 'import time; time.sleep(300); print("sum"'))
+    script = sandbox.script("wait.py", SUM.replace("sys.stdout", "time.sleep(300); sys.stdout"))
     process = sandbox.start(*TORCHRUN, "2", script)
     sandbox.wait_until(lambda: any("daemon.node" in command for command in sandbox.marked().values()), 60)
-    time.sleep(2.0)  # somewhere in its life
-    os.killpg(process.pid, signal.SIGKILL)
-    sandbox.assert_all_gone(within=70.0)
+    time.sleep(2.0)  # somewhere in the life of the ranks
+    # torchrun puts its workers into sessions of their own.
+    for pid, command in sandbox.marked().items():
+        if "wait.py" in command:
+            os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    sandbox.assert_all_gone(within=70.0)  # a minute, if no rank had joined
+    sandbox.assert_no_state_left()
 
 
 def free_port() -> int:

@@ -132,6 +132,16 @@ def test_state_folder_that_can_not_be_used(sandbox: Sandbox) -> None:
     assert "Traceback" not in done.text
 
 
+def test_a_core_that_can_not_be_built(sandbox: Sandbox) -> None:
+    script = sandbox.script("a.py", "print('never')")
+    done = sandbox.bagua("run", script, env={"BAGUA_CACHE_DIR": str(sandbox.folder / "cache"), "CXX": "/bin/false"})
+    assert (done.code, done.out) == (1, ""), done.text
+    assert "error: Building the native core failed" in done.err
+    assert "Traceback" not in done.err.split("The last lines were")[0]
+    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_no_state_left()
+
+
 def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
     script = sandbox.script("train.py", FAIL_ON_RANK_2)
     done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", script)

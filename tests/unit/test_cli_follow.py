@@ -93,7 +93,7 @@ def test_a_job_from_start_to_end() -> None:
     script = Script([[is_now(RUNNING), is_now(SUCCEEDED)]], [[chunk(b"one\ntw"), chunk(b"o\nthree", 6, eof=True)]])
     assert follower(script, terminal).run().state == SUCCEEDED
     assert terminal.lines == ["one", "two", "three"]
-    assert terminal.notes == ["running", "succeeded"]
+    assert terminal.notes == ["running"]
 
 
 def test_lines_of_several_ranks_carry_their_rank() -> None:
@@ -130,7 +130,7 @@ def test_a_coordinator_that_is_away_for_a_while() -> None:
             yield is_now(SUCCEEDED)
 
     assert follower(Away([]), terminal).run().state == SUCCEEDED
-    assert terminal.notes == ["waiting for the coordinator: nobody answers", "succeeded"]
+    assert terminal.notes == ["waiting for the coordinator: nobody answers"]
 
 
 def test_a_watch_that_ends_too_early() -> None:

@@ -1,0 +1,68 @@
+"""The native core, built or described by a process of its own: building imports torch, the command line never does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from bagua.base.errors import BuildError
+
+BUILD_DEADLINE_S = 600.0
+DESCRIBE_DEADLINE_S = 60.0
+_DESCRIBE = "import json; from bagua.csrc.build import describe; print(json.dumps(describe()))"
+_BUILD = """
+import bagua.csrc.build as builder
+try:
+    print(builder.build())
+except builder.BuildError as error:
+    raise SystemExit(str(error))
+"""
+
+
+def describe() -> dict[str, str]:
+    """What the build depends on, and whether the core is built (see bagua.csrc.build). Raises BuildError."""
+    command = [sys.executable, "-P", "-c", _DESCRIBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_DEADLINE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+    if done.returncode:
+        raise BuildError(done.stderr.strip())
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+class CoreBuild:
+    """A build of the core that runs beside us; over at once if the core is built. Leaving the context ends it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BUILD],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> CoreBuild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Returns when the core is built. Raises BuildError with the builder's words."""
+        try:
+            _, words = self._process.communicate(timeout=BUILD_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"The native core was not built within {BUILD_DEADLINE_S:.0f} s.") from None
+        if self._process.returncode:
+            raise BuildError(words.strip() or f"The builder ended with exit code {self._process.returncode}.")
