@@ -1,9 +1,10 @@
 """Builds the native core once per machine and loads it.
 
-A built core lies in ``<cache>/core/<key>/``; the key names everything that the result depends on, so an upgrade of torch or
-of the sources builds anew and never disturbs a running job. Loading a built core does not import torch. Building happens in
-a process of its own (this file, run as a script), under an operating-system lock that vanishes with its holder: torch's own lock
-file survives a killed builder and would block later ones for ever, so every build gets a fresh folder.
+A built core lies in ``<cache>/core/<key>/``; the key names everything that the result depends on, so an upgrade of
+torch or of the sources builds anew and never disturbs a running job. Loading a built core does not import torch.
+Building happens in a process of its own (this file, run as a script), under an operating-system lock that vanishes with
+its holder: torch's own lock file survives a killed builder and would block later ones for ever, so every build gets a
+fresh folder.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from typing import Any
 MODULE_NAME = "bagua_core_native"
 SOURCE_DIR = Path(__file__).resolve().parent
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
-# Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies of
-# its templates, which would make the linker take torch as needed.
+# Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies
+# of its templates, which would make the linker take torch as needed.
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
 _TAIL_LINES = 30
 
@@ -42,7 +43,7 @@ class BuildError(RuntimeError):
 
 
 def default_cache_dir() -> Path:
-    """``BAGUA_CACHE_DIR``, else ``$XDG_CACHE_HOME/bagua``, else ``~/.cache/bagua`` (as ``bagua.base.paths.cache_dir``)."""
+    """The same as ``bagua.base.paths.cache_dir``: BAGUA_CACHE_DIR, else $XDG_CACHE_HOME/bagua, else ~/.cache/bagua."""
     explicit = os.environ.get("BAGUA_CACHE_DIR")
     return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
 
@@ -53,7 +54,7 @@ def _sources() -> list[Path]:
 
 
 def _march() -> str:
-    """Value of ``-march``: the build is for this machine unless ``BAGUA_CORE_MARCH`` says otherwise (empty: no flag)."""
+    """Value of ``-march``: this machine's, unless ``BAGUA_CORE_MARCH`` says otherwise (empty: no flag)."""
     return os.environ.get("BAGUA_CORE_MARCH", "native")
 
 
@@ -161,7 +162,8 @@ def build(cache_dir: Path | None = None) -> Path:
         result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
         raise BuildError(
-            f"The native core can't be built in {target.parent}: {error.strerror}. Choose another folder with BAGUA_CACHE_DIR."
+            f"The native core can't be built in {target.parent}: {error.strerror}. Choose another folder with "
+            "BAGUA_CACHE_DIR."
         ) from error
     if result.returncode == 0 and target.is_file():
         return target
@@ -262,7 +264,7 @@ def _first_path(cache_dir: Path | None) -> Path:
 
 
 def _main(arguments: list[str]) -> int:
-    """Builds the given target; without one (``python -m bagua.csrc.build``) what is missing, and prints where it lies."""
+    """Builds the given target; without one (``python -m bagua.csrc.build``) what is missing, and prints its path."""
     try:
         if arguments:
             _build_locked(Path(arguments[0]))

@@ -98,13 +98,13 @@ class Rank:
         shape: Sequence[int] = (),
         label: str = "",
     ) -> int:
-        """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst per
-        kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed."""
+        """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
+        per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed."""
     def done(self, ticket: int) -> bool: ...
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
-        """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC; started
-        is when all local members had submitted. None: the timeout passed and the operation goes on. Raises CoreError.
-        Each ticket is waited for once."""
+        """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
+        started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises
+        CoreError. Each ticket is waited for once."""
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine, as ``Engine.stats``, read from shared memory."""
     def error(self) -> str: ...
@@ -118,8 +118,8 @@ def spawn(
     stderr_fd: int,
     death_signal: int = 9,
 ) -> int:
-    """Starts a program in a session and process group of its own, with stdin from /dev/null, every other descriptor closed
-    and ``death_signal`` delivered to it when the calling thread's process dies; returns its pid. Raises OSError."""
+    """Starts a program in a session and process group of its own, with stdin from /dev/null, every other descriptor
+    closed and ``death_signal`` delivered to it when the calling process dies; returns its pid. Raises OSError."""
 
 def reduce(dtype: int, op: int, inputs: Sequence[Buffer], output: Buffer, count: int, scale: int = 1) -> None:
     """The local reduction kernel, for tests: output[i] = op(inputs[0][i], …) with AVG dividing by ``scale``."""

@@ -185,8 +185,8 @@ bool ChannelServer::hello(Connection* connection, const Request& request) {
     status = handler_->join(request.rank, request.token, connection->pid, descriptors);
   }
   if (!status) {
-    reply(connection, status, 0, 0, nullptr, 0);
     handler_->bad_connection();
+    reply(connection, status, 0, 0, nullptr, 0);
     close(connection, false);
     return true;
   }

@@ -63,16 +63,24 @@ void Engine::close() {
   std::lock_guard<std::mutex> lock(lifecycle_mutex_);
   if (closed_) return;
   closed_ = true;
-  if (dispatcher_ == nullptr) {  // open() failed early
-    network_.stop();
-    return;
+  // In the order in which work flows: nobody new, nothing new, what is running, what it ran on.
+  if (dispatcher_ != nullptr) {
+    state_.end("the node daemon has closed the engine of this job: the job is over or was stopped");
+    server_.reset();
+    dispatcher_->stop();
+    close_executors();
+    dispatcher_.reset();
+    for (const int rank : state_.options().local_ranks()) segments_->free_all(rank);
+    ranks_.close();
   }
-  state_.end("the node daemon has closed the engine of this job: the job is over or was stopped");
-  if (server_ != nullptr) server_->stop();
-  dispatcher_->stop();
-  std::vector<std::shared_ptr<Communicator>> comms = registry_.all();
+  network_.stop();
+  state_.close_page();
+}
+
+void Engine::close_executors() {
+  std::vector<std::shared_ptr<Communicator>> comms = registry_.clear();
   {
-    std::lock_guard<std::mutex> retired_lock(retired_mutex_);
+    std::lock_guard<std::mutex> lock(retired_mutex_);
     comms.insert(comms.end(), retired_.begin(), retired_.end());
     retired_.clear();
   }
@@ -82,8 +90,6 @@ void Engine::close() {
   for (const auto& comm : comms) {
     if (comm->executor != nullptr) comm->executor->close();
   }
-  network_.stop();
-  for (const int rank : state_.options().local_ranks()) segments_->free_all(rank);
 }
 
 Status Engine::join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) {

@@ -40,6 +40,7 @@ class Engine final : private ChannelHandler {
   explicit Engine(EngineOptions options);
   Status open();
   void prepare(Communicator* comm);
+  void close_executors();
   void retire(const std::shared_ptr<Communicator>& comm);
 
   // ChannelHandler, on the server's thread

@@ -124,7 +124,11 @@ Status Exchange::compare(int peer, const Control& control, uint64_t sequence, co
                                 std::to_string(control.source) + " bytes: give all the same chunk_bytes"};
   }
   if (signature_of(control.descriptor) == signature_of(own)) return Status::ok();
-  return {Code::kInvalid, mismatch_text(own, us, control.descriptor, them, sequence)};
+  // Both hosts find out at once: the lower rank comes last, so that both say the same.
+  if (own_rank < control.rank) {
+    return {Code::kInvalid, mismatch_text(own, us, control.descriptor, them, sequence)};
+  }
+  return {Code::kInvalid, mismatch_text(control.descriptor, them, own, us, sequence)};
 }
 
 Status Exchange::describe(int peer, const Control& control) {

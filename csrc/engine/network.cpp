@@ -34,6 +34,7 @@ void Network::stop() {
     thread_.join();
   }
   listener_.reset();
+  stop_event_ = EventFd();
   std::lock_guard<std::mutex> lock(mutex_);
   parked_.clear();
   parked_count_ = 0;

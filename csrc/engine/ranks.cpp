@@ -50,6 +50,14 @@ void RankTable::set_phase(int rank, Phase phase) {
   if (Port* port = find(rank)) port->phase.store(phase, std::memory_order_release);
 }
 
+void RankTable::close() {
+  for (const auto& port : ports_) {
+    port->channel.store(nullptr);
+    port->memory.reset();
+    port->descriptor.reset();
+  }
+}
+
 bool RankTable::take(size_t index, Operation* out, Status* status) {
   Port* port = ports_[index].get();
   RankChannel* channel = port->channel.load(std::memory_order_acquire);

@@ -33,6 +33,8 @@ class RankTable {
   // Makes the rank's channel; kInvalid if it has joined before. The descriptor stays the table's.
   Status join(int rank, pid_t pid, int* descriptor);
   void set_phase(int rank, Phase phase);
+  // Unmaps all channels. Only when no thread takes or completes any more.
+  void close();
 
   // The next submission of a rank that has not been taken; false if there is none. kCorrupt if the counters can't be
   // right. Dispatcher only.

@@ -98,4 +98,11 @@ std::vector<std::shared_ptr<Communicator>> Registry::all() const {
   return comms;
 }
 
+std::vector<std::shared_ptr<Communicator>> Registry::clear() {
+  std::vector<std::shared_ptr<Communicator>> comms = all();
+  std::lock_guard<std::mutex> lock(mutex_);
+  comms_.clear();
+  return comms;
+}
+
 }  // namespace bagua

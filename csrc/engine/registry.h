@@ -32,6 +32,8 @@ class Registry {
   // nullptr if there is none.
   std::shared_ptr<Communicator> find(uint32_t id) const;
   std::vector<std::shared_ptr<Communicator>> all() const;
+  // Takes all out: the engine is being closed.
+  std::vector<std::shared_ptr<Communicator>> clear();
 
  private:
   struct Entry {

@@ -67,6 +67,8 @@ class EngineState {
   const EngineOptions& options() const { return options_; }
   JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
   int page_descriptor() const { return page_fd_.get(); }
+  // Nobody joins any more. The page stays mapped: counters and error can still be read.
+  void close_page() { page_fd_.reset(); }
   Counters& counters() const { return page()->counters; }
   BusyClock& busy() { return busy_; }
 
@@ -87,7 +89,7 @@ class EngineState {
 
  private:
   const EngineOptions options_;
-  Fd page_fd_;                            // constant after open()
+  Fd page_fd_;                            // constant from open() to close_page()
   std::shared_ptr<Mapping> page_memory_;  // constant after open()
   EventFd events_ready_;                  // constant after open()
   BusyClock busy_;
