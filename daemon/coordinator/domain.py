@@ -141,7 +141,11 @@ class JobRecord:
             return ""
         if self.state is JobState.STOPPING:
             busy = [host.node_id for host in self.hosts if host.phase is not Phase.STOPPED]
-            return f"for {len(busy)} of {len(self.hosts)} nodes to stop the job: {', '.join(busy[:10])}" if busy else ""
+            return (
+                f"{len(busy)} of {len(self.hosts)} nodes have not stopped it yet: {', '.join(busy[:10])}"
+                if busy
+                else ""
+            )
         return "; ".join(host.waiting for host in self.hosts if host.waiting)
 
 

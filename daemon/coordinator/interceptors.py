@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
-from bagua.base.errors import ServiceError, UnauthenticatedError
+from bagua.base.errors import ServiceError, UnauthenticatedError, UnavailableError
 from bagua.base.rpc import code_of
 from bagua.base.security import METADATA_KEY
 from bagua.daemon.coordinator.counters import Counters
@@ -63,7 +63,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _guard(self, error: BaseException, context: Any) -> None:
         """Answers ``error``."""
         if isinstance(error, ServiceError):
-            self._counters.add("bad_calls", type(error).__name__)
+            if not isinstance(error, UnavailableError):  # which is not the caller's fault
+                self._counters.add("bad_calls", type(error).__name__)
             await context.abort(code_of(error), str(error))
         log.error("call_failed", exc_info=error)
         self._counters.add("bad_calls", "internal")

@@ -16,7 +16,7 @@ from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Observed, Service
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
-from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import node_pb2, node_pb2_grpc
 
@@ -81,7 +81,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         if not isinstance(first, node_pb2.NodeFact) or first.WhichOneof("fact") != "hello":
             raise InvalidRequestError("the first message of a session must be a hello")
         if self.stopping:
-            raise UnavailableError("the coordinator is stopping")
+            raise UnavailableError(STOPPING)
         return first.hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:

@@ -27,7 +27,7 @@ from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
 from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import job_pb2_grpc, node_pb2_grpc
 
@@ -165,7 +165,8 @@ class Coordinator:
         """Takes everything apart. Jobs and their ranks go on; the next coordinator on this state folder finds them."""
         log.info("stopping")
         self._nodes.stopping = True
-        self.sessions.close_all("the coordinator is stopping")
+        self.sessions.close_all(STOPPING)
+        self.watchers.close()
         await self._closers.aclose()
 
     async def _flush_heartbeats(self) -> None:

@@ -7,8 +7,10 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bagua.base.errors import UnavailableError
 from bagua.proto import common_pb2
 
+STOPPING = "the coordinator is stopping"
 _MAX_RANKS = 1_024  # ranks of one job whose progress a watcher keeps
 _MAX_JOBS = 1_000  # jobs whose last progress is kept
 
@@ -20,6 +22,12 @@ class Watcher:
         self._wake = asyncio.Event()
         self._changed = False
         self._progress: dict[int, common_pb2.Progress] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """The coordinator stops: whoever waits gets UnavailableError."""
+        self._closed = True
+        self._wake.set()
 
     def notify(self) -> None:
         """The job changed."""
@@ -33,8 +41,11 @@ class Watcher:
         self._wake.set()
 
     async def wait(self) -> tuple[bool, list[common_pb2.Progress]]:
-        """(whether the job changed, the newest progress per rank) since the last call."""
+        """(whether the job changed, the newest progress per rank) since the last call. Raises UnavailableError when the
+        coordinator stops."""
         await self._wake.wait()
+        if self._closed:
+            raise UnavailableError(STOPPING)
         self._wake.clear()
         changed, progress = self._changed, list(self._progress.values())
         self._changed = False
@@ -48,11 +59,14 @@ class Watchers:
     def __init__(self) -> None:
         self._watchers: dict[str, set[Watcher]] = {}
         self._progress: dict[str, common_pb2.Progress] = {}
+        self._closed = False
 
     @contextmanager
     def watch(self, job_id: str) -> Iterator[Watcher]:
         """A watcher that is told of every change from now on."""
         watcher = Watcher()
+        if self._closed:
+            watcher.close()
         self._watchers.setdefault(job_id, set()).add(watcher)
         try:
             yield watcher
@@ -61,6 +75,13 @@ class Watchers:
             rest.discard(watcher)
             if not rest:
                 del self._watchers[job_id]
+
+    def close(self) -> None:
+        """Ends all watches, now and later."""
+        self._closed = True
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.close()
 
     def notify(self, job_id: str) -> None:
         """The job changed."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.decide import apply, decide
 from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView, Options
 from bagua.daemon.coordinator.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
@@ -89,6 +92,12 @@ async def test_a_watcher_keeps_the_last_progress_of_each_rank():
         for rank in range(5_000):
             watchers.report(common_pb2.Progress(job_id="job-1", rank=rank))
         assert len((await watcher.wait())[1]) == 1_024
+    with watchers.watch("job-1") as early:
+        watchers.close()
+        with watchers.watch("job-1") as late:
+            for watcher in (early, late):
+                with pytest.raises(UnavailableError, match="is stopping"):
+                    await asyncio.wait_for(watcher.wait(), 1)
     watchers.notify("job-1")  # nobody is there any more
     for number in range(5_000):
         watchers.report(common_pb2.Progress(job_id=f"job-{number}"))

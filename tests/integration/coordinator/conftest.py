@@ -207,6 +207,23 @@ def coordinator(start: Callable[..., CoordinatorProcess]) -> CoordinatorProcess:
     return process
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """One coordinator for all tests that leave nothing behind."""
+    process = CoordinatorProcess(tmp_path_factory.mktemp("shared"))
+    assert not process.error
+    yield process
+    code, errors = process.end()
+    assert code == 0, errors
+
+
+@pytest.fixture
+def shared_client(shared: CoordinatorProcess) -> Iterator[Client]:
+    with shared.client() as made:
+        yield made
+        assert not made.list()
+
+
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Peer]]:
     """Connects scripted nodes and waits for their Welcome."""

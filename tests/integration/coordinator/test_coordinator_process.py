@@ -35,9 +35,9 @@ def refused(process) -> str:
     return process.error
 
 
-def test_a_port_in_use_is_named(start, coordinator, tmp_path):
-    error = refused(start(listen=coordinator.address, state_dir=tmp_path / "other"))
-    assert f"Can't listen on {coordinator.address}: the port is in use" in error and "--listen" in error
+def test_a_port_in_use_is_named(start, shared, tmp_path):
+    error = refused(start(listen=shared.address, state_dir=tmp_path / "other"))
+    assert f"Can't listen on {shared.address}: the port is in use" in error and "--listen" in error
 
 
 def test_a_second_coordinator_on_a_state_folder_is_refused(start, coordinator):
@@ -129,20 +129,20 @@ def test_sigint_ends_it(coordinator):
     assert coordinator.end(signal.SIGINT)[0] == 0
 
 
-def test_what_it_writes_is_private(coordinator):
-    for path in (coordinator.state_dir, coordinator.state_dir / "coordinator"):
+def test_what_it_writes_is_private(shared):
+    for path in (shared.state_dir, shared.state_dir / "coordinator"):
         assert path.stat().st_mode & 0o777 == 0o700
-    assert coordinator.token_file.stat().st_mode & 0o777 == 0o600
-    published = json.loads((coordinator.state_dir / "coordinator" / "coordinator.json").read_text())
-    assert published["address"] == coordinator.address and published["pid"] == coordinator.process.pid
+    assert shared.token_file.stat().st_mode & 0o777 == 0o600
+    published = json.loads((shared.state_dir / "coordinator" / "coordinator.json").read_text())
+    assert published["address"] == shared.address and published["pid"] == shared.process.pid
 
 
-def test_the_client_finds_the_coordinator_of_this_user(coordinator, monkeypatch):
+def test_the_client_finds_the_coordinator_of_this_user(shared, monkeypatch):
     for name in ("BAGUA_COORDINATOR", "BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("BAGUA_STATE_DIR", str(coordinator.state_dir))
+    monkeypatch.setenv("BAGUA_STATE_DIR", str(shared.state_dir))
     with Client() as client:
-        assert client.address == coordinator.address
+        assert client.address == shared.address
         assert not client.list()
 
 
@@ -157,8 +157,8 @@ def test_logs_can_be_json(start):
 
 
 @pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wrong"),), (("authorization", "Basic x"),)])
-def test_calls_without_the_token_are_refused_with_words(coordinator, metadata):
-    with coordinator.channel() as channel:
+def test_calls_without_the_token_are_refused_with_words(shared, metadata):
+    with shared.channel() as channel:
         stub = job_pb2_grpc.JobServiceStub(channel)
         for call in (
             lambda: stub.ListJobs(job_pb2.ListJobsRequest(), metadata=metadata, timeout=10),
@@ -170,15 +170,18 @@ def test_calls_without_the_token_are_refused_with_words(coordinator, metadata):
             assert "send the token of this coordinator" in caught.value.details()
 
 
-def test_a_node_without_the_token_is_refused(coordinator, connect, monkeypatch):
-    monkeypatch.setattr(type(coordinator), "token", "wrong")
-    peer = connect(coordinator, "a", welcome=False)
+def test_a_node_without_the_token_is_refused(shared, connect, monkeypatch):
+    monkeypatch.setattr(type(shared), "token", "wrong")
+    peer = connect(shared, "a", welcome=False)
     with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
         peer.next()
 
 
-def test_the_client_says_what_is_wrong(coordinator):
-    with Client(coordinator.address, token="wrong") as client, pytest.raises(UnauthenticatedError, match="BAGUA_TOKEN"):
+def test_the_client_says_what_is_wrong(shared):
+    with (
+        Client(shared.address, token="wrong") as client,
+        pytest.raises(UnauthenticatedError, match="BAGUA_TOKEN"),
+    ):
         client.list()
     with Client("127.0.0.1:1", token="x") as client:
         with pytest.raises(UnavailableError, match=r"No coordinator answers at 127\.0\.0\.1:1 .*`bagua coordinator`"):
@@ -189,8 +192,8 @@ def test_the_client_says_what_is_wrong(coordinator):
         Client("192.0.2.1:7670", token="x")
 
 
-def test_health_is_open_and_reflection_is_not(coordinator):
-    with coordinator.channel() as channel:
+def test_health_is_open_and_reflection_is_not(shared):
+    with shared.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "bagua.v1.JobService", "bagua.v1.NodeService"):
             answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
@@ -199,25 +202,25 @@ def test_health_is_open_and_reflection_is_not(coordinator):
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             list(reflection.ServerReflectionInfo(iter([request]), timeout=10))
-        metadata = call_metadata(coordinator.token)
+        metadata = call_metadata(shared.token)
         answer = next(reflection.ServerReflectionInfo(iter([request]), metadata=metadata, timeout=10))
         names = {service.name for service in answer.list_services_response.service}
         assert {"bagua.v1.JobService", "bagua.v1.NodeService", "grpc.health.v1.Health"} <= names
 
 
-def test_an_unknown_method_is_refused(coordinator):
-    with coordinator.channel() as channel:
+def test_an_unknown_method_is_refused(shared):
+    with shared.channel() as channel:
         call = channel.unary_unary("/bagua.v1.JobService/NoSuch", request_serializer=bytes)
         with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
-            call(b"", metadata=call_metadata(coordinator.token), timeout=10)
+            call(b"", metadata=call_metadata(shared.token), timeout=10)
 
 
 # ---- garbage
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), b"PRI * HTTP/2.0\r\n"])
-def test_garbage_closes_the_connection_and_nothing_else(coordinator, client, garbage):
-    host, port = coordinator.address.split(":")
+def test_garbage_closes_the_connection_and_nothing_else(shared, shared_client, garbage):
+    host, port = shared.address.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(garbage)
         try:
@@ -225,32 +228,32 @@ def test_garbage_closes_the_connection_and_nothing_else(coordinator, client, gar
                 pass
         except ConnectionResetError:
             pass
-    assert not client.list()
+    assert not shared_client.list()
 
 
 @pytest.mark.parametrize("size", [5 << 20, 100 << 20])
-def test_an_oversized_message_is_refused(coordinator, client, size):
-    metadata = call_metadata(coordinator.token)
-    with coordinator.channel() as channel:
+def test_an_oversized_message_is_refused(shared, shared_client, size):
+    metadata = call_metadata(shared.token)
+    with shared.channel() as channel:
         call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
             call(b"\x0a" + b"\0" * size, metadata=metadata, timeout=30)
         call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
         with pytest.raises(grpc.RpcError):
             list(call(iter([b"\0" * size]), metadata=metadata, timeout=30))
-    assert not client.nodes()
+    shared_client.nodes()
 
 
-def test_a_message_that_is_no_message_is_refused(coordinator, client):
-    metadata = call_metadata(coordinator.token)
-    with coordinator.channel() as channel:
+def test_a_message_that_is_no_message_is_refused(shared, shared_client):
+    metadata = call_metadata(shared.token)
+    with shared.channel() as channel:
         call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
         with pytest.raises(grpc.RpcError):
             call(b"\xff" * 1000, metadata=metadata, timeout=10)
         call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
         with pytest.raises(grpc.RpcError):
             list(call(iter([b"\xff" * 1000]), metadata=metadata, timeout=10))
-    assert not client.list()
+    assert not shared_client.list()
 
 
 # ---- TLS and metrics
@@ -315,8 +318,8 @@ def test_metrics_on_request(start, connect):
     assert process.end()[0] == 0
 
 
-def test_a_metrics_port_in_use_is_named(start, coordinator, tmp_path):
-    port = coordinator.address.split(":")[1]
+def test_a_metrics_port_in_use_is_named(start, shared, tmp_path):
+    port = shared.address.split(":")[1]
     error = refused(start("--metrics-port", port, state_dir=tmp_path / "other"))
     assert f"Can't serve metrics on 127.0.0.1:{port}" in error
 

@@ -7,6 +7,9 @@ import sqlite3
 import threading
 import time
 
+import pytest
+
+from bagua.base.errors import UnavailableError
 from bagua.client import Client
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
@@ -129,15 +132,21 @@ def test_a_stop_in_good_order_leaves_jobs_running(start, connect, until):
         until(client, job.job_id, c.JOB_STATE_RUNNING)
         stream = client.watch(job.job_id, patience_s=0)
         next(stream)
+        logs = client.logs(job.job_id, follow=True)
         began = time.monotonic()
         code, errors = first.end(signal.SIGTERM)
         assert code == 0, errors
         assert time.monotonic() - began < 3.0
         assert "Traceback" not in errors
+        with pytest.raises(UnavailableError, match="the coordinator is stopping"):
+            list(stream)
+        with pytest.raises(UnavailableError):
+            list(logs)
         assert not (first.state_dir / "coordinator" / "coordinator.json").exists()
         second = start(listen=first.address)
         held = n.LocalJob(job_id=job.job_id, generation=1, phase=n.LOCAL_PHASE_STARTED)
         connect(second, "a", jobs=(held,)).expect(n.RunJob)
+    with second.client() as client:
         assert client.get(job.job_id).state == c.JOB_STATE_RUNNING
 
 
