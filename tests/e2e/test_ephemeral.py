@@ -20,7 +20,7 @@ SUM = """
         bagua.init_process_group()
         tensor = torch.full((1000,), float(bagua.get_rank() + 1))
         bagua.allreduce_inplace(tensor)
-        sys.stdout.write(f"sum {int(tensor[0])} of {bagua.get_world_size()}\n")
+        sys.stdout.write(f"sum {int(tensor[0])} of {bagua.get_world_size()}\\n")
 
     if __name__ == "__main__":
         main()
