@@ -1,0 +1,139 @@
+// The inside of a Mesh. Everything but `attached`, the flags and the counters belongs to the driving thread.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "transport/mesh.h"
+#include "transport/stream.h"
+
+namespace bagua::mesh {
+
+constexpr int64_t kReadBudget = 1 << 20;  // bytes from one stream before the others get their turn
+constexpr size_t kPumpBudget = 2 << 20;   // bytes handed to sockets before reading gets its turn
+// After the first stream of a peer has closed, its other streams may still bring what was on its way.
+constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
+
+// Names of a message between two hosts.
+struct MessageKey {
+  uint64_t op;
+  uint64_t tag;
+  bool operator==(const MessageKey& other) const { return op == other.op && tag == other.tag; }
+};
+
+struct HashKey {
+  size_t operator()(const MessageKey& key) const {
+    uint64_t x = key.op * 0x9e3779b97f4a7c15u + key.tag;
+    x ^= x >> 32;
+    return static_cast<size_t>(x * 0xd6e8feb86659fd93u);
+  }
+};
+
+struct Posted {
+  void* data;
+  size_t bytes;
+  uint64_t cookie;
+  int64_t since_ns;
+  bool claimed = false;  // a frame is being received into it
+};
+
+struct Stream {
+  Socket socket;
+  int peer = 0;
+  int index = 0;
+  bool lane = false;     // carries control messages only
+  bool ended = false;    // nothing will come from it any more
+  bool writable = true;  // until the socket refuses
+  bool write_broken = false;
+  bool parked = false;      // its frame waits for a recv()
+  bool queued = false;      // in Impl::ready
+  bool registered = false;  // with epoll
+  uint32_t events = 0;      // what epoll watches
+  StreamReader reader;
+  StreamWriter writer;
+
+  // No event tells of what comes: read until the socket is empty.
+  bool eager() const { return !registered; }
+};
+
+struct Peer {
+  std::vector<std::unique_ptr<Stream>> streams;  // by index; the last is the control lane; null: not attached
+  std::deque<Outgoing> data;
+  std::deque<Outgoing> control;
+  std::unordered_map<MessageKey, Posted, HashKey> posted;
+  size_t next_stream = 0;   // where the search for a free stream begins
+  int attached = 0;         // data streams
+  int64_t needed_ns = -1;   // first send or recv while not connected
+  int64_t lost_ns = -1;     // when the first stream failed
+  bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
+  bool pump_again = false;  // pump() stopped at its budget
+  Status lost;
+};
+
+}  // namespace bagua::mesh
+
+namespace bagua {
+
+struct Mesh::Impl {
+  explicit Impl(MeshOptions given);
+
+  MeshOptions options;  // constant after construction
+  Fd epoll;
+  EventFd event;
+
+  // From any thread:
+  std::mutex mutex;
+  struct Attached {
+    int peer;
+    int stream;
+    Socket socket;
+  };
+  std::vector<Attached> attached;  // protected by mutex
+  std::atomic<bool> any_attached{false};
+  std::atomic<bool> woken{false};
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, frames_dropped{0};
+
+  // Of the driving thread:
+  std::vector<mesh::Peer> peers;
+  std::vector<mesh::Stream*> ready;  // to be read without an event
+  std::vector<Completion> done;
+  int missing = 0;  // data streams not attached yet
+  bool any_pump_again = false;
+  Status status;  // the first error
+
+  // Attaching
+  void adopt();
+  void add_stream(int peer, int stream, Socket socket);
+  Status connect_overdue(int64_t now) const;
+  // Sending
+  bool check_peer(int peer, size_t bytes, size_t limit, const char* what);
+  void note_need(mesh::Peer* peer);
+  void pump(mesh::Peer* peer);
+  void flush(mesh::Peer* peer, mesh::Stream* stream);
+  mesh::Stream* free_stream(mesh::Peer* peer, bool control);
+  // Receiving
+  void make_ready(mesh::Stream* stream);
+  void read(mesh::Stream* stream, int64_t budget);
+  bool on_header(mesh::Stream* stream);
+  bool claim(mesh::Stream* stream);
+  void on_payload(mesh::Stream* stream);
+  // Events
+  void watch(mesh::Stream* stream, uint32_t events);
+  void unwatch(mesh::Stream* stream);
+  void on_event(mesh::Stream* stream, uint32_t events);
+  bool wait(int64_t deadline_ns);
+  int64_t next_deadline(int64_t deadline_ns) const;
+  // Failing
+  void fail(Status first);
+  void lose(mesh::Stream* stream, const std::string& how);
+  void settle_losses();
+};
+
+}  // namespace bagua

@@ -1,0 +1,267 @@
+// Sending, receiving and events of a mesh; see mesh.cpp for the interface and what happens when something fails.
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/text.h"
+#include "transport/mesh_impl.h"
+
+namespace bagua {
+
+using mesh::Peer;
+using mesh::Stream;
+
+// ---- sending
+
+bool Mesh::Impl::check_peer(int peer, size_t bytes, size_t limit, const char* what) {
+  if (!status) return false;
+  if (peer < 0 || peer >= options.hosts || peer == options.host) {
+    fail({Code::kInvalid, std::string(what) + " names host " + std::to_string(peer) + ", which is no other host of " +
+                              std::to_string(options.hosts)});
+    return false;
+  }
+  if (bytes > limit) {
+    fail({Code::kInvalid, std::string(what) + " of " + std::to_string(bytes) + " bytes with host " +
+                              std::to_string(peer) + ": at most " + std::to_string(limit) + " are allowed"});
+    return false;
+  }
+  return true;
+}
+
+void Mesh::Impl::note_need(Peer* peer) {
+  if (missing > 0 && peer->needed_ns < 0 && peer->attached < options.streams) peer->needed_ns = now_ns();
+}
+
+Stream* Mesh::Impl::free_stream(Peer* peer, bool control) {
+  const auto free = [](const Stream* s) {
+    return s != nullptr && !s->writer.busy() && s->writable && !s->write_broken && !s->ended;
+  };
+  Stream* lane = peer->streams.back().get();
+  if (control && lane != nullptr) return free(lane) ? lane : nullptr;
+  const auto count = static_cast<size_t>(options.streams);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t index = (peer->next_stream + i) % count;
+    if (!free(peer->streams[index].get())) continue;
+    peer->next_stream = (index + 1) % count;
+    return peer->streams[index].get();
+  }
+  return nullptr;
+}
+
+// Hands queued messages to streams until none is free.
+void Mesh::Impl::pump(Peer* peer) {
+  if (!status) return;  // the payloads are the caller's again
+  size_t handed = 0;
+  for (auto* queue : {&peer->control, &peer->data}) {
+    while (!queue->empty()) {
+      Stream* stream = free_stream(peer, queue == &peer->control);
+      if (stream == nullptr) break;
+      if (handed >= mesh::kPumpBudget) {
+        peer->pump_again = any_pump_again = true;
+        break;
+      }
+      handed += queue->front().bytes;
+      stream->writer.start(std::move(queue->front()), options.generation, options.comm);
+      queue->pop_front();
+      flush(peer, stream);
+    }
+  }
+}
+
+void Mesh::Impl::flush(Peer* peer, Stream* stream) {
+  uint64_t sent = 0;
+  int problem = 0;
+  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &sent, &problem);
+  bytes_sent.fetch_add(sent, std::memory_order_relaxed);
+  switch (progress) {
+    case StreamWriter::Progress::kDone: {
+      const Outgoing& message = stream->writer.current();
+      if (message.type == FrameType::kData) done.push_back({Event::kSent, stream->peer, message.cookie, {}});
+      break;
+    }
+    case StreamWriter::Progress::kBlocked:
+      stream->writable = false;
+      if (stream->registered) watch(stream, stream->events | EPOLLOUT);
+      break;
+    case StreamWriter::Progress::kBroken:
+      stream->write_broken = true;
+      if (peer->lost_ns < 0) lose(stream, "the connection broke: " + errno_text(problem));
+      break;
+  }
+}
+
+// ---- receiving
+
+void Mesh::Impl::make_ready(Stream* stream) {
+  if (stream->queued || stream->ended) return;
+  stream->queued = true;
+  ready.push_back(stream);
+}
+
+void Mesh::Impl::read(Stream* stream, int64_t budget) {
+  using Step = StreamReader::Step;
+  uint64_t received = 0;
+  bool more = !stream->ended;
+  while (more && status) {
+    const Step step = stream->reader.advance(stream->socket.fd(), stream->eager(), &budget, &received);
+    more = false;
+    switch (step) {
+      case Step::kHeader:
+        more = on_header(stream);
+        break;
+      case Step::kPayload:
+        on_payload(stream);
+        more = true;
+        break;
+      case Step::kYield:
+        make_ready(stream);
+        break;
+      case Step::kBlocked:
+        break;
+      case Step::kClosed:
+        stream->ended = true;
+        lose(stream, stream->reader.mid_frame() ? "it closed the connection in the middle of a message"
+                                                : "it closed the connection");
+        break;
+      case Step::kBroken:
+        stream->ended = true;
+        lose(stream, "the connection broke: " + errno_text(stream->reader.error()));
+        break;
+      case Step::kCorrupt:
+        fail({Code::kCorrupt, "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index) +
+                                  ": " + stream->reader.problem()});
+        break;
+    }
+  }
+  bytes_received.fetch_add(received, std::memory_order_relaxed);
+}
+
+// Decides about a frame; false: it is parked (or an error).
+bool Mesh::Impl::on_header(Stream* stream) {
+  const FrameHeader& header = stream->reader.header();
+  if (header.generation != options.generation || header.comm != options.comm) {
+    frames_dropped.fetch_add(1, std::memory_order_relaxed);
+    stream->reader.skip();
+    return true;
+  }
+  if (header.type == FrameType::kControl) {
+    stream->reader.receive_control();
+    return true;
+  }
+  if (claim(stream)) return true;
+  stream->parked = static_cast<bool>(status);
+  return false;
+}
+
+// Joins the frame at the head of the stream with its posted receive.
+bool Mesh::Impl::claim(Stream* stream) {
+  const FrameHeader& header = stream->reader.header();
+  Peer& peer = peers[static_cast<size_t>(stream->peer)];
+  const auto posted = peer.posted.find({header.op, header.tag});
+  if (posted == peer.posted.end() || posted->second.claimed) return false;
+  if (posted->second.bytes != header.payload_bytes) {
+    fail({Code::kInvalid, "host " + std::to_string(stream->peer) + " sent " + std::to_string(header.payload_bytes) +
+                              " bytes where " + std::to_string(posted->second.bytes) + " were expected (operation " +
+                              std::to_string(header.op) + ", tag " + std::to_string(header.tag) + ")"});
+    return false;
+  }
+  posted->second.claimed = true;
+  stream->reader.receive(posted->second.data, posted->second.cookie);
+  return true;
+}
+
+void Mesh::Impl::on_payload(Stream* stream) {
+  StreamReader& reader = stream->reader;
+  if (reader.skipping()) return;
+  if (reader.header().type == FrameType::kControl) {
+    done.push_back({Event::kControl, stream->peer, 0, std::move(reader.control())});
+    return;
+  }
+  Peer& peer = peers[static_cast<size_t>(stream->peer)];
+  peer.posted.erase({reader.header().op, reader.header().tag});
+  done.push_back({Event::kReceived, stream->peer, reader.cookie(), {}});
+}
+
+// ---- events
+
+void Mesh::Impl::watch(Stream* stream, uint32_t events) {
+  if (stream->registered && stream->events == events) return;
+  epoll_event watched{};
+  watched.events = events;
+  watched.data.ptr = stream;
+  const int operation = stream->registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+  if (::epoll_ctl(epoll.get(), operation, stream->socket.fd(), &watched) != 0) {
+    return fail({Code::kResource, "can't watch a connection: " + errno_text(errno)});
+  }
+  stream->registered = true;
+  stream->events = events;
+}
+
+void Mesh::Impl::unwatch(Stream* stream) {
+  if (!stream->registered) return;
+  ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, stream->socket.fd(), nullptr);
+  stream->registered = false;
+}
+
+void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
+  Peer& peer = peers[static_cast<size_t>(stream->peer)];
+  if ((events & EPOLLOUT) != 0) {
+    stream->writable = true;
+    if (stream->writer.busy()) flush(&peer, stream);
+    pump(&peer);
+    // Watched until it reports with nothing left to write: then the next message is written without an event.
+    if (stream->registered && stream->writable) watch(stream, stream->events & ~uint32_t{EPOLLOUT});
+  }
+  if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0 || !stream->registered) return;
+  stream->reader.readable();
+  if (!stream->parked) return read(stream, mesh::kReadBudget);
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    lose(stream, "it closed the connection");
+  } else {
+    watch(stream, stream->events & ~uint32_t{EPOLLIN});  // again at recv()
+  }
+}
+
+int64_t Mesh::Impl::next_deadline(int64_t deadline_ns) const {
+  const auto earlier = [&deadline_ns](int64_t at) {
+    if (deadline_ns < 0 || at < deadline_ns) deadline_ns = at;
+  };
+  for (const Peer& peer : peers) {
+    if (peer.lost_ns >= 0 && !peer.settled) earlier(peer.lost_ns + mesh::kLossGraceNs);
+    if (missing > 0 && peer.needed_ns >= 0 && peer.attached < options.streams) {
+      earlier(peer.needed_ns + options.connect_timeout_ns);
+    }
+  }
+  return deadline_ns;
+}
+
+// Waits for events and handles them. False: wake() was called.
+bool Mesh::Impl::wait(int64_t deadline_ns) {
+  epoll_event events[64];
+  const bool busy = !done.empty() || !ready.empty() || any_pump_again || !status;
+  const int count = ::epoll_wait(epoll.get(), events, 64, busy ? 0 : timeout_ms(next_deadline(deadline_ns)));
+  if (count < 0 && errno != EINTR) fail({Code::kInternal, "epoll_wait: " + errno_text(errno)});
+  for (int i = 0; i < count && status; ++i) {
+    if (events[i].data.ptr != nullptr) {
+      on_event(static_cast<Stream*>(events[i].data.ptr), events[i].events);
+    } else {
+      event.drain();
+    }
+  }
+  adopt();
+  if (std::exchange(any_pump_again, false)) {
+    for (Peer& peer : peers) {
+      if (std::exchange(peer.pump_again, false)) pump(&peer);
+    }
+  }
+  std::vector<Stream*> now_ready;
+  now_ready.swap(ready);
+  for (Stream* stream : now_ready) {
+    stream->queued = false;
+    if (!stream->parked) read(stream, mesh::kReadBudget);
+  }
+  return !woken.exchange(false, std::memory_order_acq_rel);
+}
+
+}  // namespace bagua
