@@ -1,0 +1,114 @@
+"""Plans, the registry, and what an algorithm answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bagua.algorithms import (
+    Algorithm,
+    AlgorithmImpl,
+    AllReduce,
+    BucketLayout,
+    GlobalAlgorithmRegistry,
+    GradientAllReduceAlgorithm,
+    Plan,
+)
+from bagua.algorithms.registry import AlgorithmRegistry
+
+
+class Bucket:
+    name = "0"
+    tensors = ()
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+
+    def set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+
+
+class Model:
+    """A wrapped model as an algorithm sees it."""
+
+    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return list(torch.nn.Linear(2, 2).named_parameters())
+
+    def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None: ...
+
+    def finish_backward(self) -> None: ...
+
+
+@pytest.mark.parametrize(("average", "op"), [(True, "AVG"), (False, "SUM")])
+def test_gradient_allreduce_is_one_step(average: bool, op: str) -> None:
+    bucket = Bucket()
+    GradientAllReduceAlgorithm(average=average).reify(None).init_operations(Model(), bucket)
+    assert bucket.plan == Plan((AllReduce(op, src="gradient", dst="result"),))
+
+
+def test_an_algorithm_may_be_used_for_several_models() -> None:
+    algorithm = GradientAllReduceAlgorithm(hierarchical=True)
+    first, second = algorithm.reify(None), algorithm.reify(None)
+    assert first is not second and first.hierarchical and second.average
+
+
+def test_base_behaviour() -> None:
+    implementation, model = AlgorithmImpl(None), Model()
+    assert implementation.need_reset() is False
+    names = [tuple(parameter.shape) for parameter in implementation.init_tensors(model)]
+    assert names == [(2,), (2, 2)]  # registration reversed
+    groups = [[torch.zeros(1)], [torch.zeros(2), torch.zeros(3)]]
+    layouts = implementation.tensors_to_buckets(groups, True)
+    assert [(layout.name, len(layout.tensors)) for layout in layouts] == [("0", 1), ("1", 2)]
+    assert isinstance(layouts[0], BucketLayout)
+    implementation.init_forward_pre_hook(model)(("input",))
+    implementation.init_post_optimizer_step_hook(model)(torch.optim.SGD([torch.zeros(1)]))
+    assert implementation.init_backward_hook(model) == model.mark_ready
+    assert implementation.init_post_backward_hook(model) == model.finish_backward
+
+
+def test_what_a_subclass_must_give_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="reify"):
+        Algorithm().reify(None)
+    with pytest.raises(NotImplementedError, match="init_operations"):
+        AlgorithmImpl(None).init_operations(Model(), Bucket())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: AllReduce("MAX"), "SUM, AVG"),
+        (lambda: Plan(()), "at least one step"),
+        (lambda: Plan(("allreduce",)), "step"),  # type: ignore[arg-type]
+        (lambda: Plan((AllReduce(src="momentum"),)), "'momentum', which no earlier step has filled"),
+        (lambda: Plan((AllReduce(dst="gradient"),)), "contributions stay"),
+        (lambda: Plan((AllReduce(dst="other"),)), "must fill slot 'result'"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_plan_is_a_value() -> None:
+    assert Plan((AllReduce(),)) == Plan((AllReduce("AVG"),))
+    assert hash(Plan((AllReduce(),))) == hash(Plan((AllReduce(),)))
+    with pytest.raises(AttributeError):
+        Plan((AllReduce(),)).steps = ()  # type: ignore[misc]
+
+
+def test_registry() -> None:
+    registry = AlgorithmRegistry()
+    registry.register("b", GradientAllReduceAlgorithm, "second")
+    registry.register("a", GradientAllReduceAlgorithm)
+    assert registry.available_algorithms() == ["a", "b"]
+    assert str(registry) == "a: \nb: second"
+    with pytest.raises(ValueError, match="'a'"):
+        registry.register("a", GradientAllReduceAlgorithm)
+    with pytest.raises(KeyError, match="Known: a, b"):
+        registry.get("c")
+    assert GlobalAlgorithmRegistry.get("gradient_allreduce") is GradientAllReduceAlgorithm
+    made = Algorithm.init("gradient_allreduce", average=False)
+    assert isinstance(made, GradientAllReduceAlgorithm) and not made.average

@@ -1,0 +1,61 @@
+"""What the environment says."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from bagua.base.errors import ConfigError
+from bagua.torch_api import env
+from bagua.torch_api.start import _use_store
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, "BAGUA_DEFAULT_BUCKET_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    assert (env.get_rank(), env.get_world_size(), env.get_local_rank(), env.get_local_size()) == (0, 1, 0, 1)
+    assert env.get_node_rank() == 0 and env.get_master_addr() == "127.0.0.1"
+    assert env.get_default_bucket_size() == 10485760
+
+
+def test_node_rank_is_torchruns_where_it_started_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "2")
+    monkeypatch.setenv("GROUP_RANK", "5")
+    assert env.get_node_rank() == 2
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    assert env.get_node_rank() == 5
+
+
+def test_what_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match="RANK is 'first'"):
+        env.get_rank()
+    monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "0")
+    with pytest.raises(ConfigError, match="BAGUA_DEFAULT_BUCKET_SIZE"):
+        env.get_default_bucket_size()
+
+
+def test_free_port() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", env.find_free_network_port()))
+
+
+def test_a_store_needs_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="rank must be given"):
+        _use_store(-1, 2, 2)
+    with pytest.raises(ConfigError, match="local_world_size must be given"):
+        _use_store(0, 2, -1)
+    with pytest.raises(ConfigError, match="don't fit"):
+        _use_store(2, 2, 2)
+    for name in NAMES:
+        monkeypatch.setenv(name, "0")  # so that they are restored
+    _use_store(5, 8, 4)
+    assert (env.get_rank(), env.get_world_size(), env.get_local_rank(), env.get_local_size()) == (5, 8, 1, 4)

@@ -1,0 +1,171 @@
+"""Which parameters are trained, how they are grouped and described, and how differences are told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bagua.base.errors import BaguaError
+from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.data_parallel.optimizer_state import decode, encode
+from bagua.torch_api.data_parallel.parameters import (
+    canonical,
+    check_descriptions,
+    describe,
+    ignored_names,
+    shared_state,
+    trainable_parameters,
+)
+from bagua.torch_api.statistics import union_length
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from(DTYPES))), st.integers(1, 2000))
+def test_groups(sizes: list[tuple[int, torch.dtype]], limit: int) -> None:
+    tensors = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in sizes]
+    order = {id(tensor): index for index, tensor in enumerate(tensors)}
+    groups = group_tensors(tensors, limit)
+    numbers = [[order[id(tensor)] for tensor in group] for group in groups]
+    assert sorted(number for group in numbers for number in group) == list(range(len(tensors)))  # each once
+    assert [group[-1] for group in numbers] == sorted(group[-1] for group in numbers)  # in the order of completion
+    for group, members in zip(groups, numbers, strict=True):
+        assert members == sorted(members)
+        assert len({tensor.dtype for tensor in group}) == 1
+        assert len(group) == 1 or sum(tensor.nbytes for tensor in group) <= limit
+    for dtype in DTYPES:  # no two neighbours of one dtype would have fitted together
+        sums = [sum(tensor.nbytes for tensor in group) for group in groups if group[0].dtype is dtype]
+        firsts = [group[0].nbytes for group in groups if group[0].dtype is dtype]
+        assert all(held + first > limit for held, first in zip(sums, firsts[1:], strict=False))
+
+
+def test_small_models_get_small_buckets_unless_told_otherwise() -> None:
+    assert bucket_bytes(100 << 20, 10 << 20, explicit=False) == 10 << 20
+    assert bucket_bytes(6 << 20, 10 << 20, explicit=False) == 1 << 20
+    assert bucket_bytes(1000, 10 << 20, explicit=False) == 256 << 10
+    assert bucket_bytes(6 << 20, 10 << 20, explicit=True) == 10 << 20
+
+
+def model() -> nn.Module:
+    made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    made.register_parameter("top", nn.Parameter(torch.zeros(2)))
+    return made
+
+
+def names(module: nn.Module) -> list[str]:
+    return [name for name, _ in trainable_parameters(module, ignored_names(module))]
+
+
+def test_trainable_parameters() -> None:
+    made = model()
+    assert names(made) == ["top", "0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+    made[2].weight.requires_grad_(False)
+    made[1].bias.expert = True
+    made[1].weight = made[0].bias
+    made._ddp_params_and_buffers_to_ignore = ["0.weight"]
+    made._bagua_params_and_buffers_to_ignore = [".top"]
+    assert names(made) == ["0.bias", "2.bias"]
+    state = [name for name, _ in shared_state(made, ignored_names(made))]
+    assert state == ["0.bias", "2.weight", "2.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
+def test_what_cannot_be_trained_is_named() -> None:
+    with pytest.raises(NotImplementedError, match=r"0\.weight gets sparse gradients"):
+        names(nn.Sequential(nn.Embedding(3, 3, sparse=True)))
+    with pytest.raises(TypeError, match="run one forward pass"):
+        names(nn.LazyLinear(3))
+    with pytest.raises(TypeError, match="complex64"):
+        names(nn.ParameterList([torch.zeros(1, dtype=torch.complex64)]))
+    with pytest.raises(TypeError, match="meta"):
+        names(nn.Linear(1, 1, device="meta"))
+
+
+def description(module: nn.Module, **settings: object) -> bytes:
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
+    return canonical(describe(shared_state(module, frozenset()), names(module), optimizers, settings))
+
+
+def test_descriptions_that_agree() -> None:
+    check_descriptions([description(model()), description(model())])
+
+
+def differing(change: str) -> bytes:
+    made = model()
+    if change == "shape":
+        made[2] = nn.Linear(4, 3)
+    if change == "more":
+        made.append(nn.Linear(1, 1))
+    if change == "strides":
+        made[0].weight = nn.Parameter(torch.zeros(3, 4).t())
+    if change == "buffer":
+        made[1].running_mean = torch.zeros(5)
+    if change == "error":
+        return canonical({"error": "it broke"})
+    return description(made, bucket=1 if change == "settings" else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("shape", ["2.weight float32 [2, 4]", "2.weight float32 [3, 4]", "rank 0", "rank 2"]),
+        ("more", ["number 7", "3.weight float32 [1, 1]"]),
+        ("strides", ["strides [3, 1]", "strides [1, 4]"]),
+        ("buffer", ["1.running_mean float32 [4]", "1.running_mean float32 [5]"]),
+        ("settings", ["settings differ", "{'bucket': 1}"]),
+        ("error", ["rank 2: it broke"]),
+    ],
+)
+def test_the_first_difference_is_told(change: str, words: list[str]) -> None:
+    fine = description(model(), bucket=0)
+    with pytest.raises(BaguaError) as told:
+        check_descriptions([fine, fine, differing(change)])
+    assert all(word in str(told.value) for word in words), told.value
+
+
+def test_the_same_mistake_everywhere_is_told_too() -> None:
+    with pytest.raises(BaguaError, match="rank 1: it broke"):
+        check_descriptions([canonical({"error": "it broke"})] * 2)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.booleans() | st.none(), inner)
+    ),
+)
+
+
+@given(VALUES)
+def test_plain_state_survives(value: Any) -> None:
+    assert decode(json.loads(json.dumps(encode(value, []))), []) == value
+
+
+def test_tensors_in_state_are_made_anew() -> None:
+    like = torch.zeros(2, 3).t()
+    state = {"step": torch.tensor(3.0), "m": torch.ones(3, 2, dtype=torch.float64), "old": [None, torch.zeros(0)]}
+    sent: list[torch.Tensor] = []
+    made: list[torch.Tensor] = []
+    found = decode(json.loads(json.dumps(encode(state, sent))), made, like)
+    assert [tuple(tensor.shape) for tensor in sent] == [(), (3, 2), (0,)]
+    assert found["m"] is made[1] and made[1].dtype is torch.float64 and made[1].stride() == like.stride()
+    assert found["old"][0] is None and found["step"].shape == ()
+    with pytest.raises(TypeError, match="object"):
+        encode({"what": object()}, [])
+    with pytest.raises(BaguaError, match="unknown dtype"):
+        decode({"tensor": ["nn", []]}, [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))), st.integers(0, 60), st.integers(0, 40))
+def test_union_of_intervals(pairs: list[tuple[int, int]], begin: int, length: int) -> None:
+    intervals = [(start, start + size) for start, size in pairs]
+    covered = {moment for start, end in intervals for moment in range(start, end)}
+    inside = covered & set(range(begin, begin + length))
+    assert union_length(intervals, begin, begin + length) == (len(covered), len(inside))

@@ -1,0 +1,84 @@
+"""Names under which programs written for the original find things."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import bagua.torch_api as bagua
+
+EXPORTS = [
+    *("init_process_group", "is_initialized", "destroy_process_group", "empty", "report", "send", "recv", "barrier"),
+    *("broadcast", "allgather", "allgather_inplace", "allreduce", "allreduce_inplace", "alltoall", "alltoall_inplace"),
+    *("gather", "gather_inplace", "reduce", "reduce_inplace", "reduce_scatter", "reduce_scatter_inplace", "scatter"),
+    *("scatter_inplace", "ReduceOp", "BaguaModule", "get_local_rank", "get_local_size", "get_rank", "get_world_size"),
+    *("communication", "algorithms", "data_parallel", "env"),
+]
+SIGNATURES = {
+    "init_process_group": "store rank world_size local_world_size",
+    "send": "tensor dst comm",
+    "recv": "tensor src comm",
+    "broadcast": "tensor src comm",
+    "reduce": "send_tensor recv_tensor dst op comm",
+    "reduce_inplace": "tensor dst op comm",
+    "allreduce": "send_tensor recv_tensor op comm",
+    "allreduce_inplace": "tensor op comm",
+    "allgather": "send_tensor recv_tensor comm",
+    "allgather_inplace": "tensor comm",
+    "gather": "send_tensor recv_tensor dst comm",
+    "gather_inplace": "tensor count dst comm",
+    "scatter": "send_tensor recv_tensor src comm",
+    "scatter_inplace": "tensor count src comm",
+    "reduce_scatter": "send_tensor recv_tensor op comm",
+    "reduce_scatter_inplace": "tensor op comm",
+    "alltoall": "send_tensor recv_tensor comm",
+    "alltoall_inplace": "tensor comm",
+    "barrier": "comm",
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exported(name: str) -> None:
+    assert hasattr(bagua, name) and name in bagua.__all__
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    assert list(inspect.signature(getattr(bagua, name)).parameters) == SIGNATURES[name].split()
+    assert getattr(bagua.communication, name) is getattr(bagua, name)
+
+
+def test_reduce_ops_have_the_numbers_of_the_original() -> None:
+    found = {op.name: op.value for op in bagua.ReduceOp}
+    assert found == {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BOR": 7, "BAND": 8, "BXOR": 9, "AVG": 10}
+
+
+def test_dotted_paths() -> None:
+    from bagua.torch_api.algorithms import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry, base
+    from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+    from bagua.torch_api.data_parallel import BaguaDistributedDataParallel
+
+    assert bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm is GradientAllReduceAlgorithm
+    assert issubclass(GradientAllReduceAlgorithm, Algorithm) and base.AlgorithmImpl is AlgorithmImpl
+    assert GlobalAlgorithmRegistry.available_algorithms() and BaguaDistributedDataParallel
+    assert bagua.communication.is_initialized() is False
+
+
+def test_modules_gain_with_bagua_and_its_properties() -> None:
+    model = torch.nn.Linear(1, 1)
+    parameters = inspect.signature(type(model).with_bagua).parameters
+    assert list(parameters) == ["self", "optimizers", "algorithm", "process_group", "do_flatten"]
+    assert not hasattr(model, "bagua_algorithm") and not hasattr(model, "bagua_buckets")
+    model.bagua_module_name = "mine"
+    assert model.bagua_module_name == "mine"
+
+
+def test_calls_before_the_start_say_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        bagua.allreduce_inplace(torch.zeros(1))
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        torch.nn.Linear(1, 1).with_bagua([], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
+    bagua.report(step=1)  # never fails the training
+    bagua.destroy_process_group()

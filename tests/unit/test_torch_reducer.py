@@ -1,0 +1,267 @@
+"""The reducer with ranks as threads: when buckets go, in which order, and what is in them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from bagua.algorithms import AllReduce, Plan
+from bagua.base.errors import ConfigError
+from bagua.torch_api.connection import Place, Times
+from bagua.torch_api.data_parallel.bucket import Bucket
+from bagua.torch_api.data_parallel.engine_callback import current_pass, queue_callback
+from bagua.torch_api.data_parallel.reducer import GradientReducer
+
+
+class Meeting:
+    """Sums what ranks in threads submit, by the order of submission."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.barrier = threading.Barrier(ranks, timeout=10)
+        self.submitted: list[list[Bucket]] = [[] for _ in range(ranks)]
+
+
+class ThreadCarrier:
+    """One rank's carrier. Waits for operations in their order."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting = meeting
+        self.rank = rank
+
+    def submit(self, bucket: Bucket) -> int:
+        self.meeting.submitted[self.rank].append(bucket)
+        return len(self.meeting.submitted[self.rank]) - 1
+
+    def wait(self, ticket: int) -> Times:
+        self.meeting.barrier.wait()
+        buckets = [self.meeting.submitted[rank][ticket] for rank in range(self.meeting.ranks)]
+        assert len({bucket.name for bucket in buckets}) == 1, "ranks are out of step"
+        contributions = [whole(bucket, bucket.side) for bucket in buckets]
+        scale = self.meeting.ranks if buckets[0].plan == Plan((AllReduce("AVG"),)) else 1
+        result = torch.stack(contributions).sum(0) / scale
+        self.meeting.barrier.wait()
+        whole(buckets[self.rank], 1 - buckets[self.rank].side).copy_(result)
+        return (0, 1, 2)
+
+
+BUFFERS: dict[int, torch.Tensor] = {}
+
+
+def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+    buffer = torch.zeros(count, dtype=dtype)
+    number = len(BUFFERS) + 1
+    BUFFERS[number] = buffer
+    return buffer, (number, 0)
+
+
+def whole(bucket: Bucket, side: int) -> torch.Tensor:
+    return BUFFERS[bucket.places[side][0]]
+
+
+class Replica:
+    """A small model with a reducer, one bucket per layer, last layer first."""
+
+    def __init__(self, meeting: Meeting, rank: int, op: str = "AVG", keep_own_memory: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.buckets = []
+        for number, layer in reversed(list(enumerate(self.model))):
+            parameters = [(f"{number}.{name}", parameter) for name, parameter in layer.named_parameters()]
+            self.buckets.append(Bucket(str(number), parameters, allocate))
+            self.buckets[-1].set_plan(Plan((AllReduce(op),)))
+        self.finished: list[int] = []
+        self.reducer = GradientReducer(
+            self.buckets,
+            ThreadCarrier(meeting, rank),
+            keep_own_memory,
+            drop_carried=op == "SUM" and rank > 0,
+            on_finished=lambda times, begin, end: self.finished.append(len(times)),
+        )
+        for name, parameter in self.model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p, n=name: self.reducer.mark_ready(n, p))
+
+    def gradient(self, layer: int) -> torch.Tensor | None:
+        return self.model[layer].weight.grad
+
+    def backward(self, used: list[int], scale: float) -> None:
+        x = torch.full((1, 3), scale)
+        for number in used:
+            x = self.model[number](x)
+        x.sum().backward()
+        self.reducer.end_pass()
+        self.reducer.finish()
+
+
+def together(work: Callable[[Meeting, int], object], ranks: int = 2) -> tuple[Meeting, list[object]]:
+    meeting = Meeting(ranks)
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(work, meeting, rank) for rank in range(ranks)]
+        return meeting, [future.result(30) for future in futures]
+
+
+def test_buckets_go_in_order_and_the_last_one_at_the_end() -> None:
+    def work(meeting: Meeting, rank: int) -> Replica:
+        replica = Replica(meeting, rank)
+        slots = {slot.name: slot for bucket in replica.buckets for slot in bucket.slots}
+        gone: list[int] = []
+        # The middle layer's gradients come first: they wait for those of the last layer.
+        for name in ("1.weight", "1.bias", "2.weight", "2.bias", "0.weight", "0.bias"):
+            slots[name].parameter.grad = torch.ones_like(slots[name].parameter)
+            replica.reducer.mark_ready(name, slots[name].parameter)
+            gone.append(len(meeting.submitted[rank]))
+        assert gone == [0, 0, 0, 2, 2, 2]
+        replica.reducer.finish()
+        return replica
+
+    meeting, replicas = together(work)
+    assert [[bucket.name for bucket in buckets] for buckets in meeting.submitted] == [["2", "1", "0"]] * 2
+    assert all(torch.equal(replica.gradient(0), torch.ones(3, 3)) for replica in replicas)
+
+
+@pytest.mark.parametrize("keep_own_memory", [False, True])
+def test_presence(keep_own_memory: bool) -> None:
+    """Layer 2 is used by nobody, layer 1 by rank 1 alone."""
+
+    def work(meeting: Meeting, rank: int) -> Replica:
+        replica = Replica(meeting, rank, keep_own_memory=keep_own_memory)
+        for _ in range(3):
+            replica.model.zero_grad()
+            replica.backward([0] if rank == 0 else [0, 1], 1.0)
+            assert replica.gradient(2) is None
+            alone = Replica(Meeting(1), 0)
+            alone.backward([0, 1], 1.0)
+            torch.testing.assert_close(replica.gradient(1), alone.gradient(1) / 2)
+        return replica
+
+    together(work)
+
+
+def test_what_was_accumulated_before_takes_part() -> None:
+    def work(meeting: Meeting, rank: int) -> torch.Tensor:
+        replica = Replica(meeting, rank)
+        replica.model[2].weight.grad = torch.full((3, 3), float(rank))  # a pass without synchronisation
+        replica.backward([0], 1.0)
+        assert replica.gradient(2) is replica.buckets[0].slots[0].views[replica.buckets[0].side]
+        return replica.gradient(2)
+
+    _, found = together(work)
+    assert all(torch.equal(one, torch.full((3, 3), 0.5)) for one in found)
+
+
+def test_sums_count_an_earlier_result_once() -> None:
+    def work(meeting: Meeting, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        replica = Replica(meeting, rank, op="SUM")
+        for name, parameter in replica.model.named_parameters():
+            parameter.register_hook(lambda g, n=name: replica.reducer.set_aside(n, g))
+        replica.backward([0, 1, 2], 1.0)
+        once = [parameter.grad.clone() for parameter in replica.model.parameters()]
+        replica.backward([0, 1], 1.0)
+        for number, parameter in enumerate(replica.model.parameters()):
+            if number >= 4:
+                assert torch.equal(parameter.grad, once[number])
+        return once[0], replica.gradient(0)
+
+    _, found = together(work)
+    alone = Replica(Meeting(1), 0)
+    alone.backward([0, 1], 1.0)
+    for first, second in found:
+        torch.testing.assert_close(second, first + 2 * alone.gradient(0))
+
+
+def test_a_second_gradient_after_submission_makes_all_ranks_reduce_again() -> None:
+    def work(meeting: Meeting, rank: int) -> Replica:
+        replica = Replica(meeting, rank)
+        for step in range(2):
+            replica.model.zero_grad()
+            for parameter in replica.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            for name, parameter in reversed(list(replica.model.named_parameters())):
+                replica.reducer.mark_ready(name, parameter)
+            if rank == 1:
+                replica.model[2].weight.grad += 3
+                replica.reducer.mark_ready("2.weight", replica.model[2].weight)
+            early = len(meeting.submitted[rank])
+            replica.reducer.finish()
+            assert torch.equal(replica.gradient(2), torch.full((3, 3), 2.5))
+            assert early == (2 if step == 0 else 6)  # later passes wait for their end
+        return replica
+
+    meeting, replicas = together(work)
+    assert [len(buckets) for buckets in meeting.submitted] == [9, 9]
+    assert [replica.finished for replica in replicas] == [[6, 3], [6, 3]]
+
+
+def test_a_pass_without_gradients_exchanges_nothing() -> None:
+    meeting = Meeting(1)
+    replica = Replica(meeting, 0)
+    replica.reducer.finish()
+    replica.reducer.mark_ready("unknown", replica.model[0].weight)
+    replica.reducer.finish()
+    assert meeting.submitted == [[]]
+
+
+def test_an_abandoned_pass_leaves_no_trace() -> None:
+    meeting = Meeting(1)
+    replica = Replica(meeting, 0)
+    weight = replica.model[0].weight
+    weight.grad = torch.ones_like(weight)
+    replica.reducer.mark_ready("0.weight", weight)
+    assert not replica.reducer.abandon()
+    for name in ("2.weight", "2.bias"):
+        parameter = dict(replica.model.named_parameters())[name]
+        parameter.grad = torch.ones_like(parameter)
+        replica.reducer.mark_ready(name, parameter)
+    assert replica.reducer.abandon()
+    replica.backward([0, 1, 2], 1.0)
+    assert len(meeting.submitted[0]) == 4
+
+
+def test_views_follow_the_parameters_strides() -> None:
+    image = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    weights = [nn.Parameter(image), nn.Parameter(torch.zeros(5))]
+    gaps = nn.Parameter(torch.zeros(4, 4)[:, ::2])
+    bucket = Bucket("0", [("a", weights[0]), ("b", weights[1]), ("c", gaps)], allocate)
+    assert [slot.views[0].stride() for slot in bucket.slots] == [weights[0].stride(), (1,), (2, 1)]
+    assert bucket.count == 96 + 5 + 8 + 3 + 1
+    for number, slot in enumerate(bucket.slots):
+        slot.views[0].fill_(number + 1)
+    assert whole(bucket, 0)[:109].tolist() == [1.0] * 96 + [2.0] * 5 + [3.0] * 8
+    assert bucket.tensors == [*weights, gaps]
+
+
+def test_plans_that_this_version_cannot_run_are_refused() -> None:
+    bucket = Bucket("0", [("a", nn.Parameter(torch.zeros(1)))], allocate)
+    with pytest.raises(ConfigError, match="one step"):
+        bucket.set_plan(Plan((AllReduce(), AllReduce("SUM", src="result", dst="result"))))
+
+
+def test_the_private_doors_of_autograd_are_where_we_expect_them() -> None:
+    """queue_callback: called once, after every gradient is there; nested passes have numbers of their own."""
+    weight = nn.Parameter(torch.ones(3))
+    seen: list[tuple[int, bool]] = []
+
+    def at_end() -> None:
+        seen.append((current_pass(), weight.grad is not None))
+
+    def hook(gradient: torch.Tensor) -> None:
+        assert current_pass() >= 0
+        queue_callback(at_end)
+
+    assert current_pass() == -1
+    output = weight * 2
+    output.register_hook(hook)
+    output.sum().backward()
+    assert len(seen) == 1 and seen[0][0] >= 0 and seen[0][1]
+    assert current_pass() == -1
+    with pytest.raises(RuntimeError, match="during backward"):
+        queue_callback(at_end)
+    with pytest.raises(ArithmeticError):  # an error in the callback is the caller's
+        output = weight * 2
+        output.register_hook(lambda gradient: queue_callback(lambda: 1 // 0))
+        output.sum().backward()
