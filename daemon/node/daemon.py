@@ -21,7 +21,7 @@ from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.logs import LogFile, LogLimits
-from bagua.daemon.node.process import Reaper, kill_children
+from bagua.daemon.node.process import Reaper, end_children
 from bagua.daemon.node.registry import Jobs
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
@@ -94,7 +94,7 @@ class NodeDaemon:
             loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(self._reaper.close)
-            closing.push_async_callback(kill_children, KILL_CHILDREN_S)
+            closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
             await self._jobs.recover()
             self._serve_metrics(closing)

@@ -32,9 +32,13 @@ async def kill_members(leaders: Mapping[int, int], marks: Collection[bytes], tim
     return await _kill_all(lambda: proc.members(leaders, marks), timeout_s)
 
 
-async def kill_children(timeout_s: float) -> list[int]:
-    """SIGKILL to everything below this process, generation by generation, as orphans come up. Like ``kill_members``."""
-    return await _kill_all(proc.children, timeout_s)
+async def end_children(timeout_s: float) -> None:
+    """SIGKILL to everything below this process, generation by generation as orphans come up, and reaps it. For the
+    end of the process: nobody else may wait for a child any more."""
+    await _kill_all(proc.children, timeout_s)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 async def _kill_all(find: Callable[[], list[proc.ProcessStatus]], timeout_s: float) -> list[int]:

@@ -22,7 +22,7 @@ from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 
-PATIENCE_S = 120.0  # the first job of all may build the core
+PATIENCE_S = 240.0  # the first job of all may build the core
 
 
 class CoordinatorEnd(NodeServiceServicer):
