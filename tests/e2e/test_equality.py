@@ -21,7 +21,7 @@ TRAIN = """
     STEPS, BATCH = 50, {batch}
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    model = {model}()
+    model = {model}
     optimizer = torch.optim.SGD(model.parameters(), lr={lr}, momentum=0.9)
     bagua.init_process_group()
     model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())
@@ -46,7 +46,7 @@ TRAIN = """
 DIGITS = {
     "example": "digits",
     "batch": 64,
-    "model": "DigitsNet",
+    "model": "DigitsNet()",
     "lr": 0.05,
     "data": """images, labels = load_digits()[0].tensors
     def batch():
@@ -57,7 +57,7 @@ DIGITS = {
 CHARLM = {
     "example": "charlm",
     "batch": 8,
-    "model": "CharTransformer",
+    "model": "CharTransformer(width=64)",
     "lr": 0.05,
     "data": """text = read_library(200_000)
     def batch():
