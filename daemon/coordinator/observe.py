@@ -22,6 +22,7 @@ MAX_ERROR = 2_000  # characters kept of a node's error
 MAX_TAIL = 8_000  # characters kept of a failed rank's last lines
 MAX_TAILS = 32  # failed ranks of a job whose last lines are kept in full
 MAX_PATH = 4_096
+MAX_EXITS = 16  # bad ends that get an event each, of those that a node reports at once
 RESTARTED = "the daemon of node {} was restarted"
 
 
@@ -131,9 +132,12 @@ def _events(
     well = [rank.rank for rank in exited if not rank.failed]
     if well:
         yield event("rank_exited", f"{rank_list(well)} on node {host.node_id} exited with code 0")
-    for rank in exited:
-        if rank.failed:
-            yield event("rank_exited", describe_exit(rank))
+    badly = [rank for rank in exited if rank.failed]
+    for rank in badly[:MAX_EXITS]:
+        yield event("rank_exited", describe_exit(rank))
+    if badly[MAX_EXITS:]:
+        rest = rank_list([rank.rank for rank in badly[MAX_EXITS:]])
+        yield event("rank_exited", f"{rest} on node {host.node_id} did not end well either")
     if host.error and not old.error:
         yield event("node_error", host.error_text)
     if host.waiting and not old.waiting:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _TERMINAL = [state.value for state in JobState if state.terminal]
 _CHUNK = 500  # bound values in one IN (...)
+_RANK_FIELDS = tuple(field.name for field in fields(RankRecord))
 
 
 class StaleError(Exception):
@@ -299,24 +300,30 @@ class Transaction:
     def _assemble(self, rows: Sequence[sa.RowMapping], with_ranks: bool) -> list[JobRecord]:
         ids = [row["job_id"] for row in rows]
         self._revisions.update({row["job_id"]: row["revision"] for row in rows})
-        hosts = self._members(m.job_hosts, ids, m.job_hosts.c.host_index)
-        ranks = self._members(m.job_ranks, ids, m.job_ranks.c.rank) if with_ranks else {}
+        hosts = self._hosts(ids)
         return [
-            _job_record(
-                row,
-                tuple(_host_record(host) for host in hosts.get(row["job_id"], ())),
-                tuple(_rank_record(rank) for rank in ranks.get(row["job_id"], ())),
-            )
+            _job_record(row, tuple(hosts.get(row["job_id"], ())), self._ranks(row["job_id"]) if with_ranks else ())
             for row in rows
         ]
 
-    def _members(self, table: sa.Table, ids: Sequence[str], order: sa.Column[Any]) -> dict[str, list[sa.RowMapping]]:
-        found: dict[str, list[sa.RowMapping]] = {}
+    def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
+        found: dict[str, list[HostRecord]] = {}
+        h = m.job_hosts.c
         for start in range(0, len(ids), _CHUNK):
-            query = sa.select(table).where(table.c.job_id.in_(ids[start : start + _CHUNK]))
-            for row in self._db.execute(query.order_by(table.c.job_id, order)).mappings():
-                found.setdefault(row["job_id"], []).append(row)
+            query = sa.select(m.job_hosts).where(h.job_id.in_(ids[start : start + _CHUNK]))
+            for row in self._db.execute(query.order_by(h.job_id, h.host_index)).mappings():
+                found.setdefault(row["job_id"], []).append(_host_record(row))
         return found
+
+    def _ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        """There may be very many: so by position, without a mapping for each row."""
+        r = m.job_ranks.c
+        query = sa.select(*(r[name] for name in _RANK_FIELDS)).where(r.job_id == job_id).order_by(r.rank)
+        states = {state.value: state for state in RankState}
+        return tuple(
+            RankRecord(rank, local_rank, node_id, states[state], *rest)
+            for rank, local_rank, node_id, state, *rest in self._db.execute(query)
+        )
 
     def _save_members(self, old: JobRecord, new: JobRecord) -> None:
         job_id = new.job_id
@@ -341,11 +348,17 @@ class Transaction:
                 h = m.job_hosts.c
                 where = sa.and_(h.job_id == job_id, h.host_index == host.index)
                 self._db.execute(sa.update(m.job_hosts).where(where).values(_host_row(host)))
-        for rank, earlier in zip(new.ranks, old.ranks, strict=True):
-            if rank != earlier:
-                r = m.job_ranks.c
-                where = sa.and_(r.job_id == job_id, r.rank == rank.rank)
-                self._db.execute(sa.update(m.job_ranks).where(where).values(_values(rank)))
+        changed = [
+            rank for rank, before in zip(new.ranks, old.ranks, strict=True) if rank is not before and rank != before
+        ]
+        if changed:
+            r = m.job_ranks.c
+            where = sa.and_(r.job_id == job_id, r.rank == sa.bindparam("number"))
+            columns: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in _RANK_FIELDS if name != "rank"}
+            rows = [{f"new_{name}": value for name, value in _values(rank).items()} for rank in changed]
+            for row in rows:
+                row["number"] = row.pop("new_rank")
+            self._db.execute(sa.update(m.job_ranks).where(where).values(columns), rows)
 
 
 def _values(record: Event | NodeRecord | RankRecord) -> dict[str, Any]:
@@ -409,9 +422,3 @@ def _host_record(row: Mapping[Any, Any]) -> HostRecord:
     values = {key: row[key] for key in row if key not in ("job_id", "host_index")}
     values["phase"] = Phase(values["phase"])
     return HostRecord(index=row["host_index"], **values)
-
-
-def _rank_record(row: Mapping[Any, Any]) -> RankRecord:
-    values = {key: row[key] for key in row if key != "job_id"}
-    values["state"] = RankState(values["state"])
-    return RankRecord(**values)

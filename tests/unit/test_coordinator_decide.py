@@ -308,6 +308,7 @@ def test_what_a_node_says_is_bounded():
     tail = "x" * 50_000 + "\nValueError: short"
     record = says(record, "a", error="y" * 50_000, ranks=[over(i, exit_code=1, error_tail=tail) for i in range(200)])
     assert len(record.hosts[0].error) == 2_000
+    assert len(observe(record, "a", "boot", LocalJob("job-1", 1, Phase.STOPPED), 103)[1]) == 1
     assert sum(len(rank.error_tail) for rank in record.ranks) < 300_000
     assert all(rank.error_tail.endswith("ValueError: short") for rank in record.ranks)
 
@@ -320,6 +321,15 @@ def test_the_table_has_a_row_for_every_state_and_ends():
 def test_a_step_that_the_table_forbids_is_refused():
     with pytest.raises(ValueError, match="PENDING to RUNNING"):
         apply(job(), Decision(JobState.RUNNING, "no"), 1.0)
+
+
+def test_many_ranks_that_die_at_once_are_told_in_few_events():
+    record = replace(job(), spec=spec(1, 200))
+    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100)[0]
+    fact = LocalJob("job-1", 1, Phase.STARTED, ranks=tuple(over(i, signal=9) for i in range(200)))
+    _, events = observe(record, "a", "boot", fact, 101)
+    assert len(events) == 18
+    assert events[-1].reason == "ranks 16-199 on node a did not end well either"
 
 
 @pytest.mark.parametrize(
