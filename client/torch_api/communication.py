@@ -156,10 +156,7 @@ class _Blocks:
 def barrier(comm: Communicator | None = None) -> None:
     """Returns when every rank has called it."""
     session, group = _begin(comm)
-    kind = session.connection.kinds["barrier"]
-    session.connection.wait(
-        session.connection.submit(kind, comm=group.id, dtype=session.connection.dtypes["uint8"], count=0)
-    )
+    session.connection.barrier(group.id)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: Communicator | None = None) -> None:

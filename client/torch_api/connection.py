@@ -7,6 +7,7 @@ with live gRPC threads should not.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -205,31 +206,39 @@ class Connection:
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
-    def wait(self, ticket: int) -> Times:
+    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.
 
         Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
-        30 s is logged, with who waits for whom.
+        30 s is logged, with who waits for whom. ``deadline_s`` is for operations that a process which never came could
+        hold up: nobody can see it die.
         """
         try:
-            times = self._rank.wait(ticket, FIRST_WARNING_S)
-            waited = FIRST_WARNING_S
+            waited = min(FIRST_WARNING_S, deadline_s)
+            times = self._rank.wait(ticket, waited)
             while times is None:
-                self._log_wait(waited)
-                times = self._rank.wait(ticket, WARNING_EVERY_S)
-                waited += WARNING_EVERY_S
+                waiting = self._who_waits()
+                if waited >= deadline_s:
+                    raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}")
+                LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
+                more = min(WARNING_EVERY_S, deadline_s - waited)
+                times = self._rank.wait(ticket, more)
+                waited += more
             return times
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
-    def _log_wait(self, waited_s: float) -> None:
-        waiting = ""
-        if self._describe_waits is not None:
-            try:
-                waiting = self._describe_waits()
-            except ServiceError as error:
-                waiting = f"(the node daemon can't say for whom: {error})"
-        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited_s, waiting)
+    def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
+        """Returns when every member has called it."""
+        self.wait(self.submit(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0), deadline_s)
+
+    def _who_waits(self) -> str:
+        if self._describe_waits is None:
+            return ""
+        try:
+            return self._describe_waits()
+        except ServiceError as error:
+            return f"The node daemon can't say for whom: {error}"
 
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine."""

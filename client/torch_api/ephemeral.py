@@ -102,8 +102,7 @@ def join(store: Store | None) -> Session:
     job_id, path = _meet(place, exchange)
     session = _join(path, job_id, rank)
     # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
-    connection = session.connection
-    connection.wait(connection.submit(connection.kinds["barrier"], comm=0, dtype=connection.dtypes["uint8"], count=0))
+    session.connection.barrier(deadline_s=RENDEZVOUS_DEADLINE.total_seconds())
     return session
 
 

@@ -257,6 +257,39 @@ def test_forked_workers_leave_the_connection_alone(ranks: Any) -> None:
     assert sorted(event["kind"] for event in ranks.hosts[0].told) == ["joined", "joined", "left", "left"]
 
 
+def rank_leaves_early() -> str:
+    bagua.init_process_group()
+    if bagua.get_rank() == 1:
+        return ""
+    with pytest.raises(CommunicationError) as told:
+        bagua.allreduce_inplace(torch.ones(1))
+    return str(told.value)
+
+
+def test_a_rank_that_left_in_good_order_is_not_waited_for(ranks: Any) -> None:
+    text, _, other = ranks.run(rank_leaves_early, 3)
+    assert "rank 1" in text and "rank 1" in other
+
+
+def rank_gives_up() -> str:
+    bagua.init_process_group()
+    told = ""
+    if bagua.get_rank() == 0:
+        with pytest.raises(CommunicationError) as error:
+            bagua.communication.current().connection.barrier(deadline_s=0.5)
+        told = str(error.value)
+    else:
+        time.sleep(2.0)
+        bagua.barrier()
+    bagua.barrier()
+    return told
+
+
+def test_a_wait_with_a_deadline_ends(ranks: Any) -> None:
+    text = ranks.run(rank_gives_up, 2)[0]
+    assert "Rank 0 gave up" in text and "waiting for rank 1" in text
+
+
 def rank_waits_long() -> None:
     import bagua.torch_api.connection as connection
 
