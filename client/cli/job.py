@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -36,14 +36,9 @@ def connect(coordinator: str | None, token_file: Path | None, tls: Path | None) 
     from bagua.base.security import read_token
     from bagua.client import Client
 
-    signal.signal(signal.SIGINT, _interrupted)
     token = read_token(token_file) if token_file else None
     with Client(coordinator, token=token, tls=tls) as client:
         yield client
-
-
-def _interrupted(*_: object) -> NoReturn:
-    raise SystemExit(130)
 
 
 def find_job(client: Client, prefix: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -64,8 +65,14 @@ def root(
         raise typer.Exit
 
 
+def _interrupted(*_: object) -> NoReturn:
+    raise SystemExit(130)
+
+
 def main() -> None:
-    """Runs the command line. An error that we raise on purpose is one line and exit code 1 (2: usage)."""
+    """Runs the command line. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends with
+    130 wherever a command has no better plan."""
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         app(prog_name="bagua")
     except UsageError as error:

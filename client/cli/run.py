@@ -79,7 +79,8 @@ class Interrupts:
         self._cluster = cluster
         self._state = state
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._handle)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+                signal.signal(number, self._handle)
 
     @property
     def exit_code(self) -> int:

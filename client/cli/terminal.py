@@ -18,8 +18,8 @@ PLAIN_INTERVAL_S = 2.0
 
 
 def metrics_text(metrics: dict[str, float]) -> str:
-    """``loss 0.0123  acc 0.98``: names in the order of the report, four significant digits."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    """``acc 0.98  loss 0.0123``: by name (the protocol keeps no order), four significant digits."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
 
 
 class Terminal:
