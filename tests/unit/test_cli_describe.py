@@ -81,6 +81,4 @@ def test_summary_lines() -> None:
         describe.summary(ended(describe.SUCCEEDED, "all ranks exited with 0"), 2.0) == "Job train succeeded in 2.0 s."
     )
     failed = ended(describe.FAILED, "rank 1 was killed.")
-    assert (
-        describe.summary(failed, 61.0, "/logs") == "Job train failed after 1 min 1 s: rank 1 was killed. Logs: /logs"
-    )
+    assert describe.summary(failed, 61.0, "/logs") == "Job train failed after 1 min 1 s: rank 1 was killed. Logs: /logs"
