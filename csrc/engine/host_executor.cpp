@@ -373,9 +373,23 @@ void HostExecutor::report_failure() {
   converse(now_ns() + kErrorLingerNs, heard_end_);
 }
 
+// Answers a goodbye when we are ending, too: neither needs the other any more.
+void HostExecutor::part(int peer) {
+  heard_end_[static_cast<size_t>(peer)] = true;
+  Departure& departure = departures_[static_cast<size_t>(peer)];
+  if (departure.answered) return;
+  departure.answered = true;
+  Control control;
+  control.type = Control::Type::kClosed;
+  mesh_.send_control(peer, encode(control));
+}
+
 // Talks until every peer that is connected has heard the end, the mesh fails, or the deadline.
 void HostExecutor::converse(int64_t deadline_ns, const std::vector<bool>& done) {
   heard_end_[static_cast<size_t>(comm_->topology().host)] = true;
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {  // that said goodbye while we were still at work
+    if (departures_[static_cast<size_t>(peer)].since_ns >= 0) part(peer);
+  }
   if (!network_->peers_known() || !mesh_.connected()) deadline_ns = std::min(deadline_ns, now_ns() + 20 * kNsPerMs);
   const auto all_done = [&done] { return std::all_of(done.begin(), done.end(), [](bool d) { return d; }); };
   while (!all_done() && now_ns() < deadline_ns) {
@@ -385,15 +399,10 @@ void HostExecutor::converse(int64_t deadline_ns, const std::vector<bool>& done) 
     for (const Mesh::Completion& completion : completions_) {
       Control control;
       if (completion.event != Mesh::Event::kControl || !decode(completion.control, &control)) continue;
-      const auto peer = static_cast<size_t>(completion.peer);
-      if (control.type == Control::Type::kError || control.type == Control::Type::kClosed) heard_end_[peer] = true;
-      if (control.type != Control::Type::kClose) continue;
-      if (departures_[peer].answered) continue;
-      departures_[peer].answered = true;
-      if (state_->failed() && !state_->ended()) heard_end_[peer] = true;
-      Control answer;
-      answer.type = Control::Type::kClosed;
-      mesh_.send_control(completion.peer, encode(answer));
+      if (control.type == Control::Type::kClose) part(completion.peer);
+      if (control.type == Control::Type::kError || control.type == Control::Type::kClosed) {
+        heard_end_[static_cast<size_t>(completion.peer)] = true;
+      }
     }
     if (!status) return;
   }

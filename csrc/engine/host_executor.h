@@ -68,6 +68,7 @@ class HostExecutor final : public ConnectionTarget {
   void answer_description();
   void leave();
   void report_failure();
+  void part(int peer);
   void converse(int64_t deadline_ns, const std::vector<bool>& done);
   void finish();
   void stay_until_closed();

@@ -1,0 +1,236 @@
+// The channel between a rank and its daemon, both ends in this process: memory, requests, bad requests, death.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "channel/client.h"
+#include "channel/server.h"
+#include "harness.h"
+
+namespace bagua {
+namespace {
+
+std::string socket_path() {
+  static std::atomic<int> next{0};
+  return "/tmp/bagua-test-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
+}
+
+// Knows one rank with a token of zeros; remembers what happened.
+class FakeEngine final : public ChannelHandler {
+ public:
+  FakeEngine() {
+    EXPECT_OK(Mapping::create(sizeof(JobPage), &page_fd_, &page_));
+    EXPECT_OK(Mapping::create(sizeof(RankChannel), &channel_fd_, &channel_));
+    new (page_->data()) JobPage();
+    new (channel_->data()) RankChannel();
+    job()->local_ranks = 64;  // clients do not spin
+  }
+
+  Status join(uint32_t rank, const uint8_t* token, pid_t, int descriptors[2]) override {
+    if (rank != 3 || token[0] != 0) return {Code::kInvalid, "who are you?"};
+    descriptors[0] = page_fd_.get();
+    descriptors[1] = channel_fd_.get();
+    return Status::ok();
+  }
+  Status alloc(int, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override {
+    std::shared_ptr<Mapping> memory;
+    if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
+    memory->data()[0] = 42;
+    *id = 9;
+    *size = memory->bytes();
+    return Status::ok();
+  }
+  Status free_segment(int, uint64_t id) override { return id == 9 ? Status::ok() : Status(Code::kInvalid, "unknown"); }
+  Status declare(int, uint64_t, const std::vector<int>& members) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    declared = members;
+    return Status::ok();
+  }
+  Status destroy(int, uint64_t) override { return Status::ok(); }
+  void left(int) override { ++left_count; }
+  void lost(int, pid_t) override { ++lost_count; }
+  void bad_connection() override { ++bad_count; }
+
+  JobPage* job() { return reinterpret_cast<JobPage*>(page_->data()); }
+  RankChannel* channel() { return reinterpret_cast<RankChannel*>(channel_->data()); }
+
+  std::atomic<int> left_count{0}, lost_count{0}, bad_count{0};
+  std::mutex mutex;
+  std::vector<int> declared;
+
+ private:
+  Fd page_fd_, channel_fd_;
+  std::shared_ptr<Mapping> page_, channel_;
+};
+
+struct Rig {
+  Rig() : path(socket_path()), server(path, &engine) { CHECK_OK(server.start()); }
+  std::unique_ptr<ChannelClient> join() {
+    const uint8_t token[kTokenBytes] = {};
+    std::unique_ptr<ChannelClient> client;
+    CHECK_OK(ChannelClient::connect(path, token, 3, 5 * kNsPerS, &client));
+    return client;
+  }
+  Fd stranger() {
+    UnixAddress address;
+    CHECK_OK(unix_address(path, &address));
+    Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    CHECK_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(address.storage), address.length), 0);
+    return fd;
+  }
+
+  FakeEngine engine;
+  const std::string path;
+  ChannelServer server;
+};
+
+template <class F>
+bool eventually(F condition) {
+  const int64_t deadline = now_ns() + 10 * kNsPerS;
+  while (!condition()) {
+    if (now_ns() > deadline) return false;
+    usleep(1000);
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST(memory_is_sealed) {
+  Fd fd;
+  std::shared_ptr<Mapping> memory;
+  CHECK_OK(Mapping::create(5000, &fd, &memory));
+  CHECK_EQ(memory->bytes(), size_t{8192});
+  CHECK(ftruncate(fd.get(), 4096) != 0);
+  CHECK(ftruncate(fd.get(), 1 << 20) != 0);
+  CHECK(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0);
+  std::shared_ptr<Mapping> other;
+  CHECK_OK(Mapping::open(fd.get(), 8192, &other));
+  memory->data()[100] = 7;
+  CHECK_EQ(int{other->data()[100]}, 7);
+  CHECK(!Mapping::open(fd.get(), 8193, &other));
+  CHECK(!Mapping::create(size_t{1} << 50, &fd, &memory));
+}
+
+TEST(requests_are_answered) {
+  Rig rig;
+  struct stat info;
+  CHECK_EQ(stat(rig.path.c_str(), &info), 0);
+  CHECK_EQ(info.st_mode & 0777, mode_t{0600});
+  auto client = rig.join();
+  ChannelClient::Allocation allocation;
+  CHECK_OK(client->alloc(100, &allocation));
+  CHECK_EQ(allocation.id, uint64_t{9});
+  CHECK_EQ(int{allocation.memory->data()[0]}, 42);
+  CHECK_OK(client->free_segment(9));
+  CHECK_EQ(client->free_segment(8).message(), std::string("unknown"));
+  std::vector<int> members;
+  for (int i = 0; i < 8192; ++i) members.push_back(i * 2);
+  CHECK_OK(client->create_comm(7, members, kNsPerS));
+  {
+    std::lock_guard<std::mutex> lock(rig.engine.mutex);
+    CHECK(rig.engine.declared == members);
+  }
+  client->close();
+  CHECK(eventually([&] { return rig.engine.left_count == 1; }));
+  CHECK_EQ(rig.engine.lost_count.load(), 0);
+  CHECK(!client->alloc(1, &allocation));
+}
+
+TEST(death_without_goodbye_is_noticed) {
+  Rig rig;
+  {
+    auto client = rig.join();
+  }
+  CHECK(eventually([&] { return rig.engine.lost_count == 1; }));
+}
+
+TEST(garbage_costs_only_its_connection) {
+  Rig rig;
+  auto client = rig.join();
+  std::mt19937 random(1);
+  std::vector<Fd> held;
+  for (int i = 0; i < 200; ++i) {
+    held.push_back(rig.stranger());
+    std::string bytes(1 + random() % 3000, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    if (i % 2 == 0 && bytes.size() > 8) {
+      const uint32_t head[2] = {kProtocolMagic, static_cast<uint32_t>(random() % 8)};
+      memcpy(bytes.data(), head, sizeof head);
+    }
+    static_cast<void>(send_packet(held.back().get(), bytes.data(), bytes.size(), nullptr, 0));
+  }
+  CHECK(eventually([&] { return rig.engine.bad_count >= 200; }));
+  CHECK_OK(client->free_segment(9));
+  CHECK_EQ(rig.engine.lost_count.load(), 0);
+}
+
+TEST(slots_are_used_in_any_order) {
+  Rig rig;
+  auto client = rig.join();
+  RankChannel* channel = rig.engine.channel();
+  std::vector<uint64_t> tickets(kSlots);
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t& ticket : tickets) CHECK_OK(client->submit(Descriptor{}, &ticket));
+    uint64_t one_more;
+    CHECK(!client->submit(Descriptor{}, &one_more));
+    bool done = true;
+    CHECK_OK(client->done(tickets[5], &done));
+    CHECK(!done);
+    ChannelClient::Times times;
+    CHECK(client->wait(tickets[5], now_ns() + kNsPerMs, nullptr, &times).code() == Code::kTimeout);
+    for (uint32_t i = 0; i < kSlots; ++i) channel->slots[i].state.store(kDone);
+    for (size_t i = kSlots; i > 0; --i) CHECK_OK(client->wait(tickets[i - 1], -1, nullptr, &times));
+    CHECK(client->wait(tickets[0], -1, nullptr, &times).code() == Code::kInvalid);
+  }
+  CHECK_EQ(channel->tail.load(), uint64_t{3 * kSlots});
+}
+
+TEST(a_wait_ends_with_the_daemon) {
+  Rig rig;
+  auto client = rig.join();
+  uint64_t ticket;
+  CHECK_OK(client->submit(Descriptor{}, &ticket));
+  test::Threads threads;
+  threads.start([&] {
+    ChannelClient::Times times;
+    const Status status = client->wait(ticket, -1, nullptr, &times);
+    CHECK(status.message().find("the node daemon is gone") != std::string::npos);
+  });
+  usleep(20'000);
+  rig.server.stop();
+  threads.join();
+}
+
+TEST(a_wait_can_be_interrupted) {
+  Rig rig;
+  auto client = rig.join();
+  uint64_t ticket;
+  CHECK_OK(client->submit(Descriptor{}, &ticket));
+  ChannelClient::Times times;
+  CHECK(client->wait(ticket, -1, [] { return true; }, &times).code() == Code::kAborted);
+  rig.engine.channel()->slots[ticket % kSlots].state.store(kDone);
+  CHECK_OK(client->wait(ticket, -1, nullptr, &times));
+}
+
+TEST(the_first_error_fails_submissions) {
+  Rig rig;
+  auto client = rig.join();
+  memcpy(rig.engine.job()->error, "broken", 6);
+  rig.engine.job()->error_length = 6;
+  rig.engine.job()->error_state.store(kErrorSet);
+  uint64_t ticket;
+  CHECK_EQ(client->submit(Descriptor{}, &ticket).message(), std::string("broken"));
+  CHECK_EQ(client->error(), std::string("broken"));
+}
+
+}  // namespace bagua

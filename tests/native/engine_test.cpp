@@ -1,0 +1,245 @@
+// Engines of one or two hosts with ranks as threads: every kind of operation, and the ways to end. What the sanitizers
+// watch.
+#include "engine/engine.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "channel/client.h"
+#include "harness.h"
+
+namespace bagua {
+namespace {
+
+constexpr size_t kSegment = 1 << 20;
+
+class Rank {
+ public:
+  Rank(const std::string& socket, int rank) : rank_(rank) {
+    const std::vector<uint8_t> token(kTokenBytes, static_cast<uint8_t>(rank + 1));
+    CHECK_OK(ChannelClient::connect(socket, token.data(), rank, 10 * kNsPerS, &client_));
+    CHECK_OK(client_->alloc(kSegment, &src_));
+    CHECK_OK(client_->alloc(kSegment, &dst_));
+  }
+
+  Status start(Kind kind, uint64_t count, int root, uint64_t* ticket, uint32_t comm = 0) {
+    Descriptor d{};
+    d.kind = static_cast<uint8_t>(kind);
+    d.comm = comm;
+    d.count = count;
+    d.root = root;
+    d.src_segment = static_cast<uint32_t>(src_.id);
+    d.dst_segment = static_cast<uint32_t>(dst_.id);
+    return client_->submit(d, ticket);
+  }
+  Status wait(uint64_t ticket) {
+    ChannelClient::Times times;
+    return client_->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times);
+  }
+  Status run(Kind kind, uint64_t count, int root = -1, uint32_t comm = 0) {
+    uint64_t ticket = 0;
+    if (Status status = start(kind, count, root, &ticket, comm); !status) return status;
+    return wait(ticket);
+  }
+
+  float* src() { return reinterpret_cast<float*>(src_.memory->data()); }
+  float* dst() { return reinterpret_cast<float*>(dst_.memory->data()); }
+  ChannelClient& client() { return *client_; }
+  void die() { client_.reset(); }  // without a goodbye
+  void leave() {
+    if (client_ != nullptr) client_->close();
+  }
+  int rank() const { return rank_; }
+
+ private:
+  const int rank_;
+  std::unique_ptr<ChannelClient> client_;
+  ChannelClient::Allocation src_, dst_;
+};
+
+class Job {
+ public:
+  explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096) : hosts_(std::move(hosts)) {
+    static std::atomic<int> next{0};
+    std::vector<std::string> addresses;
+    for (size_t h = 0; h < hosts_.size(); ++h) {
+      EngineOptions options;
+      options.job_id = "job";
+      options.generation = 3;
+      options.host_index = static_cast<int>(h);
+      options.hosts = hosts_;
+      options.data_socket = "/tmp/bagua-engine-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
+      for (const int rank : hosts_[h]) {
+        options.tokens.emplace_back(rank, std::vector<uint8_t>(kTokenBytes, static_cast<uint8_t>(rank + 1)));
+      }
+      options.listen = "127.0.0.1:0";
+      options.streams = 2;
+      options.chunk_bytes = chunk;
+      options.threads = 2;
+      sockets_.push_back(options.data_socket);
+      engines_.emplace_back();
+      CHECK_OK(Engine::create(std::move(options), &engines_.back()));
+      addresses.push_back(engines_.back()->address());
+    }
+    for (auto& engine : engines_) CHECK_OK(engine->set_peers(addresses));
+  }
+  ~Job() { close(); }
+
+  // Runs `body` for every rank on a thread of its own.
+  template <class F>
+  void each(F body) {
+    test::Threads threads;
+    for (size_t h = 0; h < hosts_.size(); ++h) {
+      for (const int rank : hosts_[h]) {
+        threads.start([this, body, h, rank] {
+          Rank member(sockets_[h], rank);
+          body(member);
+          member.leave();
+        });
+      }
+    }
+  }
+  // As a node daemon each: at the same time.
+  void close() {
+    test::Threads threads;
+    for (auto& engine : engines_) threads.start([&engine] { engine->close(); });
+  }
+  Engine& engine(size_t host) { return *engines_[host]; }
+
+ private:
+  const std::vector<std::vector<int>> hosts_;
+  std::vector<std::string> sockets_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+void expect(const float* values, uint64_t count, float first, float step) {
+  for (uint64_t i = 0; i < count; ++i) CHECK_EQ(values[i], first + step * static_cast<float>(i % 16));
+}
+
+void fill(Rank* rank, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) rank->src()[i] = static_cast<float>(rank->rank()) + static_cast<float>(i % 16);
+}
+
+void every_kind(Rank* rank, int n, uint64_t count) {
+  const float all = static_cast<float>(n), ranks = all * (all - 1) / 2;
+  fill(rank, count * static_cast<uint64_t>(n));
+  CHECK_OK(rank->run(Kind::kBarrier, 0));
+  CHECK_OK(rank->run(Kind::kAllReduce, count));
+  expect(rank->dst(), count, ranks, all);
+  CHECK_OK(rank->run(Kind::kBroadcast, count, n - 1));
+  expect(rank->dst(), count, all - 1, 1);
+  CHECK_OK(rank->run(Kind::kReduce, count, 1));
+  if (rank->rank() == 1) expect(rank->dst(), count, ranks, all);
+  CHECK_OK(rank->run(Kind::kAllGather, count));
+  for (int r = 0; r < n; ++r) expect(rank->dst() + static_cast<uint64_t>(r) * count, count, static_cast<float>(r), 1);
+  CHECK_OK(rank->run(Kind::kReduceScatter, count));
+  if (count % 16 == 0) expect(rank->dst(), count, ranks, all);
+  CHECK_OK(rank->run(Kind::kGather, count, 0));
+  CHECK_OK(rank->run(Kind::kScatter, count, 0));
+  if (count % 16 == 0) expect(rank->dst(), count, 0, 1);
+  CHECK_OK(rank->run(Kind::kAllToAll, count));
+  uint64_t send = 0, recv = 0;
+  CHECK_OK(rank->start(Kind::kSend, count, (rank->rank() + 1) % n, &send));
+  CHECK_OK(rank->start(Kind::kRecv, count, (rank->rank() + n - 1) % n, &recv));
+  CHECK_OK(rank->wait(send));
+  CHECK_OK(rank->wait(recv));
+  expect(rank->dst(), count, static_cast<float>((rank->rank() + n - 1) % n), 1);
+}
+
+}  // namespace
+
+TEST(every_kind_on_one_host) {
+  Job job({{0, 1, 2}}, 65536);
+  job.each([](Rank& rank) {
+    for (const uint64_t count : {1, 33, 40'000}) every_kind(&rank, 3, count);
+  });
+}
+
+TEST(every_kind_on_two_hosts) {
+  Job job({{0, 1}, {2}});
+  job.each([](Rank& rank) {
+    for (const uint64_t count : {1, 160, 20'000}) every_kind(&rank, 3, count);
+  });
+  EXPECT_EQ(job.engine(0).error(), std::string());
+  EXPECT_EQ(job.engine(1).error(), std::string());
+}
+
+TEST(many_in_flight) {
+  Job job({{0, 1}, {2, 3}});
+  job.each([](Rank& rank) {
+    std::vector<uint64_t> tickets(300);
+    for (uint64_t& ticket : tickets) CHECK_OK(rank.start(Kind::kAllReduce, 3000, -1, &ticket));
+    for (const uint64_t ticket : tickets) CHECK_OK(rank.wait(ticket));
+  });
+}
+
+TEST(communicators_come_and_go) {
+  Job job({{0, 1}, {2, 3}});
+  job.each([](Rank& rank) {
+    for (uint32_t i = 0; i < 4; ++i) {
+      const int parity = rank.rank() % 2;
+      const uint32_t comm = 1 + 2 * i + static_cast<uint32_t>(parity);
+      CHECK_OK(rank.client().create_comm(comm, {parity, parity + 2}, kNsPerS));
+      fill(&rank, 100);
+      CHECK_OK(rank.run(Kind::kAllReduce, 100, -1, comm));
+      expect(rank.dst(), 100, static_cast<float>(2 * parity + 2), 2);
+      CHECK_OK(rank.client().destroy_comm(comm));
+    }
+    CHECK_OK(rank.run(Kind::kBarrier, 0));
+  });
+  EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
+TEST(abort_ends_every_wait) {
+  Job job({{0, 1}, {2}});
+  std::atomic<int> waiting{0};
+  test::Threads aborter;
+  aborter.start([&] {
+    while (waiting.load() < 2 || job.engine(0).waiting(0).empty()) usleep(1000);
+    job.engine(1).abort("enough");
+  });
+  job.each([&](Rank& rank) {
+    CHECK_OK(rank.run(Kind::kAllReduce, 5000));
+    if (rank.rank() == 1) {
+      while (rank.client().error().empty()) usleep(1000);
+      return;
+    }
+    ++waiting;
+    CHECK_EQ(rank.run(Kind::kAllReduce, 5000).message(), std::string("enough"));
+  });
+}
+
+TEST(lost_rank_ends_every_wait) {
+  Job job({{0, 1}, {2}});
+  job.each([&](Rank& rank) {
+    CHECK_OK(rank.run(Kind::kBarrier, 0));
+    if (rank.rank() == 2) return rank.die();
+    CHECK(!rank.run(Kind::kAllReduce, 100'000));
+  });
+}
+
+TEST(close_while_busy) {
+  for (int round = 0; round < 3; ++round) {
+    Job job({{0, 1}, {2}});
+    std::atomic<int> running{0};
+    test::Threads closer;
+    closer.start([&] {
+      while (running.load() < 3) usleep(500);
+      job.close();
+    });
+    job.each([&](Rank& rank) {
+      ++running;
+      while (rank.run(Kind::kAllReduce, 60'000)) {
+      }
+    });
+    closer.join();
+  }
+}
+
+}  // namespace bagua

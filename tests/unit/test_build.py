@@ -1,0 +1,142 @@
+"""Building the native core: once for all who ask, whatever happens to the builder; errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua.csrc import build
+
+# The real compiler takes half a minute: a small library stands for the core, everything around it is real.
+FAKE = """
+    import os, sys, time
+    from pathlib import Path
+    sys.path.insert(0, {folder!r})
+    from bagua.csrc import build
+    def compile(folder):
+        with open({log!r}, "a") as log:
+            log.write("built\\n")
+        if os.environ.get("STUCK"):
+            (folder / "lock").touch()  # torch leaves one behind when it is killed
+            print("stuck", flush=True)
+            time.sleep(60)
+        time.sleep(0.3)
+        (folder / "bagua_core_native.so").write_bytes(b"core")
+    build._compile = compile
+    sys.exit(build._main([{target!r}]))
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[list[str]]:
+    """A builder's command line, of the real locking with a quick compiler."""
+    target = tmp_path / "core" / "key" / "bagua_core_native.so"
+    log = tmp_path / "log"
+    code = textwrap.dedent(FAKE.format(folder=str(tmp_path), log=str(log), target=str(target)))
+    yield [sys.executable, "-c", code]
+
+
+def built(tmp_path: Path) -> int:
+    log = tmp_path / "log"
+    return log.read_text().count("built") if log.exists() else 0
+
+
+def test_builders_at_once_build_once(tmp_path: Path, command: list[str]) -> None:
+    builders = [subprocess.Popen(command) for _ in range(3)]
+    assert [builder.wait(30) for builder in builders] == [0, 0, 0]
+    assert built(tmp_path) == 1
+    assert (tmp_path / "core" / "key" / "bagua_core_native.so").read_bytes() == b"core"
+    assert sorted(path.name for path in (tmp_path / "core").iterdir()) == ["key", "key.lock"]
+
+
+def test_killed_builder_blocks_nobody(tmp_path: Path, command: list[str]) -> None:
+    stuck = subprocess.Popen(command, env={**os.environ, "STUCK": "1"}, stdout=subprocess.PIPE)
+    assert stuck.stdout is not None
+    assert stuck.stdout.readline() == b"stuck\n"
+    waiting = subprocess.Popen(command)
+    time.sleep(0.2)  # it now waits for the lock
+    assert waiting.poll() is None
+    stuck.send_signal(signal.SIGKILL)
+    stuck.communicate()
+    assert waiting.wait(30) == 0
+    assert built(tmp_path) == 2
+    assert sorted(path.name for path in (tmp_path / "core").iterdir()) == ["key", "key.lock"]
+
+
+def test_failed_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    shutil.copy(build.SOURCE_DIR / "build.py", sources)
+    (sources / "broken.cpp").write_text("int broken( {\n")
+    monkeypatch.setattr(build, "SOURCE_DIR", sources)
+    with pytest.raises(build.BuildError, match=r"broken\.cpp:1:.*error") as raised:
+        build.build(tmp_path / "cache")
+    assert "bagua doctor" in str(raised.value)
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_ninja", lambda: None)
+    with pytest.raises(build.BuildError, match="pip install ninja"):
+        build.build(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match=r"No C\+\+ compiler.*apt-get install g\+\+"):
+        build.build(tmp_path)
+
+
+def test_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise build.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(build.importlib.metadata, "version", missing)
+    with pytest.raises(build.BuildError, match="pip install torch"):
+        build.core_path()
+    assert "PyTorch is not installed" in build.describe()["problem"]
+
+
+def test_unwritable_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(build.BuildError, match="BAGUA_CACHE_DIR"):
+        build.build(tmp_path / "file")
+
+
+def test_broken_library_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "bagua_core_native.so"
+    broken.write_bytes(b"no library")
+    with pytest.raises(build.BuildError, match="can't be loaded"):
+        build._load(broken)
+
+
+def test_key_depends_on_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {build.core_key()}
+    monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "99.0")
+    keys.add(build.core_key())
+    monkeypatch.setenv("BAGUA_CORE_MARCH", "")
+    keys.add(build.core_key())
+    (tmp_path / "a.cpp").write_text("int a;")
+    monkeypatch.setattr(build, "SOURCE_DIR", tmp_path)
+    keys.add(build.core_key())
+    (tmp_path / "a.cpp").write_text("int b;")
+    keys.add(build.core_key())
+    assert len(keys) == 5
+    assert build.core_path(tmp_path).is_relative_to(tmp_path / "core")
+
+
+def test_sources_have_different_names() -> None:
+    """torch's builder puts all objects into one folder."""
+    names = [path.stem for path in build._sources() if path.suffix == ".cpp"]
+    assert len(names) == len(set(names))
+
+
+def test_loading_does_not_import_torch() -> None:
+    code = "import sys; from bagua.csrc import load; assert load() is load(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
