@@ -13,6 +13,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ BUILDS = {
 }
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 ADDR_NO_RANDOMIZE = 0x0040000
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -54,6 +56,19 @@ def compiler_version() -> str:
         [COMPILER, "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
     ).stdout
     return version + native
+
+
+def with_headers(source: Path) -> list[Path]:
+    """A file and all of our headers that it includes, directly or not."""
+    found = {source: None}  # in order of discovery
+    todo = [source]
+    while todo:
+        for name in INCLUDE.findall(todo.pop().read_text()):
+            header = next((path for path in (CSRC / name, HERE / name) if path.exists()), None)
+            if header is not None and header not in found:
+                found[header] = None
+                todo.append(header)
+    return list(found)
 
 
 def content_key(paths: list[Path], *extra: str) -> str:
@@ -93,10 +108,10 @@ def build(name: str, folder: Path) -> Path:
         RuntimeError: the messages of every unit that does not compile, or of the linker.
     """
     flags = [*COMMON, *BUILDS[name], f"-I{CSRC}", f"-I{HERE}"]
-    headers = content_key([*sorted(CSRC.rglob("*.h")), *sorted(HERE.glob("*.h"))], compiler_version(), *flags)
 
     def compile_unit(source: Path) -> Path:
-        output = folder / f"{name}-{source.stem}-{content_key([source], headers, str(source))}.o"
+        key = content_key(with_headers(source), compiler_version(), *flags, str(source))
+        output = folder / f"{name}-{source.stem}-{key}.o"
         if not output.exists():
             run_compiler([*flags, "-c", str(source)], output)
         return output
