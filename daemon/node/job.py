@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import BaguaError
-from bagua.daemon.node import launch, state
+from bagua.daemon.node import events, launch, state, transitions
 from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
 from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
@@ -78,7 +78,7 @@ class Job:
         self._log = node.log.bind(job=plan.job_id, generation=plan.generation)
         self._loop = asyncio.get_running_loop()
         self._core: Any = None
-        self._queue: deque[state.Event] = deque()
+        self._queue: deque[events.Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +115,7 @@ class Job:
         self._log.info("job begins", ranks=list(self.plan.ranks), adopt=self.plan.adopt)
         self._run(self._prepare())
 
-    def post(self, event: state.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Hands an event to the state machine and does what it says."""
         self._queue.append(event)
         if self._stepping:
@@ -170,7 +170,7 @@ class Job:
         if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
             return False
         self._joined[rank] = pid
-        self.post(state.RankJoined(rank, pid))
+        self.post(events.RankJoined(rank, pid))
         if self.plan.adopt and rank not in self._watches:
             with contextlib.suppress(
                 OSError
@@ -180,9 +180,9 @@ class Job:
 
     # ── the machine ──
 
-    def _step(self, event: state.Event) -> None:
+    def _step(self, event: events.Event) -> None:
         before = self.state
-        self.state, instructions = state.step(before, event, self._loop.time())
+        self.state, instructions = transitions.step(before, event, self._loop.time())
         if self.state.phase is not before.phase:
             self._phase_changed(before.phase)
         if self.state.deadline != before.deadline:
@@ -190,21 +190,21 @@ class Job:
         for instruction in instructions:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: state.Instruction) -> None:
+    def _carry_out(self, instruction: events.Instruction) -> None:
         match instruction:
-            case state.SpawnRanks():
+            case events.SpawnRanks():
                 self._spawn_ranks()
-            case state.SetPeers(addresses):
+            case events.SetPeers(addresses):
                 self._set_peers(addresses)
-            case state.Abort(reason):
+            case events.Abort(reason):
                 if self.engine is not None:
                     self.engine.abort(reason)
-            case state.SignalRanks(pids, signum):
+            case events.SignalRanks(pids, signum):
                 for pid in pids:
                     signal_group(pid, signum)
-            case state.CloseEngine():
+            case events.CloseEngine():
                 self._run(self._close())
-            case state.Report():
+            case events.Report():
                 self._on_report(self.job_id)
 
     def _set_peers(self, addresses: tuple[str, ...]) -> None:
@@ -213,7 +213,7 @@ class Job:
         try:
             self.engine.set_peers(list(addresses))
         except (RuntimeError, ValueError) as error:
-            self.post(state.EngineFailed(f"node {self._node.node_id}: the other hosts can't be reached: {error}"))
+            self.post(events.EngineFailed(f"node {self._node.node_id}: the other hosts can't be reached: {error}"))
 
     def _phase_changed(self, before: Phase) -> None:
         now = self.state.phase
@@ -230,7 +230,7 @@ class Job:
             self._timer.cancel()
             self._timer = None
         if self.state.deadline is not None:
-            self._timer = self._loop.call_at(self.state.deadline, self.post, state.TimerFired())
+            self._timer = self._loop.call_at(self.state.deadline, self.post, events.TimerFired())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -241,7 +241,7 @@ class Job:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("internal error", exc_info=error)
-            self.post(state.EngineFailed(f"node {self._node.node_id}: internal error: {error!r}"))
+            self.post(events.EngineFailed(f"node {self._node.node_id}: internal error: {error!r}"))
 
     # ── beginning ──
 
@@ -250,10 +250,10 @@ class Job:
             await self._check_and_make_engine()
         except Exception as error:  # whatever it is, the job can't run here, and its user must learn why
             self._log.error("the job can't be prepared", error=str(error), exc_info=not isinstance(error, _EXPECTED))
-            self.post(state.PrepareFailed(f"node {self._node.node_id}: {error or repr(error)}"))
+            self.post(events.PrepareFailed(f"node {self._node.node_id}: {error or repr(error)}"))
         else:
             assert self.engine is not None
-            self.post(state.EngineReady(self.engine.address()))
+            self.post(events.EngineReady(self.engine.address()))
 
     async def _check_and_make_engine(self) -> None:
         if not self.plan.adopt:
@@ -277,9 +277,9 @@ class Job:
             except OSError as error:
                 command = launch.command(self.plan.program)
                 text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {error}"
-                self.post(state.SpawnFailed(rank, text))
+                self.post(events.SpawnFailed(rank, text))
                 break
-            self.post(state.RankStarted(rank, pid))
+            self.post(events.RankStarted(rank, pid))
         self._run(self._save())
 
     def _spawn(self, rank: int) -> int:
@@ -315,37 +315,37 @@ class Job:
         code = 0 if code is None else code
         tail = output.error_tail() if code else ""
         self._log.info("rank exited", rank=rank, exit_code=code)
-        self.post(state.RankExited(rank, code, max(0, -code), tail, time.time()))
+        self.post(events.RankExited(rank, code, max(0, -code), tail, time.time()))
         self._run(self._save())
 
     def _adopted_process_ended(self, rank: int) -> None:
         """The process of an adopted rank is gone; a farewell may still wait in the core's events and comes first."""
         self._take_engine_events()
-        self.post(state.RankLost(rank, "its process has ended", time.time()))
+        self.post(events.RankLost(rank, "its process has ended", time.time()))
 
     def _take_engine_events(self) -> None:
         if self.engine is None:
             return
-        events = self.engine.events()
-        for event in sorted(events, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
+        happened = self.engine.events()
+        for event in sorted(happened, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
             rank, text = int(event["rank"]), str(event["text"])
             match event["kind"]:
                 case "joined":
-                    self.post(state.RankConnected(rank))
+                    self.post(events.RankConnected(rank))
                     if self.plan.adopt and (watch := self._watches.pop(rank, None)):
                         watch.close()  # from now on the core's connection tells
                 case "left":
-                    self.post(state.RankLeft(rank, time.time()))
+                    self.post(events.RankLeft(rank, time.time()))
                 case "lost":
-                    self.post(state.RankLost(rank, text or "its connection broke", time.time()))
+                    self.post(events.RankLost(rank, text or "its connection broke", time.time()))
                 case "error":
-                    self.post(state.EngineFailed(text))
+                    self.post(events.EngineFailed(text))
 
     async def _watch_waits(self) -> None:
         while self.state.phase is Phase.RUNNING and self.engine is not None:
             await asyncio.sleep(WAITS_EVERY_S)
             if self.state.phase is Phase.RUNNING:
-                self.post(state.WaitsChanged(self.engine.waiting(WAITS_LONGER_THAN_S)))
+                self.post(events.WaitsChanged(self.engine.waiting(WAITS_LONGER_THAN_S)))
 
     # ── end ──
 
@@ -356,7 +356,7 @@ class Job:
                 output.close()
             await self._close_engine()
         finally:
-            self.post(state.EngineClosed())
+            self.post(events.EngineClosed())
 
     async def _kill_leftovers(self) -> None:
         if self.plan.adopt:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from bagua.daemon.node import state
+from bagua.daemon.node import events
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import JobEntry, end_leftovers
 from bagua.daemon.node.logs import LogFile, log_path
@@ -80,7 +80,7 @@ class Jobs:
             self._replace(held, directive)
         elif directive.generation == held.generation and isinstance(held, Job) and not held.stopped:
             if peers := parse_peers(directive):
-                held.post(state.PeersKnown(peers))
+                held.post(events.PeersKnown(peers))
             self._on_report(directive.job_id)
         elif directive.generation == held.generation:
             self._on_report(directive.job_id)
@@ -95,7 +95,7 @@ class Jobs:
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
         elif directive.generation >= held.generation and isinstance(held, Job):
             reason = directive.reason or "the coordinator stopped the job"
-            held.post(state.StopRequested(reason, clamp_grace(directive.grace_s)))
+            held.post(events.StopRequested(reason, clamp_grace(directive.grace_s)))
         self._on_report(directive.job_id)
 
     def find(self, job_id: str) -> Job | EndedJob | None:
@@ -134,7 +134,7 @@ class Jobs:
         self._next.clear()
         jobs = self.running()
         for job in jobs:
-            job.post(state.StopRequested(reason, grace_s, error=reason))
+            job.post(events.StopRequested(reason, grace_s, error=reason))
         if jobs:
             waits = [asyncio.ensure_future(job.finished()) for job in jobs]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
@@ -155,14 +155,14 @@ class Jobs:
         self._held[plan.job_id] = job
         job.start()
         if peers := parse_peers(directive):
-            job.post(state.PeersKnown(peers))
+            job.post(events.PeersKnown(peers))
         self._on_report(plan.job_id)
         self._spawn_task(self._announce())
 
     def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
         first = held.job_id not in self._next
         self._next[held.job_id] = directive
-        held.post(state.StopRequested(f"generation {directive.generation} takes over", held.plan.stop_grace_s))
+        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.plan.stop_grace_s))
         if first:
             self._spawn_task(self._begin_after(held))
 

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua.daemon.node import events as ev
 from bagua.daemon.node import state as s
+from bagua.daemon.node import transitions
 from bagua.daemon.node.state import Phase, RankPhase
 
-READY = s.EngineReady("")
+READY = ev.EngineReady("")
 TAIL = "ValueError: x"
 
 
@@ -18,9 +20,9 @@ def drive(job, *events, now=0.0):
     """(state, instructions of all steps but reports)"""
     told = []
     for event in events:
-        job, instructions = s.step(job, event, now)
+        job, instructions = transitions.step(job, event, now)
         told += instructions
-    return job, [instruction for instruction in told if not isinstance(instruction, s.Report)]
+    return job, [instruction for instruction in told if not isinstance(instruction, ev.Report)]
 
 
 def new(*, adopt=False, ranks=(2, 3)):
@@ -30,109 +32,109 @@ def new(*, adopt=False, ranks=(2, 3)):
 def running(**options):
     events = [READY]
     if options.get("adopt"):
-        events += [s.RankJoined(2, 72), s.RankJoined(3, 73)]
+        events += [ev.RankJoined(2, 72), ev.RankJoined(3, 73)]
     else:
-        events += [s.RankStarted(2, 72), s.RankStarted(3, 73)]
+        events += [ev.RankStarted(2, 72), ev.RankStarted(3, 73)]
     return drive(new(**options), *events)[0]
 
 
 def exited(rank, code=0, signum=0):
-    return s.RankExited(rank, code, signum, TAIL if code else "", 1000.0)
+    return ev.RankExited(rank, code, signum, TAIL if code else "", 1000.0)
 
 
 def test_a_job_without_trouble():
     job, told = drive(new(), READY)
-    assert job.phase is Phase.RUNNING and told == [s.SpawnRanks()]
+    assert job.phase is Phase.RUNNING and told == [ev.SpawnRanks()]
     job, told = drive(running(), exited(2), exited(3))
     assert job.phase is Phase.RUNNING and not told, "the engine serves other hosts until the coordinator says stop"
-    job, told = drive(job, s.StopRequested("succeeded", 5.0))
-    assert told == [s.CloseEngine()] and job.phase is Phase.CLOSING, "nobody is left to be told of a reason"
-    job, told = drive(job, s.EngineClosed())
+    job, told = drive(job, ev.StopRequested("succeeded", 5.0))
+    assert told == [ev.CloseEngine()] and job.phase is Phase.CLOSING, "nobody is left to be told of a reason"
+    job, told = drive(job, ev.EngineClosed())
     assert job.phase is Phase.STOPPED and job.error == ""
 
 
 def test_the_engine_is_told_why_before_anybody_is_killed():
     job, told = drive(running(), exited(2, -9, 9), now=10.0)
-    assert told == [s.Abort("rank 2 (pid 72) on node b was killed by SIGKILL")]
-    assert job.phase is Phase.FAILING and job.deadline == 10.0 + s.FAILING_S and job.error == ""
-    after, told = drive(job, exited(3, 1), s.EngineFailed("an echo"), now=11.0)
+    assert told == [ev.Abort("rank 2 (pid 72) on node b was killed by SIGKILL")]
+    assert job.phase is Phase.FAILING and job.deadline == 10.0 + transitions.FAILING_S and job.error == ""
+    after, told = drive(job, exited(3, 1), ev.EngineFailed("an echo"), now=11.0)
     assert not told and after.failure == job.failure and after.error == "", "the first cause stays"
-    job, told = drive(job, s.TimerFired(), now=15.0)
-    assert told == [s.SignalRanks((73,), signal.SIGTERM)] and job.deadline == 22.0, "no word from the coordinator"
-    job, told = drive(job, s.TimerFired(), now=22.0)
-    assert told == [s.SignalRanks((73,), signal.SIGKILL)] and job.phase is Phase.KILLING
+    job, told = drive(job, ev.TimerFired(), now=15.0)
+    assert told == [ev.SignalRanks((73,), signal.SIGTERM)] and job.deadline == 22.0, "no word from the coordinator"
+    job, told = drive(job, ev.TimerFired(), now=22.0)
+    assert told == [ev.SignalRanks((73,), signal.SIGKILL)] and job.phase is Phase.KILLING
     job, told = drive(job, exited(3, -9, 9))
-    assert told == [s.CloseEngine()]
+    assert told == [ev.CloseEngine()]
 
 
-@pytest.mark.parametrize("event", [s.TimerFired(), s.WaitsChanged(""), s.RankConnected(2), s.RankLeft(2, 0.0)])
+@pytest.mark.parametrize("event", [ev.TimerFired(), ev.WaitsChanged(""), ev.RankConnected(2), ev.RankLeft(2, 0.0)])
 def test_what_changes_nothing(event):
     job = running()
-    assert drive(job, event) == (job if not isinstance(event, s.RankConnected) else drive(job, event)[0], [])
+    assert drive(job, event) == (job if not isinstance(event, ev.RankConnected) else drive(job, event)[0], [])
 
 
 def test_stop():
-    job, told = drive(running(), s.StopRequested("cancelled", 3.0), now=1.0)
-    assert told == [s.Abort("cancelled"), s.SignalRanks((72, 73), signal.SIGTERM)] and job.deadline == 4.0
-    shorter, _ = drive(job, s.StopRequested("again", 1.0), now=2.0)
-    longer, _ = drive(job, s.StopRequested("again", 60.0), now=2.0)
+    job, told = drive(running(), ev.StopRequested("cancelled", 3.0), now=1.0)
+    assert told == [ev.Abort("cancelled"), ev.SignalRanks((72, 73), signal.SIGTERM)] and job.deadline == 4.0
+    shorter, _ = drive(job, ev.StopRequested("again", 1.0), now=2.0)
+    longer, _ = drive(job, ev.StopRequested("again", 60.0), now=2.0)
     assert shorter.deadline == 3.0 and longer.deadline == 4.0
     job, told = drive(job, exited(2, -15, 15), exited(3, 1))
-    assert told == [s.CloseEngine()] and job.phase is Phase.CLOSING
-    stopped, told = drive(new(), s.StopRequested("cancelled", 3.0))
+    assert told == [ev.CloseEngine()] and job.phase is Phase.CLOSING
+    stopped, told = drive(new(), ev.StopRequested("cancelled", 3.0))
     assert stopped.phase is Phase.STOPPED and not told
-    assert drive(stopped, READY)[1] == [s.CloseEngine()], "an engine that came too late is closed"
+    assert drive(stopped, READY)[1] == [ev.CloseEngine()], "an engine that came too late is closed"
 
 
 def test_trouble_before_the_start():
-    job, told = drive(new(), s.PrepareFailed("no compiler"))
+    job, told = drive(new(), ev.PrepareFailed("no compiler"))
     assert job.phase is Phase.STOPPED and job.error == "no compiler" and not told
-    job, told = drive(new(), READY, s.RankStarted(2, 72), s.SpawnFailed(3, "no such file"))
-    assert told == [s.SpawnRanks(), s.Abort("no such file")] and job.error == "no such file"
+    job, told = drive(new(), READY, ev.RankStarted(2, 72), ev.SpawnFailed(3, "no such file"))
+    assert told == [ev.SpawnRanks(), ev.Abort("no such file")] and job.error == "no such file"
 
 
 def test_peers_are_told_once():
-    job, told = drive(new(), s.PeersKnown(("a", "b")), READY)
-    assert told == [s.SetPeers(("a", "b")), s.SpawnRanks()]
-    assert drive(job, s.PeersKnown(("a", "b")))[1] == []
-    assert drive(running(), s.PeersKnown(("a", "b")), s.PeersKnown(("a", "b")))[1] == [s.SetPeers(("a", "b"))]
+    job, told = drive(new(), ev.PeersKnown(("a", "b")), READY)
+    assert told == [ev.SetPeers(("a", "b")), ev.SpawnRanks()]
+    assert drive(job, ev.PeersKnown(("a", "b")))[1] == []
+    assert drive(running(), ev.PeersKnown(("a", "b")), ev.PeersKnown(("a", "b")))[1] == [ev.SetPeers(("a", "b"))]
 
 
 def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
     """The kernel closes a dying process's sockets before it says that it is dead."""
-    job, told = drive(running(), s.RankLost(2, "hang-up", 0.0), s.EngineFailed("rank 2 is gone"), now=1.0)
-    assert not told and job.phase is Phase.RUNNING and job.deadline == 1.0 + s.VERDICT_S
+    job, told = drive(running(), ev.RankLost(2, "hang-up", 0.0), ev.EngineFailed("rank 2 is gone"), now=1.0)
+    assert not told and job.phase is Phase.RUNNING and job.deadline == 1.0 + transitions.VERDICT_S
     died, told = drive(job, exited(2, -9, 9), now=1.01)
-    assert told == [s.Abort("rank 2 (pid 72) on node b was killed by SIGKILL")] and died.error == ""
-    lives, told = drive(job, s.TimerFired(), now=1.6)
-    assert told == [s.Abort("rank 2 is gone")] and lives.error == "rank 2 is gone"
-    for events in ([s.RankLost(2, "", 0.0), exited(2)], [exited(2), s.RankLost(2, "", 0.0)]):
-        well, told = drive(running(), *events, s.EngineFailed("rank 2 is gone"), s.TimerFired(), now=1.0)
-        well, told = drive(well, s.TimerFired(), now=1.6)
+    assert told == [ev.Abort("rank 2 (pid 72) on node b was killed by SIGKILL")] and died.error == ""
+    lives, told = drive(job, ev.TimerFired(), now=1.6)
+    assert told == [ev.Abort("rank 2 is gone")] and lives.error == "rank 2 is gone"
+    for events in ([ev.RankLost(2, "", 0.0), exited(2)], [exited(2), ev.RankLost(2, "", 0.0)]):
+        well, told = drive(running(), *events, ev.EngineFailed("rank 2 is gone"), ev.TimerFired(), now=1.0)
+        well, told = drive(well, ev.TimerFired(), now=1.6)
         assert not told and well.error == "" and well.deadline is None, "whoever misses it will fail by itself"
-    other, told = drive(running(), s.EngineFailed("host c is lost"))
-    assert told == [s.Abort("host c is lost")] and other.error == "host c is lost"
+    other, told = drive(running(), ev.EngineFailed("host c is lost"))
+    assert told == [ev.Abort("host c is lost")] and other.error == "host c is lost"
 
 
 def test_ranks_that_others_started():
     job, told = drive(new(adopt=True), READY)
     assert not told and [rank.phase for rank in job.ranks] == [RankPhase.WAITING] * 2
-    job, told = drive(running(adopt=True), s.RankLeft(2, 5.0))
+    job, told = drive(running(adopt=True), ev.RankLeft(2, 5.0))
     assert job.ranks[0].phase is RankPhase.EXITED and job.ranks[0].exit_code == 0 and not told
-    job, told = drive(job, s.RankLost(3, "its connection broke", 6.0))
-    assert told == [s.Abort("rank 3 (pid 73) on node b is gone: its connection broke")]
+    job, told = drive(job, ev.RankLost(3, "its connection broke", 6.0))
+    assert told == [ev.Abort("rank 3 (pid 73) on node b is gone: its connection broke")]
     assert (job.ranks[1].signal, job.ranks[1].exit_code, job.ranks[1].error_tail) == (9, -9, "its connection broke")
-    job, told = drive(running(adopt=True), s.StopRequested("cancelled", 2.0))
-    assert told == [s.Abort("cancelled")], "their processes are not ours to kill"
-    job, told = drive(job, s.TimerFired(), now=2.0)
-    assert told == [s.CloseEngine()]
+    job, told = drive(running(adopt=True), ev.StopRequested("cancelled", 2.0))
+    assert told == [ev.Abort("cancelled")], "their processes are not ours to kill"
+    job, told = drive(job, ev.TimerFired(), now=2.0)
+    assert told == [ev.CloseEngine()]
 
 
 def test_a_process_that_can_not_be_killed():
-    job, _ = drive(running(), s.StopRequested("x", 0.0), s.TimerFired(), now=0.0)
+    job, _ = drive(running(), ev.StopRequested("x", 0.0), ev.TimerFired(), now=0.0)
     assert job.phase is Phase.KILLING
-    job, told = drive(job, s.TimerFired(), now=s.KILLING_S)
-    assert told == [s.CloseEngine()] and "rank 2 (pid 72), rank 3 (pid 73) on node b did not die" in job.error
+    job, told = drive(job, ev.TimerFired(), now=transitions.KILLING_S)
+    assert told == [ev.CloseEngine()] and "rank 2 (pid 72), rank 3 (pid 73) on node b did not die" in job.error
 
 
 def test_words_of_an_exit():
@@ -145,20 +147,20 @@ def test_words_of_an_exit():
 RANK = st.sampled_from([2, 3, 9])
 EVENTS = st.one_of(
     st.just(READY),
-    st.builds(s.PrepareFailed, st.just("prepare")),
-    st.builds(s.PeersKnown, st.just(("a", "b"))),
-    st.builds(s.RankStarted, RANK, st.integers(70, 80)),
-    st.builds(s.SpawnFailed, RANK, st.just("spawn")),
-    st.builds(s.RankJoined, RANK, st.integers(70, 80)),
-    st.builds(s.RankConnected, RANK),
-    st.builds(s.RankLeft, RANK, st.just(1.0)),
-    st.builds(s.RankLost, RANK, st.just("lost"), st.just(1.0)),
+    st.builds(ev.PrepareFailed, st.just("prepare")),
+    st.builds(ev.PeersKnown, st.just(("a", "b"))),
+    st.builds(ev.RankStarted, RANK, st.integers(70, 80)),
+    st.builds(ev.SpawnFailed, RANK, st.just("spawn")),
+    st.builds(ev.RankJoined, RANK, st.integers(70, 80)),
+    st.builds(ev.RankConnected, RANK),
+    st.builds(ev.RankLeft, RANK, st.just(1.0)),
+    st.builds(ev.RankLost, RANK, st.just("lost"), st.just(1.0)),
     st.builds(exited, RANK, st.sampled_from([0, 1])),
-    st.builds(s.EngineFailed, st.just("engine")),
-    st.builds(s.WaitsChanged, st.sampled_from(["", "a waits for b"])),
-    st.builds(s.StopRequested, st.just("stop"), st.floats(0, 10)),
-    st.just(s.TimerFired()),
-    st.just(s.EngineClosed()),
+    st.builds(ev.EngineFailed, st.just("engine")),
+    st.builds(ev.WaitsChanged, st.sampled_from(["", "a waits for b"])),
+    st.builds(ev.StopRequested, st.just("stop"), st.floats(0, 10)),
+    st.just(ev.TimerFired()),
+    st.just(ev.EngineClosed()),
 )
 ORDER = list(Phase)
 
@@ -170,7 +172,7 @@ def test_whatever_happens(adopt, steps):
     for event, passed in steps:
         now += passed
         before = job
-        job, instructions = s.step(job, event, now)
+        job, instructions = transitions.step(job, event, now)
         told += instructions
         assert ORDER.index(job.phase) >= ORDER.index(before.phase)
         assert before.failure in ("", job.failure)
@@ -178,22 +180,22 @@ def test_whatever_happens(adopt, steps):
             if old.phase is RankPhase.EXITED:  # final
                 assert replace(fresh, lost=old.lost, connected=old.connected) == old
         if before.visible != job.visible:
-            assert isinstance(instructions[-1], s.Report)
+            assert isinstance(instructions[-1], ev.Report)
         if job.phase in (Phase.FAILING, Phase.TERMINATING, Phase.KILLING):
             assert job.deadline is not None
         if adopt:
-            assert not any(isinstance(instruction, s.SignalRanks | s.SpawnRanks) for instruction in told)
-    assert sum(isinstance(instruction, s.Abort) for instruction in told) <= 1
-    assert sum(isinstance(instruction, s.SpawnRanks) for instruction in told) <= 1
-    assert sum(isinstance(instruction, s.SetPeers) for instruction in told) <= 1
+            assert not any(isinstance(instruction, ev.SignalRanks | ev.SpawnRanks) for instruction in told)
+    assert sum(isinstance(instruction, ev.Abort) for instruction in told) <= 1
+    assert sum(isinstance(instruction, ev.SpawnRanks) for instruction in told) <= 1
+    assert sum(isinstance(instruction, ev.SetPeers) for instruction in told) <= 1
     _comes_to_an_end(job, now)
 
 
 def _comes_to_an_end(job, now):
     """From anywhere: a stop, time, and no process that dies, and yet the job ends."""
-    job, _ = s.step(job, s.StopRequested("stop", 1.0), now)
+    job, _ = transitions.step(job, ev.StopRequested("stop", 1.0), now)
     for _ in range(3):
         now += 60.0
-        job, _ = s.step(job, s.TimerFired(), now)
-    job, _ = s.step(job, s.EngineClosed(), now)
+        job, _ = transitions.step(job, ev.TimerFired(), now)
+    job, _ = transitions.step(job, ev.EngineClosed(), now)
     assert job.phase is Phase.STOPPED

@@ -1,0 +1,146 @@
+"""What may happen to a job on this node, and what may be done about it: the vocabulary of transitions.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# ── Events ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True)
+class EngineReady(Event):
+    address: str  # host:port of the data plane; empty with one host
+
+
+@dataclass(frozen=True)
+class PrepareFailed(Event):
+    text: str
+
+
+@dataclass(frozen=True)
+class PeersKnown(Event):
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankStarted(Event):
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class SpawnFailed(Event):
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RankJoined(Event):
+    """An RPC of the rank was answered with the way to the engine."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankConnected(Event):
+    """The core accepted the rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class RankLeft(Event):
+    """The rank took leave of the core in good order."""
+
+    rank: int
+    at: float
+
+
+@dataclass(frozen=True)
+class RankLost(Event):
+    """The rank's connection to the core ended without a farewell."""
+
+    rank: int
+    text: str
+    at: float
+
+
+@dataclass(frozen=True)
+class RankExited(Event):
+    rank: int
+    exit_code: int
+    signal: int
+    error_tail: str
+    at: float
+
+
+@dataclass(frozen=True)
+class EngineFailed(Event):
+    text: str
+
+
+@dataclass(frozen=True)
+class WaitsChanged(Event):
+    text: str
+
+
+@dataclass(frozen=True)
+class StopRequested(Event):
+    reason: str
+    grace_s: float
+    error: str = ""  # why it stops, where the coordinator does not know
+
+
+@dataclass(frozen=True)
+class TimerFired(Event):
+    pass
+
+
+@dataclass(frozen=True)
+class EngineClosed(Event):
+    """The engine is closed and no process of the job is left."""
+
+
+# ── Instructions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Something to do; its outcome comes back as an event."""
+
+
+@dataclass(frozen=True)
+class SpawnRanks(Instruction):
+    pass
+
+
+@dataclass(frozen=True)
+class SetPeers(Instruction):
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Abort(Instruction):
+    reason: str
+
+
+@dataclass(frozen=True)
+class SignalRanks(Instruction):
+    pids: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True)
+class CloseEngine(Instruction):
+    """Kill what is left of the job, close the engine."""
+
+
+@dataclass(frozen=True)
+class Report(Instruction):
+    pass
