@@ -75,7 +75,18 @@ def test_job_from_submit_to_end(service: Service, sandbox: Sandbox) -> None:
 
 def test_watching_a_job_that_fails(service: Service, sandbox: Sandbox) -> None:
     script = sandbox.script(
-        "fail.py", "import os, sys\nprint('here')\nif os.environ['RANK'] == '1': sys.exit('no data')\n"
+        "fail.py",
+        """
+        import os, pathlib, sys, time
+
+        print("here", flush=True)
+        pathlib.Path("rank-" + os.environ["RANK"]).touch()
+        while not pathlib.Path("rank-0").exists():
+            time.sleep(0.02)
+        if os.environ["RANK"] == "1":
+            sys.exit("no data")
+        time.sleep(60)
+        """,
     )
     done = service.call("job", "submit", "--watch", "--output", "json", "--nproc-per-node", "2", script)
     assert done.code == 1, done.text
