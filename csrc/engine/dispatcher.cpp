@@ -39,11 +39,12 @@ void Dispatcher::stop() {
 void Dispatcher::run() {
   while (!stopping_.load()) {
     const uint32_t seen = state_->page()->doorbell.load();
+    const std::vector<int> departed = departed_ranks();  // before taking: all that they submitted is then taken
     const bool worked = take_all();
     if (state_->failed()) {
       flush();
     } else {
-      check_departed();
+      check_departed(departed);
     }
     if (!worked) sleep(seen);
   }
@@ -130,12 +131,20 @@ void Dispatcher::run_collective(const std::shared_ptr<Communicator>& comm, Colle
   for (const Operation& part : operation.parts) reject(part);
 }
 
-void Dispatcher::check_departed() {
+std::vector<int> Dispatcher::departed_ranks() const {
+  std::vector<int> departed;
   for (size_t port = 0; port < ranks_->size(); ++port) {
-    const int rank = ranks_->rank(port);
-    if (ranks_->phase(rank) != Phase::kLeft) continue;
-    for (const auto& comm : registry_->all()) {
-      const uint64_t remote = comm->executor == nullptr ? 0 : comm->executor->begun_elsewhere();
+    if (ranks_->phase(ranks_->rank(port)) == Phase::kLeft) departed.push_back(ranks_->rank(port));
+  }
+  return departed;
+}
+
+void Dispatcher::check_departed(const std::vector<int>& departed) {
+  if (departed.empty()) return;
+  for (const auto& comm : registry_->all()) {
+    const uint64_t remote = comm->executor == nullptr ? 0 : comm->executor->begun_elsewhere();
+    for (const int rank : departed) {
+      if (comm->executor != nullptr && comm->index_of(rank) >= 0) comm->executor->note_left(rank);
       const std::string needed_by = comm->needs(rank, remote);
       if (needed_by.empty()) continue;
       state_->fail("rank " + std::to_string(rank) + " has left the job in good order, but " + needed_by +

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "engine/local_executor.h"
 #include "engine/ranks.h"
@@ -31,7 +32,8 @@ class Dispatcher {
   void handle(Operation operation);
   void advance(const std::shared_ptr<Communicator>& comm);
   void run_collective(const std::shared_ptr<Communicator>& comm, Collective operation);
-  void check_departed();
+  std::vector<int> departed_ranks() const;
+  void check_departed(const std::vector<int>& departed);
   void flush();
   void sleep(uint32_t seen);
   void reject(const Operation& operation) { ranks_->complete(operation, operation.submitted_ns, false); }

@@ -145,9 +145,6 @@ void Engine::left(int rank) {
   ranks_.set_phase(rank, Phase::kLeft);
   segments_->free_all(rank);
   state_.tell("left", rank, "");
-  for (const auto& comm : registry_.all()) {
-    if (comm->executor != nullptr) comm->executor->wake();
-  }
   state_.ring_doorbell();
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kDepartureGraceNs = kNsPerS;  // without progress, after a host said that it closes
 constexpr int64_t kLeaveNs = 1500 * kNsPerMs;   // for the others to say that they are done with us
 constexpr int64_t kErrorLingerNs = 300 * kNsPerMs;
-constexpr int64_t kDialSliceNs = kNsPerS;  // how often a dialler looks whether the engine has failed
+constexpr int64_t kDialSliceNs = 2 * kNsPerS;  // how often a dialler looks whether the engine has failed
 constexpr int64_t kNever = INT64_MAX / 4;
 
 MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
@@ -171,10 +171,12 @@ Status HostExecutor::dial(int peer, int stream, int64_t deadline_ns) {
   me.stream = static_cast<uint32_t>(stream);
   Status status;
   do {
-    const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
     Socket socket;
-    status = connect_tcp(address, slice, &socket);
-    if (status) status = dial_handshake(socket.fd(), options.job_key, options.job_id, me, slice);
+    status = connect_tcp(address, std::min(deadline_ns, now_ns() + kDialSliceNs), &socket);
+    if (status) {
+      const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
+      status = dial_handshake(socket.fd(), options.job_key, options.job_id, me, slice);
+    }
     if (status) {
       mesh_.attach(peer, stream, std::move(socket));
       return status;
@@ -229,27 +231,36 @@ bool HostExecutor::network_failed(const Status& status) {
   return false;
 }
 
-bool HostExecutor::take_inbox() {
+void HostExecutor::take_inbox() {
   std::deque<Collective> collectives;
   std::deque<Half> halves;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     collectives.swap(collectives_);
     halves.swap(halves_);
+    left_seen_ = left_;  // with the halves: those of a rank that left are all here
   }
-  if (collectives.empty() && halves.empty()) return false;
+  if (collectives.empty() && halves.empty()) return;
   if (exchange_.idle() && p2p_.idle()) progress_ns_ = now_ns();
   for (Collective& operation : collectives) exchange_.add(std::move(operation));
   for (Half& half : halves) {
     if (Status status = p2p_.add(std::move(half)); !status) state_->fail(status.message());
   }
-  return true;
+}
+
+void HostExecutor::note_left(int rank) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(left_.begin(), left_.end(), rank) != left_.end()) return;
+    left_.push_back(rank);
+  }
+  wake();
 }
 
 void HostExecutor::say_who_left() {
-  for (const int rank : comm_->local_ranks()) {
-    if (ranks_->phase(rank) != Phase::kLeft || p2p_.pending(rank)) continue;
-    if (std::find(told_left_.begin(), told_left_.end(), rank) != told_left_.end()) continue;
+  if (left_seen_.size() == told_left_.size()) return;
+  for (const int rank : left_seen_) {
+    if (p2p_.pending(rank) || std::find(told_left_.begin(), told_left_.end(), rank) != told_left_.end()) continue;
     told_left_.push_back(rank);
     Control control;
     control.type = Control::Type::kLeft;

@@ -1,8 +1,8 @@
 // The thread of one communicator that spans hosts: connects its mesh and runs its operations there.
 //
-// Thread safety: submit() and begun_elsewhere() from the dispatcher; attach() from the network's threads; wake(),
-// describe(), begin_close() and close() from any thread; everything else belongs to the executor's own thread. mutex_
-// guards the inbox.
+// Thread safety: submit(), note_left() and begun_elsewhere() from the dispatcher; attach() from the network's threads;
+// wake(), describe(), begin_close() and close() from any thread; everything else belongs to the executor's own thread.
+// mutex_ guards the inbox.
 //
 // Ends. The engine fails: tell the other hosts why, give them a moment to hear it, fail what is pending. The engine or
 // the communicator is closed: say so, wait until nobody needs us any more (bounded), go. Another host closed: finish
@@ -38,7 +38,9 @@ class HostExecutor final : public ConnectionTarget {
   // Takes the operation; false, and nothing is taken, if this executor has ended.
   bool submit(Collective* operation);
   bool submit(Half* half);
-  // Something outside changed: the engine failed, peers are known, a rank left.
+  // Local rank `rank` has left, and all that it submitted has been given to submit().
+  void note_left(int rank);
+  // Something outside changed: the engine failed, peers are known.
   void wake();
   bool attach(int host, int stream, Socket socket) override;
 
@@ -57,7 +59,7 @@ class HostExecutor final : public ConnectionTarget {
   bool dial_all();
   Status dial(int peer, int stream, int64_t deadline_ns);
   void serve();
-  bool take_inbox();
+  void take_inbox();
   void say_who_left();
   bool turn();
   bool network_failed(const Status& status);
@@ -88,6 +90,7 @@ class HostExecutor final : public ConnectionTarget {
   std::condition_variable changed_;
   std::deque<Collective> collectives_;  // guarded by mutex_, like all up to closed_
   std::deque<Half> halves_;
+  std::vector<int> left_;
   int64_t first_submit_ns_ = -1;
   bool ended_ = false;
   bool describe_wanted_ = false;
@@ -111,7 +114,8 @@ class HostExecutor final : public ConnectionTarget {
   };
   std::vector<Departure> departures_;  // by peer
   std::vector<bool> heard_end_;        // by peer: said kError or kClosed
-  std::vector<int> told_left_;         // local ranks whose leaving the others know
+  std::vector<int> left_seen_;         // copy of left_
+  std::vector<int> told_left_;         // those whose leaving the others know
   int64_t progress_ns_ = 0;
   Mesh::Counters counted_;
   std::vector<Mesh::Completion> completions_;

@@ -1,9 +1,11 @@
 #include "engine/network.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -131,16 +133,21 @@ void Network::expire(int64_t now) {
   waiting_.erase(late, waiting_.end());
 }
 
+int Network::Handshake::take() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return std::exchange(fd, -1);
+}
+
 void Network::shake(Socket socket) {
   auto handshake = std::make_unique<Handshake>();
   Handshake* raw = handshake.get();
-  raw->thread = std::thread([this, raw, owned = socket.release()] {
-    Socket connection(owned);
+  raw->fd = socket.release();
+  raw->thread = std::thread([this, raw, fd = raw->fd] {
     const EngineOptions& options = state_->options();
     PeerInfo peer;
-    // In slices, so that stop() need not wait for a stranger.
-    const Status status = accept_handshake(connection.fd(), options.job_key, options.job_id, options.generation, &peer,
-                                           now_ns() + kHandshakeNs);
+    const Status status =
+        accept_handshake(fd, options.job_key, options.job_id, options.generation, &peer, now_ns() + kHandshakeNs);
+    Socket connection(raw->take());
     if (status) {
       deliver(peer, std::move(connection));
     } else if (status.code() == Code::kAborted) {
@@ -173,6 +180,10 @@ void Network::deliver(const PeerInfo& peer, Socket socket) {
 
 void Network::join_finished(bool all) {
   for (auto& handshake : handshakes_) {
+    if (all) {  // a stranger that says nothing must not hold us up
+      std::lock_guard<std::mutex> lock(handshake->mutex);
+      if (handshake->fd >= 0) shutdown(handshake->fd, SHUT_RDWR);
+    }
     if (all || handshake->done.load()) handshake->thread.join();
   }
   handshakes_.erase(std::remove_if(handshakes_.begin(), handshakes_.end(),

@@ -65,6 +65,10 @@ class Network {
   struct Handshake {
     std::thread thread;
     std::atomic<bool> done{false};
+    std::mutex mutex;
+    int fd = -1;  // guarded by mutex; -1 once the handshake is over
+
+    int take();
   };
 
   void run();
