@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 import bagua
-from bagua.base.errors import CommunicationError, ServiceError
+from bagua.base.errors import BuildError, CommunicationError, ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
@@ -136,9 +136,12 @@ class Connection:
     def __init__(
         self, membership: Membership, data_socket: str, token: bytes, describe_waits: Callable[[], str] | None = None
     ) -> None:
-        from bagua.csrc import load  # builds the core where that has not been done
+        from bagua import csrc
 
-        module = load()
+        try:
+            module = csrc.load()  # builds the core where that has not been done
+        except csrc.BuildError as error:
+            raise BuildError(str(error)) from error
         self.membership = membership
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES

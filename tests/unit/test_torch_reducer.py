@@ -14,7 +14,7 @@ from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import ConfigError
 from bagua.torch_api.connection import Place, Times
 from bagua.torch_api.data_parallel.bucket import Bucket
-from bagua.torch_api.data_parallel.engine_callback import current_pass, queue_callback
+from bagua.torch_api.data_parallel.engine_callback import BackwardPass
 from bagua.torch_api.data_parallel.reducer import GradientReducer
 
 
@@ -241,27 +241,35 @@ def test_plans_that_this_version_cannot_run_are_refused() -> None:
         bucket.set_plan(Plan((AllReduce(), AllReduce("SUM", src="result", dst="result"))))
 
 
-def test_the_private_doors_of_autograd_are_where_we_expect_them() -> None:
-    """queue_callback: called once, after every gradient is there; nested passes have numbers of their own."""
+def test_the_private_door_of_autograd_is_where_we_expect_it() -> None:
+    """The callback comes once, after every gradient is there, and is let go when a pass fails."""
     weight = nn.Parameter(torch.ones(3))
-    seen: list[tuple[int, bool]] = []
+    passes: list[BackwardPass] = []
+    seen: list[bool] = []
 
-    def at_end() -> None:
-        seen.append((current_pass(), weight.grad is not None))
+    def begin(gradient: torch.Tensor) -> None:
+        passes.append(BackwardPass(lambda: seen.append(weight.grad is not None)))
+        assert passes[-1].alive()
 
-    def hook(gradient: torch.Tensor) -> None:
-        assert current_pass() >= 0
-        queue_callback(at_end)
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError
 
-    assert current_pass() == -1
     output = weight * 2
-    output.register_hook(hook)
+    output.register_hook(begin)
     output.sum().backward()
-    assert len(seen) == 1 and seen[0][0] >= 0 and seen[0][1]
-    assert current_pass() == -1
+    assert seen == [True] and not passes[-1].alive()
+
+    middle = weight * 2
+    middle.register_hook(fail)
+    output = middle * 2
+    output.register_hook(begin)
+    with pytest.raises(ArithmeticError):
+        output.sum().backward()
+    assert seen == [True] and not passes[-1].alive()
+
     with pytest.raises(RuntimeError, match="during backward"):
-        queue_callback(at_end)
-    with pytest.raises(ArithmeticError):  # an error in the callback is the caller's
+        BackwardPass(lambda: None)
+    with pytest.raises(ZeroDivisionError):  # an error in the callback is the caller's
         output = weight * 2
-        output.register_hook(lambda gradient: queue_callback(lambda: 1 // 0))
+        output.register_hook(lambda gradient: BackwardPass(lambda: 1 // 0) and None)  # type: ignore[arg-type, return-value]
         output.sum().backward()

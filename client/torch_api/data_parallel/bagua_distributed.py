@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,7 +19,7 @@ from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_te
 from bagua.torch_api.data_parallel.bucket import Bucket
 from bagua.torch_api.data_parallel.carrier import EngineCarrier
 from bagua.torch_api.data_parallel.closures import average_losses
-from bagua.torch_api.data_parallel.engine_callback import current_pass, queue_callback
+from bagua.torch_api.data_parallel.engine_callback import BackwardPass
 from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
 from bagua.torch_api.data_parallel.hook import ModuleHook, tensors_in
 from bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
@@ -79,7 +78,7 @@ class BaguaDistributedDataParallel:
         self._session = current()
         self._group = self._session.new_communicator(self._session.world.ranks)
         self._handles: list[Any] = []
-        self._pass_thread: int | None = None  # the thread whose backward pass is being followed
+        self._pass: BackwardPass | None = None
         self.bagua_algorithm: AlgorithmImpl = algorithm.reify(process_group)
         try:
             self._compare_ranks()
@@ -195,7 +194,7 @@ class BaguaDistributedDataParallel:
     # In a training step
 
     def _before_forward(self, _: torch.nn.Module, inputs: Any) -> None:
-        if self._pass_thread == threading.get_ident() and current_pass() < 0:
+        if self._pass is not None and not self._pass.alive():
             self._abandon_pass()
         if not self.module.training:
             return
@@ -212,7 +211,7 @@ class BaguaDistributedDataParallel:
                     tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
 
     def _before_gradient(self, _: torch.Tensor) -> None:
-        if self._pass_thread is None:
+        if self._pass is None or not self._pass.alive():
             self._begin_pass()
 
     def _after_gradient(
@@ -221,24 +220,26 @@ class BaguaDistributedDataParallel:
         name: str,
         parameter: torch.nn.Parameter,
     ) -> None:
-        if self._pass_thread is None:
+        if self._pass is None or not self._pass.alive():
             self._begin_pass()
         if self.require_backward_grad_sync:
             on_gradient(name, parameter)
 
     def _begin_pass(self) -> None:
-        queue_callback(self._end_pass)
-        self._pass_thread = threading.get_ident()
+        if self._pass is not None:
+            self._abandon_pass()
+        self._pass = BackwardPass(self._end_pass)
 
     def _end_pass(self) -> None:
-        self._pass_thread = None
+        self._pass = None
         self._reducer.end_pass()
         if self.require_backward_grad_sync:
             with torch.no_grad():
                 self._on_backward_end()
 
     def _abandon_pass(self) -> None:
-        self._pass_thread = None
+        """The pass before this one ended by an exception."""
+        self._pass = None
         if self._reducer.abandon() and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "

@@ -1,17 +1,24 @@
-"""The two private doors of torch.autograd that we use, in one place. A test tells when either moves."""
+"""The one private door of torch.autograd that we use. A test tells when it moves."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
 
 
-def queue_callback(function: Callable[[], None]) -> None:
-    """Calls ``function`` when the backward pass that runs now is at its end. Only inside a pass."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
+class BackwardPass:
+    """A backward pass that runs now; ``at_end`` is called when it is over, unless it ends by an exception.
 
+    autograd holds the callback as long as the pass lives, and nobody else does: that is how ``alive`` knows.
+    """
 
-def current_pass() -> int:
-    """Number of the backward pass that runs in this thread; -1 outside."""
-    return torch._C._current_graph_task_id()
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        """Only inside a pass."""
+
+        def callback() -> None:
+            at_end()
+
+        self.alive: Callable[[], object | None] = weakref.ref(callback)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -141,6 +141,9 @@ def sum_of_gradients() -> None:
 @scenario
 def root_parameters() -> None:
     compare(lambda: nn.Linear(10, 3))
+    nothing = nn.Tanh()
+    wrap(nothing)
+    nothing(batch(0, 0, 3).requires_grad_()).sum().backward()
 
     class Vit(nn.Module):
         def __init__(self) -> None:
@@ -591,23 +594,25 @@ def one_rank_in_evaluation_mode() -> None:
 def exception_in_backward() -> None:
     """Caught before anything was exchanged, it leaves no trace."""
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-            raise ArithmeticError("on purpose")
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError("on purpose")
 
     rank, n = bagua.get_rank(), bagua.get_world_size()
-    reference, model = seeded(mlp), wrap(seeded(mlp))
-    x = batch(rank, 0, 6, 10)
-    with pytest.raises(ArithmeticError):
-        Fails.apply(model(x)).sum().backward()
-    (sum(square(reference, other, 1) for other in range(n)) / n).backward()
-    square(model, rank, 1).backward()
-    check_close(model, reference)
+    for whole in (True, False):
+        reference, model = seeded(mlp), wrap(seeded(mlp))
+        output = model(batch(rank, 0, 6, 10))
+        output.register_hook(fail)  # comes after ours, by which the pass has begun
+        with pytest.raises(ArithmeticError):
+            output.sum().backward()
+        (sum(square(reference, other, 1) for other in range(n)) / n).backward()
+        if whole:
+            square(model, rank, 1).backward()
+        else:  # past the hooks of the model as a whole: its parameters alone tell that a pass begins
+            x = batch(rank, 1, 6, 10)
+            for layer in model:
+                x = layer(x)
+            x.square().mean().backward()
+        check_close(model, reference)
 
 
 @scenario
