@@ -106,6 +106,17 @@ def test_killed_rank_frees_the_others(make_world: Callable[..., Any], wait_for: 
     wait_for(lambda: world.engines[0].stats()["segment_bytes"] == 0)
 
 
+def test_child_that_holds_the_socket_hides_nothing(
+    make_world: Callable[..., Any], wait_for: Callable[..., None]
+) -> None:
+    world = make_world([[0]])
+    world.start("forked")
+    assert "forked child" in world.line(0)["child"]
+    assert world.engines[0].error() == ""
+    world.kill(0)
+    wait_for(lambda: "rank 0 (pid" in world.engines[0].error(), 1.0)
+
+
 def test_waiting_names_who_is_missing(make_world: Callable[..., Any], wait_for: Callable[..., None]) -> None:
     world = make_world([[0, 1, 2]])
     world.connect()

@@ -298,6 +298,21 @@ def refused(rank: Rank, task: dict[str, Any]) -> dict[str, Any]:
     return {"errors": errors}
 
 
+def forked(rank: Rank) -> dict[str, Any]:
+    """A child that still holds the socket (as a loader of data does) must not hide its parent's death."""
+    child = os.fork()
+    if child == 0:
+        try:
+            rank.run("barrier")
+        except core.CoreError as error:
+            say(child=str(error))
+        rank.native.close()  # not a goodbye of the parent
+        time.sleep(1.5)
+        os._exit(0)
+    pause()
+    return {}
+
+
 def many(rank: Rank, count: int) -> dict[str, Any]:
     """Many operations in flight, waited for in another order, from two threads."""
     tickets = [rank.start("allreduce", count=1) for _ in range(count)]
@@ -330,7 +345,7 @@ def errors_of(rank: Rank, ticket: int) -> bool:
 
 SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
     script.__name__: script
-    for script in (verify, digest, call, endless, hang, leave, interrupted, segments, refused, many)
+    for script in (verify, digest, call, endless, hang, leave, interrupted, segments, refused, forked, many)
 }
 
 
