@@ -9,10 +9,8 @@ namespace bagua {
 
 namespace {
 
-constexpr int64_t kDepartureGraceNs = kNsPerS;  // without progress, after a host said that it closes
-constexpr int64_t kLeaveNs = 1500 * kNsPerMs;   // for the others to say that they are done with us
-constexpr int64_t kErrorLingerNs = 300 * kNsPerMs;
-constexpr int64_t kDialSliceNs = 2 * kNsPerS;  // how often a dialler looks whether the engine has failed
+constexpr int64_t kDialSliceNs = 2 * kNsPerS;          // how often a dialler looks whether the engine has failed
+constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
 constexpr int64_t kNever = INT64_MAX / 4;
 
 MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
@@ -316,32 +314,10 @@ Status HostExecutor::on_control(int peer, const Control& control) {
   return Status::ok();
 }
 
-// Hosts that are closing: let them go when nothing is pending; if something is and does not move, it never will.
-void HostExecutor::watch_departures() {
-  const std::string departed_end = p2p_.needs_departed();
-  if (!departed_end.empty()) state_->fail(departed_end);
-  const bool idle = exchange_.idle() && p2p_.idle();
-  for (int peer = 0; peer < comm_->hosts(); ++peer) {
-    Departure& departure = departures_[static_cast<size_t>(peer)];
-    if (departure.since_ns < 0) continue;
-    if (idle && !departure.answered) {
-      Control control;
-      control.type = Control::Type::kClosed;
-      mesh_.send_control(peer, encode(control));
-      departure.answered = true;
-    } else if (!idle && now_ns() - std::max(progress_ns_, departure.since_ns) > kDepartureGraceNs) {
-      const std::string operation = exchange_.oldest();
-      state_->fail(host_text(peer) + " has left the job" + (departure.why.empty() ? "" : " (" + departure.why + ")") +
-                   ", but " + (operation.empty() ? "a send or recv of " + comm_name(comm_->id()) : operation) +
-                   " still needs it");
-    }
-  }
-}
-
 int64_t HostExecutor::next_deadline() const {
   if (exchange_.idle() && p2p_.idle()) return -1;
   for (const Departure& departure : departures_) {
-    if (departure.since_ns >= 0) return now_ns() + kDepartureGraceNs / 4;
+    if (departure.since_ns >= 0) return now_ns() + kDepartureCheckNs;
   }
   return -1;
 }
@@ -366,97 +342,6 @@ void HostExecutor::tell_all(const Control& control) {
   for (int peer = 0; peer < comm_->hosts(); ++peer) {
     if (peer != comm_->topology().host) mesh_.send_control(peer, bytes);
   }
-}
-
-void HostExecutor::leave() {
-  Control control;
-  control.type = Control::Type::kClose;
-  control.text = closing_.load() && !state_->failed() ? "" : state_->error();
-  tell_all(control);
-  converse(now_ns() + kLeaveNs, heard_end_);
-}
-
-void HostExecutor::report_failure() {
-  Control control;
-  control.type = Control::Type::kError;
-  control.text = state_->error();
-  tell_all(control);
-  converse(now_ns() + kErrorLingerNs, heard_end_);
-}
-
-// Answers a goodbye when we are ending, too: neither needs the other any more.
-void HostExecutor::part(int peer) {
-  heard_end_[static_cast<size_t>(peer)] = true;
-  Departure& departure = departures_[static_cast<size_t>(peer)];
-  if (departure.answered) return;
-  departure.answered = true;
-  Control control;
-  control.type = Control::Type::kClosed;
-  mesh_.send_control(peer, encode(control));
-}
-
-// Talks until every peer that is connected has heard the end, the mesh fails, or the deadline.
-void HostExecutor::converse(int64_t deadline_ns, const std::vector<bool>& done) {
-  heard_end_[static_cast<size_t>(comm_->topology().host)] = true;
-  for (int peer = 0; peer < comm_->hosts(); ++peer) {  // that said goodbye while we were still at work
-    if (departures_[static_cast<size_t>(peer)].since_ns >= 0) part(peer);
-  }
-  if (!network_->peers_known() || !mesh_.connected()) deadline_ns = std::min(deadline_ns, now_ns() + 20 * kNsPerMs);
-  const auto all_done = [&done] { return std::all_of(done.begin(), done.end(), [](bool d) { return d; }); };
-  while (!all_done() && now_ns() < deadline_ns) {
-    completions_.clear();
-    const Status status = mesh_.poll(deadline_ns, &completions_);
-    count_traffic();
-    for (const Mesh::Completion& completion : completions_) {
-      Control control;
-      if (completion.event != Mesh::Event::kControl || !decode(completion.control, &control)) continue;
-      if (control.type == Control::Type::kClose) part(completion.peer);
-      if (control.type == Control::Type::kError || control.type == Control::Type::kClosed) {
-        heard_end_[static_cast<size_t>(completion.peer)] = true;
-      }
-    }
-    if (!status) return;
-  }
-}
-
-void HostExecutor::finish() {
-  std::deque<Collective> collectives;
-  std::deque<Half> halves;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (departed_ && !state_->failed() && !closing()) return;
-    ended_ = true;
-    describe_wanted_ = false;
-    collectives.swap(collectives_);
-    halves.swap(halves_);
-  }
-  changed_.notify_all();
-  exchange_.abandon();
-  p2p_.abandon();
-  for (const Collective& operation : collectives) {
-    for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
-  }
-  for (const Half& half : halves) ranks_->complete(half.operation, half.operation.submitted_ns, false);
-}
-
-// The mesh keeps its connections, though nobody moves bytes any more: a host that saw the true cause of the failure
-// must not make others believe that it was the one that died.
-void HostExecutor::stay_until_closed() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!closing_.load()) {
-    if (departed_ && !ended_ && (!collectives_.empty() || !halves_.empty() || state_->failed())) {
-      lock.unlock();
-      state_->fail("another host has left the job in good order, but an operation of " + comm_name(comm_->id()) +
-                   " still needs it");
-      finish();
-      lock.lock();
-      continue;
-    }
-    changed_.wait(lock);
-  }
-  if (ended_) return;
-  lock.unlock();
-  finish();
 }
 
 void HostExecutor::count_traffic() {

@@ -71,7 +71,7 @@ class HostExecutor final : public ConnectionTarget {
   void leave();
   void report_failure();
   void part(int peer);
-  void converse(int64_t deadline_ns, const std::vector<bool>& done);
+  void converse(int64_t deadline_ns);
   void finish();
   void stay_until_closed();
   void tell_all(const Control& control);
