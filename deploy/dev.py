@@ -137,7 +137,7 @@ def set_up(extra: str) -> None:
     install_dependencies(extra)
     install_package()
     say("native core")
-    run(tool("python"), "-m", "bagua.csrc.build")
+    run(tool("python"), "-c", "import bagua.csrc; bagua.csrc.load(); print(bagua.csrc.core_path())")
 
 
 def demo(arguments: list[str]) -> None:

@@ -162,9 +162,9 @@ def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
         assert statistics.bytes_sent > 400_000
         """)
     )
-    submit = ["job", "submit", "--nnodes", "2", "--nproc-per-node", "2", "--watch", "--output", "json", str(script)]
+    size = ["--nnodes", "2", "--nproc-per-node", "2"]
     # From the other host: the client, too, comes with TLS and the token.
-    output = hosts.run(1, *bagua(*submit, *reach, *token))
+    output = hosts.run(1, *bagua("job", "submit", *size, "--watch", "--output", "json", *reach, *token, str(script)))
     assert "succeeded" in output.lower()
 
 
