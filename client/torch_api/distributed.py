@@ -12,35 +12,43 @@ from bagua.torch_api.data_parallel.bucket import Bucket
 
 
 class BaguaModule(torch.nn.Module):
-    """What ``torch.nn.Module`` gains. Never instantiated: ``install`` adds these members to ``torch.nn.Module``
-    itself."""
+    """What ``torch.nn.Module`` gains. Never instantiated: ``install`` adds these members to ``torch.nn.Module`` itself.
+
+    Properties of a module that is not wrapped are None. They must not raise: torch.compile reads every name of a module.
+    """
 
     bagua_ddp: BaguaDistributedDataParallel
-    _bagua_module_name: str
+
+    def _bagua_wrapper(self) -> BaguaDistributedDataParallel | None:
+        found: BaguaDistributedDataParallel | None = self.__dict__.get("bagua_ddp")
+        return found
 
     @property
-    def bagua_module_name(self) -> str:
-        """Name of the wrapped model in messages; may be set before ``with_bagua``."""
-        return self._bagua_module_name
+    def bagua_module_name(self) -> str | None:
+        """Name of the model in messages; may be set before ``with_bagua``."""
+        return self.__dict__.get("_bagua_module_name")
 
     @bagua_module_name.setter
     def bagua_module_name(self, name: str) -> None:
         self._bagua_module_name = name
 
     @property
-    def bagua_algorithm(self) -> AlgorithmImpl:
+    def bagua_algorithm(self) -> AlgorithmImpl | None:
         """The algorithm at work on this model."""
-        return self.bagua_ddp.bagua_algorithm
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_algorithm if wrapper is not None else None
 
     @property
-    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer] | None:
         """The optimizers given to ``with_bagua``."""
-        return self.bagua_ddp.bagua_optimizers
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_optimizers if wrapper is not None else None
 
     @property
-    def bagua_buckets(self) -> list[Bucket]:
+    def bagua_buckets(self) -> list[Bucket] | None:
         """The buckets in which gradients travel."""
-        return self.bagua_ddp.bagua_buckets
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_buckets if wrapper is not None else None
 
     def with_bagua(
         self,
@@ -87,5 +95,5 @@ def with_bagua(
 def install() -> None:
     """Adds the members of ``BaguaModule`` to ``torch.nn.Module``."""
     for name, member in vars(BaguaModule).items():
-        if isinstance(member, property) or name == "with_bagua":
+        if isinstance(member, property) or name in ("with_bagua", "_bagua_wrapper"):
             setattr(torch.nn.Module, name, member)

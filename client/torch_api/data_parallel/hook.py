@@ -23,7 +23,8 @@ class ModuleHook:
         self._function = function
 
     def __call__(self, module: torch.nn.Module, *rest: Any) -> None:
-        if module is self._module:
+        # torch.compile would trace into it; gradients' hooks work for compiled models too.
+        if not torch.compiler.is_compiling() and module is self._module:
             self._function(module, *rest)
 
     def __deepcopy__(self, _: dict[int, Any]) -> NoHook:

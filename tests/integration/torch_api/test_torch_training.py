@@ -616,6 +616,24 @@ def exception_in_backward() -> None:
 
 
 @scenario
+def compiled() -> None:
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    reference, model = seeded(mlp), seeded(mlp, seed=rank)
+    optimizers = sgd(reference), sgd(model)
+    wrap(model, optimizers[1])
+    with warnings_ignored():
+        fast = torch.compile(model, backend="aot_eager")
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (sum(square(reference, other, step) for other in range(n)) / n).backward()
+            square(fast, rank, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    check_close(model, reference)
+
+
+@scenario
 def statistics_add_up() -> None:
     before = statistics()
     compare(mlp, steps=3)
