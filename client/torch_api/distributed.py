@@ -14,7 +14,7 @@ from bagua.torch_api.data_parallel.bucket import Bucket
 class BaguaModule(torch.nn.Module):
     """What ``torch.nn.Module`` gains. Never instantiated: ``install`` adds these members to ``torch.nn.Module`` itself.
 
-    Properties of a module that is not wrapped are None. They must not raise: torch.compile reads every name of a module.
+    Properties of a module that is not wrapped are None. They must not raise: torch.compile reads each name of a module.
     """
 
     bagua_ddp: BaguaDistributedDataParallel

@@ -135,7 +135,8 @@ def test_a_daemon_that_cannot_start_is_an_error_on_every_rank(sandbox: Sandbox) 
     blocked.write_text("not a folder")
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     output = sandbox.run(*torchrun, str(sandbox.script), "here", "", check=False)
-    assert "ServiceError: The daemon ended while it started. It wrote:" in output
+    # torchrun may stop one rank before it has told of its error: the other one's says as much.
+    assert "ServiceError: " in output and "The daemon ended while it started. It wrote:" in output
     assert str(blocked) in output
 
 
