@@ -42,7 +42,9 @@ def work_folder(program: Program) -> Path:
 def environment(plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: Path, cache: Path) -> dict[str, str]:
     """Variables of ``rank``: those of the daemon (``base``), then the job's, then those that say who it is."""
     local_size = len(plan.ranks)
-    env = {**_DEFAULTS, **base, **plan.program.env}
+    # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
+    inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
+    env = {**_DEFAULTS, **inherited, **plan.program.env}
     if local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.update(

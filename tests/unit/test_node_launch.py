@@ -93,6 +93,14 @@ def test_environment_of_a_rank():
     assert kept["OMP_NUM_THREADS"] == "4"
 
 
+def test_scripts_import_what_lies_beside_them_unless_the_job_says_otherwise():
+    base = {"PYTHONSAFEPATH": "1"}
+    plan = parse_plan(run_job())
+    assert "PYTHONSAFEPATH" not in environment(plan, 2, base=base, rank_socket=Path("/s"), cache=Path("/c"))
+    asked = parse_plan(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)))
+    assert environment(asked, 2, base={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
+
+
 def test_programs_are_looked_at_before_a_build(tmp_path):
     (tmp_path / "a.py").touch()
     (tmp_path / "package").mkdir()
