@@ -259,6 +259,7 @@ def test_forked_workers_leave_the_connection_alone(ranks: Any) -> None:
 
 def rank_leaves_early() -> str:
     bagua.init_process_group()
+    bagua.barrier()  # all have joined: a rank that joins a failed job is told so by init_process_group
     if bagua.get_rank() == 1:
         return ""
     with pytest.raises(CommunicationError) as told:
