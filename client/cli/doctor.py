@@ -55,9 +55,10 @@ def doctor(
 
 def show(findings: list[Finding], fit: bool) -> None:
     """Prints the findings as a table."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from bagua.cli.tables import console
 
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -68,6 +69,6 @@ def show(findings: list[Finding], fit: bool) -> None:
         table.add_row(mark, Text(finding.name), Text(finding.detail))
         if finding.fix:
             table.add_row("", "", Text(f"→ {finding.fix}", style="italic"))
-    console = Console()
-    console.print(table)
-    console.print("This machine is fit." if fit else "Something needed is missing.", highlight=False)
+    out = console()
+    out.print(table)
+    out.print("This machine is fit." if fit else "Something needed is missing.", highlight=False)

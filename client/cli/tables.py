@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,7 +18,14 @@ from bagua.cli.terminal import metrics_text
 if TYPE_CHECKING:
     from bagua.proto import common_pb2, job_pb2
 
+PLAIN_WIDTH = 10_000  # columns where nobody looks: into a file or a pipe, lines are not cut
 COLOURS = {"succeeded": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
+
+
+def console() -> Console:
+    """Writes to stdout, in lines as wide as the terminal; unbroken where there is none."""
+    found = Console()
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=PLAIN_WIDTH)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None:
@@ -27,7 +35,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None
         made.add_column(heading, overflow="fold")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    Console().print(made)
+    console().print(made)
 
 
 def coloured(state: str) -> Text:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bagua.cli.tables import table
 from bagua.cli.terminal import Terminal, metrics_text, open_terminal
 from bagua.proto.common_pb2 import Progress
 
@@ -37,3 +38,10 @@ def test_quiet_keeps_errors(capsys: pytest.CaptureFixture[str]) -> None:
 def test_metrics() -> None:
     assert metrics_text({"loss": 0.123456, "steps/s": 1234.5}) == "loss 0.1235  steps/s 1234"
     assert metrics_text({}) == ""
+
+
+def test_tables_are_not_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = "/a/rather/long/path/" * 20
+    table(["log"], [[path]])
+    assert path in capsys.readouterr().out
