@@ -24,6 +24,7 @@ from threading import Thread
 
 from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.paths import make_private_dir
+from bagua.cli.signals import uninterrupted
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 4.5
@@ -212,8 +213,9 @@ class EmbeddedCluster:
         self.socket = ready[0]["socket"]
 
     def _launch(self, label: str, module: str, arguments: Sequence[str]) -> ServiceProcess:
-        service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
-        self.services.append(service)
+        with uninterrupted():
+            service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
+            self.services.append(service)
         return service
 
     def on_unexpected_end(self, tell: Callable[[str], None]) -> None:

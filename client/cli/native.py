@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
 from bagua.base.errors import BuildError
+from bagua.cli.signals import uninterrupted
 
 BUILD_DEADLINE_S = 600.0
 DESCRIBE_DEADLINE_S = 60.0
@@ -36,22 +39,27 @@ def describe() -> dict[str, str]:
 class CoreBuild:
     """A build of the core that runs beside us; over at once if the core is built. Leaving the context ends it."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BUILD],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
     def __enter__(self) -> CoreBuild:
+        try:
+            with uninterrupted():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _BUILD],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not hasattr(self, "_process"):
+            return  # could not even be started
         if self._process.poll() is None:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # the compilers with it
         self._process.communicate()
 
     @property

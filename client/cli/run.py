@@ -110,11 +110,11 @@ def run_embedded(options: RunOptions) -> int:
 
     started = time.monotonic()
     forget_other_service()
-    state = StateFolder()
     failed = True
     terminal = open_terminal(options.quiet)
+    state = StateFolder()
     try:
-        with CoreBuild() as build, EmbeddedCluster(state.path) as cluster:
+        with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:
             interrupts = Interrupts(cluster, state)
             try:
                 terminal.status("starting the daemons")
