@@ -134,7 +134,7 @@ def _late_engine(state: JobState, event: EngineReady, now: float) -> Step:
 
 def _started(state: JobState, event: RankStarted, now: float) -> Step:
     rank = _find(state, event.rank)
-    if rank is None or rank.phase is not RankPhase.WAITING:
+    if rank is None or state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
     return _update(state, event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
