@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from bagua.base.errors import BuildError
 from bagua.cli.signals import uninterrupted
@@ -36,6 +38,17 @@ def describe() -> dict[str, str]:
     return found
 
 
+def _kill_session(session: int) -> None:
+    """Kills a process and all that it started, its leader last. ninja puts compilers into process groups of their own,
+    but they stay in the session."""
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, ProcessLookupError):
+            pid = int(path.name)
+            if pid != session and os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
+    os.kill(session, signal.SIGKILL)
+
+
 class CoreBuild:
     """A build of the core that runs beside us; over at once if the core is built. Leaving the context ends it."""
 
@@ -59,7 +72,7 @@ class CoreBuild:
         if not hasattr(self, "_process"):
             return  # could not even be started
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the compilers with it
+            _kill_session(self._process.pid)
         self._process.communicate()
 
     @property
