@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         connection.isolation_level = None  # the driver must not begin transactions by itself
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA journal_mode=WAL")
+        _set_wal(cursor)
         # In WAL mode nothing that was committed is lost when the process dies; a power cut may cost the last moments.
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.execute("PRAGMA foreign_keys=ON")
@@ -70,6 +72,20 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _set_wal(cursor: sqlite3.Cursor) -> None:
+    """Write-ahead logging, which a database keeps. Its first switch takes a lock for which SQLite does not wait the busy
+    timeout, so that coordinators that start at once would see "database is locked"."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.001, 0.02))  # nothing tells when the lock is free
 
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:

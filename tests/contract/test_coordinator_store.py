@@ -392,8 +392,14 @@ def test_a_newer_schema_is_refused_with_words(database_url: str):
 
 
 def test_coordinators_that_start_at_once_make_the_schema_once(database_url: str):
-    with ThreadPoolExecutor(4) as pool:
-        engines = list(pool.map(lambda _: open_engine(database_url), range(4)))
+    together = threading.Barrier(8)
+
+    def start(_: int) -> sa.Engine:
+        together.wait()
+        return open_engine(database_url)
+
+    with ThreadPoolExecutor(8) as pool:
+        engines = list(pool.map(start, range(8)))
     for engine in engines:
         engine.dispose()
 
