@@ -14,6 +14,7 @@ class CoreError(RuntimeError):
 # Kinds of operation, dtypes and reductions, as small integers (csrc/channel/layout.h is their home).
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
+CODECS: dict[str, int]  # none fp16 bf16 fp8_e4m3 fp8_e5m2 minmax8 int4 onebit topk
 OPS: dict[str, int]  # SUM PRODUCT MIN MAX BOR BAND BXOR AVG (numbers of bagua.torch_api.ReduceOp)
 
 @final
@@ -97,9 +98,17 @@ class Rank:
         dst: tuple[int, int] = (0, 0),
         shape: Sequence[int] = (),
         label: str = "",
+        codec: int = 0,
+        density: int = 0,
+        residual: int = 0,
+        exact: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
-        per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed."""
+        per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed.
+
+        All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (see ``CODECS``);
+        ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
+        float32) at first use and keeps until ``destroy_comm``; the last ``exact`` elements cross as they are."""
     def done(self, ticket: int) -> bool: ...
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
@@ -123,6 +132,24 @@ def spawn(
 
 def reduce(dtype: int, op: int, inputs: Sequence[Buffer], output: Buffer, count: int, scale: int = 1) -> None:
     """The local reduction kernel, for tests: output[i] = op(inputs[0][i], …) with AVG dividing by ``scale``."""
+
+def encoded_bytes(codec: int, count: int, density: int = 0) -> int:
+    """Length of the message that ``count`` float32 elements become."""
+
+def transcode(
+    codec: int,
+    count: int,
+    *,
+    raw: Sequence[Buffer] = (),
+    encoded: Sequence[Buffer] = (),
+    scale: float = 1.0,
+    residual: Buffer | None = None,
+    message: Buffer | None = None,
+    decoded: Sequence[Buffer] = (),
+    density: int = 0,
+) -> None:
+    """One call of the codec kernel (csrc/codec/codec.h says what it computes), for tests and benchmarks. Raises
+    ValueError for buffers that are too short, unaligned or read-only."""
 
 def crc32c(data: Buffer, seed: int = 0) -> int: ...
 def hmac_sha256(key: bytes, data: bytes) -> bytes: ...

@@ -22,8 +22,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "1";
-constexpr uint32_t kLayoutVersion = 1;
+constexpr const char* kCoreVersion = "2";
+constexpr uint32_t kLayoutVersion = 2;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -63,7 +63,7 @@ bool op_known(uint8_t op);
 
 constexpr uint32_t kSlots = 1024;
 constexpr int kMaxDims = 8;
-constexpr size_t kLabelBytes = 48;
+constexpr size_t kLabelBytes = 40;
 constexpr size_t kErrorBytes = 3072;
 
 struct Descriptor {
@@ -76,9 +76,13 @@ struct Descriptor {
   int32_t root;  // -1: none
   uint32_t src_segment;
   uint32_t dst_segment;
-  uint32_t reserved;
+  uint8_t codec;     // kAllReduce of float32, SUM or AVG: how it crosses between hosts, see codec/codec.h; 0: as it is
+  uint8_t reserved;  // 0
+  uint16_t density;  // kTopK
   uint64_t src_offset;
   uint64_t dst_offset;
+  uint32_t residual;        // error feedback: number of a residual that the engine keeps for this host; 0: none
+  uint32_t exact;           // with a codec: so many last elements cross as they are
   int64_t dims[kMaxDims];   // the user's shape, for error messages only
   char label[kLabelBytes];  // for error messages only; not trusted to be terminated
 };

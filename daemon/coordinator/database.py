@@ -75,8 +75,11 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 
 def _set_wal(cursor: sqlite3.Cursor) -> None:
-    """Write-ahead logging, which a database keeps. Its first switch takes a lock for which SQLite does not wait the busy
-    timeout, so that coordinators that start at once would see "database is locked"."""
+    """Write-ahead logging, which a database keeps.
+
+    For the lock of its first switch SQLite does not wait the busy timeout: coordinators that start at once would see
+    "database is locked".
+    """
     deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
     while True:
         try:
