@@ -1,0 +1,47 @@
+"""Leaving a build of the core ends everything that it started, compilers in process groups of their own too."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from bagua.base.errors import BuildError
+from bagua.cli import native
+
+# A builder as ninja makes it: its compiler has a process group of its own. Both hold the fifo open.
+_BUILDER = """
+import subprocess, sys
+held = open({fifo!r}, "w")
+subprocess.Popen(["sleep", "300"], stdout=held, process_group=0)
+held.write("x")
+held.flush()
+sys.stdin.read()
+import time
+time.sleep(300)
+"""
+
+
+def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(native, "_BUILD", _BUILDER.format(fifo=str(fifo)))
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with native.CoreBuild() as build:
+            assert select.select([reader], [], [], 60)[0]
+            assert os.read(reader, 1) == b"x"
+            assert build.running
+        # The end of the file comes when builder and compiler are both gone.
+        assert select.select([reader], [], [], 60)[0]
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+
+
+def test_a_build_that_fails_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "_BUILD", "raise SystemExit('no compiler: install g++')")
+    with native.CoreBuild() as build, pytest.raises(BuildError, match="no compiler: install g"):
+        build.wait()
