@@ -46,6 +46,7 @@ class Decision:
     outcome: JobState | None = None  # with STOPPING: where the stop leads
     placement: Placement | None = None  # with STARTING
     wake_at: float | None = None  # decide again then, if no fact comes before
+    note: str = ""  # for the event alone: the job's reason stays its first cause
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def apply(job: JobRecord, decision: Decision, now: float) -> tuple[JobRecord, tu
         job = replace(job, outcome=decision.outcome, stopping_at=now)
     if state.terminal:
         job = replace(job, finished_at=now)
-    text = reason if kind == "placed" else f"{state.name}: {reason}"
+    text = reason if kind == "placed" else f"{state.name}: {reason}{decision.note}"
     return job, (Event(kind, text, job.generation, now),)
 
 
@@ -131,20 +132,24 @@ def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decis
 
 
 def _stopping(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
+    """Waits for every node to have stopped the job, but not for lost ones, and not for ever."""
+    overdue_at = job.stopping_at + job.spec.stop_grace_s + options.stop_margin_s
     wake: list[float] = []
-    waits = False
+    overdue: list[str] = []
     for host in job.hosts:
         if host.phase is Phase.STOPPED:
             continue
-        deadline = lost_at(host, nodes, options)
-        if deadline is None:
-            waits = True
-        elif now < deadline:
-            waits = True
+        lost = lost_at(host, nodes, options)
+        deadline = overdue_at if lost is None else min(lost, overdue_at)
+        if now < deadline:
             wake.append(deadline)
-    if waits:
-        return Decision(wake_at=min(wake, default=None))
-    return Decision(job.outcome, job.reason)
+        elif lost is None or now < lost:
+            overdue.append(host.node_id)
+    if wake:
+        return Decision(wake_at=min(wake))
+    waited = f"{job.spec.stop_grace_s + options.stop_margin_s:g} s"
+    late = f" (not stopped within {waited}: {', '.join(overdue)}; their slots stay taken until they answer)"
+    return Decision(job.outcome, job.reason, note=late if overdue else "")
 
 
 _RULES: Mapping[JobState, Callable[[JobRecord, Nodes, float, Options], Decision]] = {

@@ -229,4 +229,6 @@ class Options:
     # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
     # better cause.
     settle_s: float = 1.0
+    # A connected node that has not stopped a job so long after the grace of its ranks is not waited for any more.
+    stop_margin_s: float = 30.0
     started_at: float = 0.0

@@ -87,7 +87,7 @@ class Coordinator:
         self._closers.callback(store.close)
         self._worker = Worker(4 if store.shared else 1)
         self._closers.callback(self._worker.close)
-        options = Options(settings.lease_s, settings.settle_s, self._clock())
+        options = Options(settings.lease_s, settings.settle_s, started_at=self._clock())
         self._service = Service(store, folder.identity(), options, self._clock, settings.job_lease_s)
         unfinished = await self._worker.call(self._service.start)
         self._closers.push_async_callback(self._worker.call, self._service.stop)

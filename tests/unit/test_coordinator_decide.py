@@ -262,6 +262,16 @@ def test_a_stop_does_not_wait_for_a_lost_node():
     assert set(directives(step(record, 113, away))) == {"b"}  # when it comes back
 
 
+def test_a_stop_does_not_wait_for_ever_for_a_node_that_does_not_answer():
+    record = says(step(replace(running(), cancel_reason="cancelled"), 103), "a", Phase.STOPPED)
+    overdue_at = 103 + record.spec.stop_grace_s + OPTIONS.stop_margin_s
+    assert decide(record, AB, overdue_at - 1, OPTIONS) == Decision(wake_at=overdue_at)
+    ended, events = apply(record, decide(record, AB, overdue_at, OPTIONS), overdue_at)
+    assert (ended.state, ended.reason) == (JobState.CANCELLED, "cancelled")
+    assert "not stopped within" in events[0].reason and ": b;" in events[0].reason
+    assert set(directives(ended)) == {"b"}  # it is still told
+
+
 # ---- facts
 
 

@@ -186,16 +186,17 @@ class Cluster(RuleBasedStateMachine):
                 assert True not in kinds
 
     @invariant()
-    def every_stop_ends_when_nodes_are_stopped_or_lost(self) -> None:
+    def every_stop_ends_when_nodes_are_stopped_lost_or_overdue(self) -> None:
         views = self.views()
         for job in self.jobs.values():
             if job.state is not JobState.STOPPING:
                 continue
             losses = [lost_at(host, views, OPTIONS) for host in job.hosts if host.phase is not Phase.STOPPED]
-            over = all(at is not None and self.now >= at for at in losses)
+            overdue = self.now >= job.stopping_at + job.spec.stop_grace_s + OPTIONS.stop_margin_s
+            over = overdue or all(at is not None and self.now >= at for at in losses)
             decision = decide(job, views, self.now, OPTIONS)
             assert (decision.state is job.outcome) is over
-            if not over and None not in losses:
+            if not over:
                 assert decision.wake_at is not None
 
     @invariant()
