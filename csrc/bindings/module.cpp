@@ -176,7 +176,9 @@ class Rank {
 
   uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
-                  const std::vector<int64_t>& shape, const std::string& label) {
+                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                  uint32_t residual, uint32_t exact) {
+    if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
     descriptor.dtype = static_cast<uint8_t>(std::clamp(dtype, 0, 255));
@@ -191,6 +193,10 @@ class Rank {
       std::copy(shape.begin(), shape.end(), descriptor.dims);
     }
     label.copy(descriptor.label, kLabelBytes - 1);
+    descriptor.codec = static_cast<uint8_t>(std::clamp(codec, 0, 255));
+    descriptor.density = static_cast<uint16_t>(density);
+    descriptor.residual = residual;
+    descriptor.exact = exact;
     uint64_t ticket = 0;
     check(client_->submit(descriptor, &ticket));
     return ticket;
@@ -249,7 +255,8 @@ void bind_rank(py::module_* module) {
           Release())
       .def("submit", &Rank::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),
            py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
-           py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "")
+           py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
+           py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0)
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
