@@ -5,6 +5,7 @@ ours is imported here: the wrapped model and its buckets are known by the protoc
 """
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, BucketLayout, DataParallel, ReduceBucket
+from bagua.algorithms.codec import Codec
 from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.algorithms.plan import AllReduce, Plan
 from bagua.algorithms.registry import AlgorithmRegistry, GlobalAlgorithmRegistry
@@ -15,6 +16,7 @@ __all__ = [
     "AlgorithmRegistry",
     "AllReduce",
     "BucketLayout",
+    "Codec",
     "DataParallel",
     "GlobalAlgorithmRegistry",
     "GradientAllReduceAlgorithm",

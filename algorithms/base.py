@@ -66,19 +66,25 @@ class AlgorithmImpl:
     differs.
 
     Every rank runs the same methods at the same moments; what they return must agree between ranks.
+
+    ``follows_arrival``: buckets are made once more, in the order in which the gradients of the first synchronised pass
+    came, as rank 0 saw it. An algorithm that exchanges something else, or whose own order matters, sets it to False.
     """
+
+    follows_arrival = True
 
     def __init__(self, process_group: object) -> None:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Asked before every forward pass in training. True: tensors, buckets and plans are made again."""
+        """Asked before every forward pass in training. True: tensors, buckets and plans are made again, and with them
+        what error feedback has kept: it begins anew."""
         return False
 
     def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """Parameters whose gradients are exchanged, in the order in which buckets are filled and sent.
+        """Parameters whose gradients are exchanged, in the order in which buckets are filled and sent at first.
 
-        Backward reaches the last layers first, so the order is that of registration reversed.
+        Backward reaches the last layers first, so the order is that of registration reversed. See ``follows_arrival``.
         """
         return [parameter for _, parameter in reversed(ddp.bagua_build_params())]
 
@@ -87,7 +93,8 @@ class AlgorithmImpl:
         return [BucketLayout(str(index), tuple(group)) for index, group in enumerate(tensors)]
 
     def init_operations(self, ddp: DataParallel, bucket: ReduceBucket) -> None:
-        """Gives the bucket its plan. Called for every bucket at wrap and after each reset."""
+        """Gives the bucket its plan. Called for every bucket at wrap, after each reset, and when buckets are
+        made again in the order of arrival."""
         raise NotImplementedError(f"{type(self).__name__} must override init_operations and give each bucket a plan.")
 
     def init_forward_pre_hook(self, ddp: DataParallel) -> Callable[[Any], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, DataParallel, ReduceBucket
+from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import AllReduce, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
@@ -10,14 +11,21 @@ from bagua.algorithms.registry import GlobalAlgorithmRegistry
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
     """``GradientAllReduceAlgorithm`` at work on one model."""
 
-    def __init__(self, process_group: object, hierarchical: bool = False, average: bool = True) -> None:
+    def __init__(
+        self,
+        process_group: object,
+        hierarchical: bool = False,
+        average: bool = True,
+        codec: Codec | str | None = None,
+    ) -> None:
         super().__init__(process_group)
         self.hierarchical = hierarchical
         self.average = average
+        self.codec = Codec.of(codec)
 
     def init_operations(self, ddp: DataParallel, bucket: ReduceBucket) -> None:
         """One all-reduce per bucket."""
-        bucket.set_plan(Plan((AllReduce("AVG" if self.average else "SUM"),)))
+        bucket.set_plan(Plan((AllReduce("AVG" if self.average else "SUM", codec=self.codec),)))
 
 
 class GradientAllReduceAlgorithm(Algorithm):
@@ -26,22 +34,26 @@ class GradientAllReduceAlgorithm(Algorithm):
     Per step and rank it moves b bytes (all gradients of the model) through shared memory inside the host, and
     2(h-1)/h · b bytes in and out of each of h hosts. Buckets go while backward still computes. Choose it when nothing
     else is known: its result equals training in one process on the global batch. Where the network between hosts is
-    the limit, algorithms that send fewer bytes are faster.
+    the limit, a codec sends fewer bytes: r · 2(h-1)/h · b with r = 1/4 for "minmax8", for example (``Codec`` has the
+    table). Results then carry the codec's rounding error, and replicas stay bit-identical.
 
     Args:
         hierarchical: Kept for programs that pass it. Reduction is always hierarchical (inside the host by shared
             memory, then between hosts), and the mean is that over all ranks, also where hosts have different numbers
             of ranks.
         average: Mean over ranks (True) or sum (False).
+        codec: How float32 gradients are encoded between hosts: a name such as "minmax8", a ``Codec``, or None: as they
+            are. With one host it has no effect; gradients of other dtypes travel as they are.
     """
 
-    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+    def __init__(self, hierarchical: bool = False, average: bool = True, codec: Codec | str | None = None) -> None:
         self.hierarchical = hierarchical
         self.average = average
+        self.codec = Codec.of(codec)
 
     def reify(self, process_group: object) -> GradientAllReduceAlgorithmImpl:
         """A new implementation for one model."""
-        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)
+        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average, self.codec)
 
 
 GlobalAlgorithmRegistry.register(

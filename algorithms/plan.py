@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bagua.algorithms.codec import Codec
+
 GRADIENT = "gradient"
 RESULT = "result"
 
@@ -22,13 +24,17 @@ class AllReduce:
 
     Moves, per rank and step, one pass over the bucket inside a host, and 2(h-1)/h of the bucket's bytes in and out of
     each of h hosts. ``op`` is a name of ``bagua.torch_api.ReduceOp``; AVG divides by the number of ranks.
+    ``codec``: how float32 crosses between hosts (``codec.py``); buckets of other dtypes cross as they are. A name may
+    be given.
     """
 
     op: str = "AVG"
     src: str = GRADIENT
     dst: str = RESULT
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", Codec.of(self.codec))
         if self.op not in REDUCTIONS:
             raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}.")
 

@@ -145,6 +145,7 @@ class Connection:
         self.membership = membership
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES
+        self.codecs: Mapping[str, int] = getattr(module, "CODECS", {"none": 0})
         self._describe_waits = describe_waits
         self._error: type[Exception] = module.CoreError
         with self._translated():
@@ -190,9 +191,11 @@ class Connection:
         dst: Place = NOWHERE,
         shape: Sequence[int] = (),
         label: str = "",
+        **encoding: int,
     ) -> int:
         """Hands one operation to the daemon; returns its ticket at once. ``src`` and ``dst`` are (segment, byte
-        offset)."""
+        offset). ``encoding``: ``codec``, ``density``, ``residual`` and ``exact`` of an all-reduce that crosses between
+        hosts encoded (csrc/core.pyi)."""
         try:
             return self._rank.submit(
                 comm=comm,
@@ -205,6 +208,7 @@ class Connection:
                 dst=dst,
                 shape=shape,
                 label=label,
+                **encoding,
             )
         except self._error as error:
             raise CommunicationError(str(error)) from None

@@ -1,0 +1,91 @@
+"""Codecs: how float32 gradients are encoded where they cross between hosts.
+
+Inside a host nothing is ever encoded: memory is faster than encoding. With h hosts, each owns one block of a bucket. Every
+host encodes its sum of the other owners' blocks, y_p = Σ over its ranks [+ e_p]; the owner adds what it gets to its own
+sum, divides, encodes the mean, and all hosts decode the same message: replicas stay bit-identical. A rank's host sends and
+receives 2(h-1)/h · r · b bytes per step for b bytes of gradients, r being the ratio below.
+
+Error feedback keeps what encoding lost, e = y - decode(encode(y)), and adds it to the next step's y, so that over steps
+nothing is lost; it costs one float32 per element and host. The engine keeps e as long as the bucket lives; passes under
+``no_sync`` send nothing and leave it alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAMES = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
+NEED_FEEDBACK = frozenset({"int4", "onebit", "topk"})
+DEFAULT_DENSITY = 0.01
+_DENSITY_UNITS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One encoding of float32. The name chooses (B = bytes sent per byte of float32):
+
+    ========  =====  ==============================================================  =====================================
+    name      B      what an element x becomes                                       choose it when
+    ========  =====  ==============================================================  =====================================
+    fp16      1/2    IEEE half, round to nearest even; beyond 65504: inf             gradients are of moderate size
+    bf16      1/2    bfloat16, round to nearest even                                 always safe: the range of float32
+    fp8_e4m3  1/4    8-bit float, a block scaled by a power of two                   a block holds sizes of all orders
+    fp8_e5m2  1/4    the same with 2 bits of mantissa and more range                 as above, with a wider range
+    minmax8   1/4    one of 256 levels between a block's minimum and maximum         the network is the limit: first choice
+    int4      1/8    one of 15 levels, scaled by a block's largest magnitude         slower networks
+    onebit    1/32   its sign, times the block's mean magnitude                      very slow networks, after a warm-up
+    topk      1.5d   itself if among the d largest of its block in magnitude, or 0   gradients are sparse
+    ========  =====  ==============================================================  =====================================
+
+    Args:
+        name: One of the above, or "none": float32 as it is.
+        density: topk alone: the share d of elements that travel, in (0, 1]; 0.01 by default.
+        error_feedback: Whether what encoding lost is added in the next step. Default: True for int4, onebit and topk, which
+            lose too much without it, False for the others.
+
+    Raises ValueError for a name or a value that can't be, TypeError for one of the wrong type.
+    """
+
+    name: str
+    density: float | None = None
+    error_feedback: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"The name of a codec is {self.name!r}: pass one of {', '.join(NAMES)}.")
+        if self.name not in NAMES:
+            raise ValueError(f"There is no codec {self.name!r}. Known: {', '.join(NAMES)}.")
+        if self.error_feedback is None:
+            object.__setattr__(self, "error_feedback", self.name in NEED_FEEDBACK)
+        elif not isinstance(self.error_feedback, bool):
+            raise TypeError(f"error_feedback is {self.error_feedback!r}: pass True, False or None.")
+        elif self.error_feedback and self.name == "none":
+            raise ValueError("Codec 'none' loses nothing: error_feedback=True has no meaning for it.")
+        self._check_density()
+
+    def _check_density(self) -> None:
+        if self.name != "topk":
+            if self.density is not None:
+                raise ValueError(f"density={self.density!r} is for codec 'topk'; {self.name!r} sends every element.")
+            return
+        density = DEFAULT_DENSITY if self.density is None else self.density
+        if isinstance(density, bool) or not isinstance(density, (int, float)):
+            raise TypeError(f"density is {density!r}: pass a number above 0, at most 1.")
+        if not 0 < density <= 1:
+            raise ValueError(f"density is {density!r}: it must be above 0 and at most 1.")
+        object.__setattr__(self, "density", float(density))
+
+    @property
+    def density_units(self) -> int:
+        """The density as the core has it: elements kept of 65536, 1 to 65535; 0 for codecs without one."""
+        if self.density is None:
+            return 0
+        return min(max(round(self.density * _DENSITY_UNITS), 1), _DENSITY_UNITS - 1)
+
+    @classmethod
+    def of(cls, value: Codec | str | None) -> Codec | None:
+        """``value`` as a Codec: a name stands for the codec with its defaults; None and "none" for none at all."""
+        if value is not None and not isinstance(value, (str, Codec)):
+            raise TypeError(f"codec is a {type(value).__name__}: pass a name ({', '.join(NAMES)}), a Codec or None.")
+        found = cls(value) if isinstance(value, str) else value
+        return None if found is None or found.name == "none" else found
