@@ -1,9 +1,9 @@
 """Codecs: how float32 gradients are encoded where they cross between hosts.
 
-Inside a host nothing is ever encoded: memory is faster than encoding. With h hosts, each owns one block of a bucket. Every
-host encodes its sum of the other owners' blocks, y_p = Σ over its ranks [+ e_p]; the owner adds what it gets to its own
-sum, divides, encodes the mean, and all hosts decode the same message: replicas stay bit-identical. A rank's host sends and
-receives 2(h-1)/h · r · b bytes per step for b bytes of gradients, r being the ratio below.
+Inside a host nothing is ever encoded: memory is faster than encoding. With h hosts, each owns one block of a bucket.
+Every host encodes its sum of the other owners' blocks, y_p = Σ over its ranks [+ e_p]; the owner adds what it gets to
+its own sum, divides, encodes the mean, and all hosts decode the same message: replicas stay bit-identical. A host sends
+and receives 2(h-1)/h · r · b bytes per step for b bytes of gradients; r is the share that the codec leaves.
 
 Error feedback keeps what encoding lost, e = y - decode(encode(y)), and adds it to the next step's y, so that over steps
 nothing is lost; it costs one float32 per element and host. The engine keeps e as long as the bucket lives; passes under
@@ -22,26 +22,26 @@ _DENSITY_UNITS = 1 << 16
 
 @dataclass(frozen=True)
 class Codec:
-    """One encoding of float32. The name chooses (B = bytes sent per byte of float32):
+    """One encoding of float32. Scales, minima and maxima are those of small blocks; r: bytes sent per byte of float32.
 
-    ========  =====  ==============================================================  =====================================
-    name      B      what an element x becomes                                       choose it when
-    ========  =====  ==============================================================  =====================================
-    fp16      1/2    IEEE half, round to nearest even; beyond 65504: inf             gradients are of moderate size
-    bf16      1/2    bfloat16, round to nearest even                                 always safe: the range of float32
-    fp8_e4m3  1/4    8-bit float, a block scaled by a power of two                   a block holds sizes of all orders
-    fp8_e5m2  1/4    the same with 2 bits of mantissa and more range                 as above, with a wider range
-    minmax8   1/4    one of 256 levels between a block's minimum and maximum         the network is the limit: first choice
-    int4      1/8    one of 15 levels, scaled by a block's largest magnitude         slower networks
-    onebit    1/32   its sign, times the block's mean magnitude                      very slow networks, after a warm-up
-    topk      1.5d   itself if among the d largest of its block in magnitude, or 0   gradients are sparse
-    ========  =====  ==============================================================  =====================================
+    ========  =====  =========================================  ==================================================
+    name      r      what an element x becomes                  choose it when
+    ========  =====  =========================================  ==================================================
+    fp16      1/2    IEEE half; inf beyond 65504                gradients are small, and half the bytes are enough
+    bf16      1/2    bfloat16                                   half the bytes are enough; any range
+    fp8_e4m3  1/4    8-bit float, scaled by a power of two      elements of a block differ by orders of magnitude
+    fp8_e5m2  1/4    the same, less precise, more range         they differ even more
+    minmax8   1/4    one of 256 levels from minimum to maximum  the network is the limit: try this first
+    int4      1/8    one of 15 levels, symmetric                the network is slow
+    onebit    1/32   its sign times the mean magnitude          the network is very slow
+    topk      1.5 d  x if among the largest, else 0             few elements matter
+    ========  =====  =========================================  ==================================================
 
     Args:
         name: One of the above, or "none": float32 as it is.
         density: topk alone: the share d of elements that travel, in (0, 1]; 0.01 by default.
-        error_feedback: Whether what encoding lost is added in the next step. Default: True for int4, onebit and topk, which
-            lose too much without it, False for the others.
+        error_feedback: Whether what encoding lost is added in the next step. Default: True for int4, onebit and topk,
+            which lose too much without it, False for the others.
 
     Raises ValueError for a name or a value that can't be, TypeError for one of the wrong type.
     """
