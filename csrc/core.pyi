@@ -39,6 +39,7 @@ class Engine:
         chunk_bytes: int = 524288,
         threads: int = 0,  # 0: by the number of cores
         connect_timeout_s: float = 30.0,
+        memory_limit: int = 0,  # bytes of tensor memory of all local ranks together; 0: what the host can give
     ) -> None: ...
     def address(self) -> str:
         """``host:port`` of the TCP listener; empty with one host."""
@@ -77,6 +78,9 @@ class Rank:
     """One rank's end of the channel to its daemon; lives in the training process. Thread-safe."""
 
     def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None: ...
+    def require(self, nbytes: int) -> None:
+        """Announces that this rank is going to allocate ``nbytes`` in all. Raises CoreError with what the job needs on
+        this host and what is left, if that can't be had. Ranks that have not called it count as this one."""
     def alloc(self, nbytes: int) -> Segment:
         """Shared memory of at least ``nbytes`` (rounded up to pages). Raises CoreError with the reason."""
     def free(self, segment_id: int) -> None:

@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
 import bagua
-from bagua.base.errors import BuildError, CommunicationError, ServiceError
+from bagua.base.errors import BuildError, CommunicationError, ConfigError, ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
@@ -37,6 +37,18 @@ WARNING_EVERY_S = 60.0
 Times = tuple[int, int, int]
 Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
+
+
+class Encoding(NamedTuple):
+    """How an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
+
+    codec: int = 0
+    density: int = 0
+    residual: int = 0
+    exact: int = 0
+
+
+AS_IT_IS = Encoding()
 
 
 @dataclass(frozen=True)
@@ -158,6 +170,13 @@ class Connection:
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
+    def require(self, nbytes: int) -> None:
+        """Announces how much shared memory this rank will ask for. Raises ConfigError where that can't be had."""
+        try:
+            self._rank.require(nbytes)
+        except self._error as error:
+            raise ConfigError(str(error)) from None
+
     def alloc(self, nbytes: int) -> core.Segment:
         """Shared memory from the daemon."""
         with self._translated():
@@ -191,11 +210,10 @@ class Connection:
         dst: Place = NOWHERE,
         shape: Sequence[int] = (),
         label: str = "",
-        **encoding: int,
+        encoding: Encoding = AS_IT_IS,
     ) -> int:
         """Hands one operation to the daemon; returns its ticket at once. ``src`` and ``dst`` are (segment, byte
-        offset). ``encoding``: ``codec``, ``density``, ``residual`` and ``exact`` of an all-reduce that crosses between
-        hosts encoded (csrc/core.pyi)."""
+        offset)."""
         try:
             return self._rank.submit(
                 comm=comm,
@@ -208,7 +226,10 @@ class Connection:
                 dst=dst,
                 shape=shape,
                 label=label,
-                **encoding,
+                codec=encoding.codec,
+                density=encoding.density,
+                residual=encoding.residual,
+                exact=encoding.exact,
             )
         except self._error as error:
             raise CommunicationError(str(error)) from None

@@ -33,6 +33,14 @@ class SharedMemory:
         released.atexit = False
         return torch.frombuffer(segment, dtype=dtype, count=count)
 
+    def require(self, total_bytes: int) -> None:
+        """Call it before a number of ``empty``, with the bytes that they will take together on this rank.
+
+        Raises ConfigError, before anything is made, if the host can't give them to all of its ranks; the message has
+        what the job needs here and what is left.
+        """
+        self._connection.require(total_bytes)
+
     def place_empty(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
         """``empty``, and where it lies."""
         made = self.empty(count, dtype)

@@ -68,7 +68,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     std::vector<std::vector<int>> hosts, std::string data_socket,
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
-                                    double connect_timeout_s) {
+                                    double connect_timeout_s, uint64_t memory_limit) {
   EngineOptions options;
   options.job_id = std::move(job_id);
   options.generation = generation;
@@ -86,6 +86,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   if (chunk_bytes < 0) throw py::value_error("chunk_bytes must be positive");
   options.chunk_bytes = static_cast<size_t>(chunk_bytes);
   options.threads = threads;
+  options.memory_limit = memory_limit;
   options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
   std::unique_ptr<Engine> engine;
   py::gil_scoped_release release;
@@ -111,7 +112,7 @@ void bind_engine(py::module_* module) {
       .def(py::init(&make_engine), py::kw_only(), py::arg("job_id"), py::arg("generation"), py::arg("host_index"),
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
-           py::arg("connect_timeout_s") = 30.0)
+           py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0)
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },
@@ -240,6 +241,9 @@ void bind_rank(py::module_* module) {
              return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
            }),
            py::kw_only(), py::arg("data_socket"), py::arg("token"), py::arg("rank"), py::arg("timeout_s") = 30.0)
+      .def(
+          "require", [](Rank& rank, uint64_t nbytes) { check(rank.client().require(nbytes)); }, py::arg("nbytes"),
+          Release())
       .def("alloc", &Rank::alloc, py::arg("nbytes"))
       .def(
           "free", [](Rank& rank, uint64_t id) { check(rank.client().free_segment(id)); }, py::arg("segment_id"),

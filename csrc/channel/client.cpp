@@ -134,6 +134,14 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
   return Mapping::open(descriptors[0].get(), reply.bytes, &out->memory);
 }
 
+Status ChannelClient::require(uint64_t bytes) {
+  Request request;
+  request.type = Message::kRequire;
+  request.value = bytes;
+  Reply reply;
+  return ask(request, {}, timeout_ns_, &reply, nullptr);
+}
+
 Status ChannelClient::free_segment(uint64_t id) {
   Request request;
   request.type = Message::kFree;

@@ -38,6 +38,8 @@ class ChannelClient {
   ChannelClient(const ChannelClient&) = delete;
   ChannelClient& operator=(const ChannelClient&) = delete;
 
+  // Announces how much memory this rank is going to ask for; kResource with the figures where that can't be had.
+  Status require(uint64_t bytes);
   Status alloc(uint64_t bytes, Allocation* out);
   Status free_segment(uint64_t id);
   Status create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns);

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "base/text.h"
+#include "channel/headroom.h"
 
 namespace bagua {
 
@@ -26,27 +26,15 @@ Mapping::~Mapping() {
   munmap(data_, bytes_);
 }
 
-uint64_t available_memory() {
-  FILE* file = fopen("/proc/meminfo", "re");
-  if (file == nullptr) return 0;
-  char line[128];
-  unsigned long long kib = 0;
-  while (fgets(line, sizeof line, file) != nullptr) {
-    if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
-  }
-  fclose(file);
-  return kib * 1024;
-}
-
 Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > SIZE_MAX / 2) return {Code::kInvalid, "a shared-memory size of " + std::to_string(bytes) + " bytes"};
   bytes = (bytes + page - 1) / page * page;
   // A page that can't be had later is a SIGBUS or the OOM killer: refuse in words now.
-  const uint64_t available = available_memory();
-  if (available != 0 && bytes > available) {
+  const Headroom room = memory_headroom();
+  if (bytes > room.bytes) {
     return {Code::kResource, std::to_string(bytes >> 20) + " MiB of shared memory asked for, but only " +
-                                 std::to_string(available >> 20) + " MiB of memory are available on this machine"};
+                                 std::to_string(room.bytes >> 20) + " MiB are left, bounded by " + room.bound};
   }
   Fd file(memfd_create("bagua", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.valid()) return failed("creating", bytes);

@@ -33,7 +33,4 @@ class Mapping {
   const size_t bytes_;
 };
 
-// Bytes of memory that the machine can still give without swapping; 0 if unknown.
-uint64_t available_memory();
-
 }  // namespace bagua

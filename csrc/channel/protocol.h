@@ -1,6 +1,6 @@
 // What a rank and its daemon say over the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
 //
-// rank -> daemon  Hello, first; then Alloc, Free, Comm, DestroyComm in any order; Bye, last.
+// rank -> daemon  Hello, first; then Require, Alloc, Free, Comm, DestroyComm in any order; Bye, last.
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries two descriptors (JobPage, RankChannel), the
 //                 reply to Alloc one (the segment).
 // Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.
@@ -20,14 +20,22 @@ constexpr size_t kTokenBytes = 32;
 constexpr uint32_t kMaxMembers = 8192;
 constexpr size_t kReplyText = 1024;
 
-enum class Message : uint32_t { kHello = 1, kAlloc = 2, kFree = 3, kComm = 4, kDestroyComm = 5, kBye = 6 };
+enum class Message : uint32_t {
+  kHello = 1,
+  kAlloc = 2,
+  kFree = 3,
+  kComm = 4,
+  kDestroyComm = 5,
+  kBye = 6,
+  kRequire = 7
+};
 
 struct Request {
   uint32_t magic = kProtocolMagic;
   Message type = Message::kHello;
   uint32_t version = 0;  // kHello
   uint32_t rank = 0;     // kHello
-  uint64_t value = 0;    // kAlloc: bytes. kFree: segment. kComm, kDestroyComm: communicator
+  uint64_t value = 0;    // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
   uint32_t reserved = 0;
   uint8_t token[kTokenBytes] = {};  // kHello

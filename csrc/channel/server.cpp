@@ -156,6 +156,8 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
       const int fd = descriptor.get();
       return reply(connection, status, id, size, &fd, status ? 1 : 0);
     }
+    case Message::kRequire:
+      return reply(connection, handler_->require(rank, request.value), 0, 0, nullptr, 0);
     case Message::kFree:
       return reply(connection, handler_->free_segment(rank, request.value), 0, 0, nullptr, 0);
     case Message::kComm:

@@ -23,6 +23,7 @@ class ChannelHandler {
   virtual ~ChannelHandler() = default;
   // Checks the token; gives descriptors of the job page and of the rank's channel (owned by the handler).
   virtual Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) = 0;
+  virtual Status require(int rank, uint64_t bytes) = 0;
   virtual Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
   virtual Status free_segment(int rank, uint64_t id) = 0;
   virtual Status declare(int rank, uint64_t comm, const std::vector<int>& members) = 0;

@@ -25,6 +25,8 @@ Status Engine::create(EngineOptions options, std::unique_ptr<Engine>* out) {
 Status Engine::open() {
   if (Status status = state_.open(); !status) return status;
   segments_ = std::make_unique<SegmentTable>(&state_.counters().segment_bytes);
+  budget_ = std::make_unique<Budget>(state_.options().memory_limit, state_.options().local_ranks().size(),
+                                     &state_.counters().segment_bytes);
   if (Status status = network_.open(); !status) return status;
   registry_.open();
   dispatcher_ = std::make_unique<Dispatcher>(&state_, &ranks_, &registry_, segments_.get());
@@ -107,8 +109,15 @@ Status Engine::join(uint32_t rank, const uint8_t* token, pid_t pid, int descript
   return Status::ok();
 }
 
+Status Engine::require(int rank, uint64_t bytes) {
+  return budget_->require(rank, bytes);
+}
+
 Status Engine::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
-  return segments_->alloc(rank, bytes, descriptor, id, size);
+  if (Status status = budget_->allow(rank, bytes); !status) return status;
+  const Status status = segments_->alloc(rank, bytes, descriptor, id, size);
+  if (status) budget_->took(rank, *size);
+  return status;
 }
 
 Status Engine::free_segment(int rank, uint64_t id) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "channel/server.h"
+#include "engine/budget.h"
 #include "engine/dispatcher.h"
 #include "engine/network.h"
 #include "engine/ranks.h"
@@ -45,6 +46,7 @@ class Engine final : private ChannelHandler {
 
   // ChannelHandler, on the server's thread
   Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) override;
+  Status require(int rank, uint64_t bytes) override;
   Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
   Status free_segment(int rank, uint64_t id) override;
   Status declare(int rank, uint64_t comm, const std::vector<int>& members) override;
@@ -55,6 +57,7 @@ class Engine final : private ChannelHandler {
 
   EngineState state_;
   std::unique_ptr<SegmentTable> segments_;  // constant after open(), like the next ones
+  std::unique_ptr<Budget> budget_;
   RankTable ranks_;
   Network network_;
   Registry registry_;

@@ -34,6 +34,7 @@ struct EngineOptions {
   int streams = 4;
   size_t chunk_bytes = 512 * 1024;
   int threads = 0;
+  uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
   int64_t connect_timeout_ns = 30'000'000'000;
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }

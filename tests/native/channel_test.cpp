@@ -41,6 +41,9 @@ class FakeEngine final : public ChannelHandler {
     descriptors[1] = channel_fd_.get();
     return Status::ok();
   }
+  Status require(int, uint64_t bytes) override {
+    return bytes <= 4096 ? Status::ok() : Status(Code::kResource, "too much");
+  }
   Status alloc(int, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override {
     std::shared_ptr<Mapping> memory;
     if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
@@ -131,6 +134,8 @@ TEST(requests_are_answered) {
   CHECK_OK(client->alloc(100, &allocation));
   CHECK_EQ(allocation.id, uint64_t{9});
   CHECK_EQ(int{allocation.memory->data()[0]}, 42);
+  CHECK_OK(client->require(4096));
+  CHECK_EQ(client->require(4097).message(), std::string("too much"));
   CHECK_OK(client->free_segment(9));
   CHECK_EQ(client->free_segment(8).message(), std::string("unknown"));
   std::vector<int> members;
