@@ -1,0 +1,227 @@
+"""Starts hosts and ranks, talks to them, and ends them. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plane.cases import Case
+
+from bagua.csrc import load
+
+HERE = Path(__file__).parent
+DEADLINE_S = 120.0
+
+
+class Failure(Exception):
+    """A process said nothing in time, or ended; or a condition did not come true."""
+
+
+class Process:
+    """A program that answers each JSON line with one."""
+
+    def __init__(self, name: str, program: str, argument: dict[str, Any]) -> None:
+        self.name = name
+        command = [sys.executable, str(HERE / program), json.dumps(argument)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        )
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def say(self, do: str, **more: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+
+    def answer(self, timeout: float = DEADLINE_S) -> dict[str, Any]:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise Failure(f"{self.name} said nothing for {timeout} s")
+            read = os.read(self.process.stdout.fileno(), 1 << 20)
+            if not read:
+                raise Failure(f"{self.name} ended without an answer, with {self.process.wait()}")
+            self._rest += read
+        line, _, self._rest = self._rest.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[str, Any]:
+        self.say(do, **more)
+        return self.answer(timeout)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds: bytes of memory that are resident (shared pages too, each once), descriptors, threads,
+    mappings."""
+
+    resident: int
+    descriptors: int
+    threads: int
+    mappings: int
+
+
+def held_by(pid: int) -> Held:
+    proc = Path(f"/proc/{pid}")
+    rollup = dict(line.split(":", 1) for line in (proc / "smaps_rollup").read_text().splitlines()[1:])
+    return Held(
+        int(rollup["Rss"].split()[0]) * 1024,
+        len(os.listdir(proc / "fd")),
+        len(os.listdir(proc / "task")),
+        len((proc / "maps").read_text().splitlines()),
+    )
+
+
+class Hosts:
+    """Processes that stand for node daemons; several jobs may use the same."""
+
+    def __init__(self, number: int) -> None:
+        self.core = str(load().__file__)
+        self.processes = [Process(f"host {index}", "host.py", {"core": self.core}) for index in range(number)]
+        for process in self.processes:
+            process.answer()
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.end()
+
+
+class Job:
+    """One job: an engine on each host, a process for each rank."""
+
+    def __init__(self, hosts: Hosts, layout: Sequence[Sequence[int]], name: str = "job", **options: Any) -> None:
+        self.hosts, self.layout, self.name = hosts, [list(ranks) for ranks in layout], name
+        self.folder = tempfile.TemporaryDirectory(prefix="bgp-", dir="/tmp")  # short: paths of Unix sockets are limited
+        self.tokens = {rank: secrets.token_hex(32) for ranks in self.layout for rank in ranks}
+        self.key = secrets.token_hex(32)
+        self.sockets = [f"{self.folder.name}/{index}.sock" for index in range(len(self.layout))]
+        self.ranks: dict[int, Process] = {}
+        settings = {"generation": 1, "listen": "127.0.0.1:0", "connect_timeout_s": 30.0, **options}
+        for index, host in enumerate(hosts.processes[: len(self.layout)]):
+            tokens = {rank: self.tokens[rank] for rank in self.layout[index]}
+            mine = {"host_index": index, "hosts": self.layout, "data_socket": self.sockets[index], "tokens": tokens}
+            host.say("open", job=name, options={"job_key": self.key, **settings, **mine})
+        self.addresses = [host.answer()["address"] for host in hosts.processes[: len(self.layout)]]
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    def connect(self) -> None:
+        for host in self.hosts.processes[: len(self.layout)]:
+            host.ask("peers", job=self.name, addresses=self.addresses)
+
+    def task(self, rank: int) -> dict[str, Any]:
+        index = next(index for index, ranks in enumerate(self.layout) if rank in ranks)
+        return {
+            "core": self.hosts.core,
+            "socket": self.sockets[index],
+            "token": self.tokens[rank],
+            "rank": rank,
+            "world": self.size,
+            "hosts": self.layout,
+        }
+
+    def start(self) -> Job:
+        """Starts all ranks and waits until they have joined."""
+        self.connect()
+        for rank in self.tokens:
+            self.ranks[rank] = Process(f"rank {rank} of {self.name}", "rank.py", self.task(rank))
+        for rank, answer in self.answers().items():
+            if answer != {"ready": True}:
+                raise Failure(f"rank {rank} did not join: {answer}")
+        return self
+
+    def answers(self, ranks: Iterable[int] | None = None, timeout: float = DEADLINE_S) -> dict[int, dict[str, Any]]:
+        return {rank: self.ranks[rank].answer(timeout) for rank in (self.ranks if ranks is None else ranks)}
+
+    def say(self, do: str, **more: Any) -> None:
+        for process in self.ranks.values():
+            process.say(do, **more)
+
+    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[int, dict[str, Any]]:
+        self.say(do, **more)
+        return self.answers(timeout=timeout)
+
+    def state(self, host: int = 0, longer_than_s: float = 0.0) -> dict[str, Any]:
+        return self.hosts.processes[host].ask("state", job=self.name, longer_than_s=longer_than_s)
+
+    def verify(
+        self, cases: list[Case], check: bool = True, timeout: float = DEADLINE_S
+    ) -> tuple[list[list[int]], float]:
+        """Runs the cases on all ranks. Returns the digests of the results by case and rank, and the largest share of a
+        bound that an error used. Raises Failure with what is wrong."""
+        found = self.ask("cases", timeout=timeout, cases=cases, check=check)
+        errors = {rank: answer["error"] for rank, answer in found.items() if "error" in answer}
+        if errors:
+            raise Failure(str(errors))
+        wrong = [text for answer in found.values() for text in answer["wrong"]]
+        if wrong:
+            raise Failure("\n".join(wrong))
+        digests = [list(of_case) for of_case in zip(*(answer["digests"] for answer in found.values()), strict=True)]
+        for case, of_case in zip(cases, digests, strict=True):
+            if case["kind"] in ("allreduce", "broadcast", "allgather") and len(set(of_case)) != 1:
+                raise Failure(f"{case}: the ranks have different bits")
+        return digests, max(answer["share"] for answer in found.values())
+
+    def leave(self) -> None:
+        """All ranks end in good order, then the engines."""
+        for process in self.ranks.values():
+            process.say("end")
+        for process in self.ranks.values():
+            process.process.wait(DEADLINE_S)
+        self.close()
+
+    def close(self) -> None:
+        for host in self.hosts.processes[: len(self.layout)]:
+            if host.process.poll() is None:
+                host.ask("close", job=self.name)
+
+    def end(self) -> None:
+        for process in self.ranks.values():
+            process.end()
+        self.folder.cleanup()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, explain: Callable[[], Any] = lambda: "") -> Any:
+    """The first true value of ``condition``, looked at every 20 ms. Raises Failure after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise Failure(f"it did not happen in {seconds} s. {explain()}")
+        time.sleep(0.02)
+    return found
+
+
+def stop(process: Process) -> None:
+    process.signal(signal.SIGSTOP)
+
+
+def go_on(process: Process) -> None:
+    process.signal(signal.SIGCONT)
