@@ -30,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked 'full' too: everything, up to 1 GiB")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: runs with --full only (see tests/README.md)")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests marked ``full`` out where ``--full`` is not given: they would fill the screen as skipped."""
     if not config.getoption("--full"):

@@ -17,11 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # whatever PYTHONSAFEPATH says
 
 import numpy as np
+
+from bagua.csrc import build
 from plane import reference
 from plane.cases import EDGE, GETS_ALL, GIVES_ALL, REDUCING, Case
 from plane.reference import SIZE, STORED, Array
-
-from bagua.csrc import build
 
 DEADLINE_S = 120.0
 BLOCK = 1 << 20  # elements that are compared at once

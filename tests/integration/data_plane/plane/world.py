@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plane.cases import Case
-
 from bagua.csrc import load
+from plane.cases import Case
 
 HERE = Path(__file__).parent
 DEADLINE_S = 120.0
