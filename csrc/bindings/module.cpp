@@ -25,6 +25,9 @@
 namespace py = pybind11;
 
 namespace bagua {
+
+void bind_codec(py::module_* module);  // codec.cpp
+
 namespace {
 
 struct CoreError : std::runtime_error {
@@ -369,4 +372,5 @@ PYBIND11_MODULE(bagua_core_native, module) {
   bagua::bind_segment(&module);
   bagua::bind_rank(&module);
   bagua::bind_functions(&module);
+  bagua::bind_codec(&module);
 }

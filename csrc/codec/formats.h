@@ -1,0 +1,34 @@
+// Sizes of the formats, see codec.h: every codec but top-k is written in tiles of 1024 elements, which hold whole
+// blocks. All payloads come first, the parameters of all blocks after them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.h"
+
+namespace bagua::codec {
+
+constexpr size_t kTile = 1024;
+constexpr size_t kByteBlock = 512;    // of kE4M3, kE5M2 and kMinMax8
+constexpr size_t kNibbleBlock = 128;  // of kInt4
+constexpr size_t kTopKBlock = 16384;
+
+constexpr size_t blocks_of(size_t count, size_t block) {
+  return count / block + (count % block != 0 ? 1 : 0);
+}
+constexpr size_t aligned4(size_t bytes) {
+  return (bytes + 3) & ~size_t{3};
+}
+
+// Elements that kTopK keeps of a block of `count`.
+constexpr size_t kept_of(size_t count, uint16_t density) {
+  return (count * density + 65535) / 65536;
+}
+
+// The same of a vector of `count`, which may be long.
+constexpr size_t kept_of_all(size_t count, uint16_t density) {
+  return count / kTopKBlock * kept_of(kTopKBlock, density) + kept_of(count % kTopKBlock, density);
+}
+
+}  // namespace bagua::codec

@@ -1,0 +1,98 @@
+// kE4M3 and kE5M2: eight bits of floating point, scaled by a power of two for each block.
+#pragma once
+
+#include "codec/tiles.h"
+
+namespace bagua::codec {
+
+// kFraction: bits of the fraction; kBias: of the exponent; kTop: exponent of the largest number, whose fraction
+// is 1.75; kSpecial: the smallest code that is no number; kInfinite: the code of infinity.
+template <int kFraction, int kBias, int kTop, int kSpecial, int kInfinite>
+struct Fp8Tiles : InPlace {
+  static constexpr size_t kTilePayload = kTile;
+  static constexpr size_t kBlocks = kTile / kByteBlock;
+  static constexpr size_t kTileParameters = kBlocks * sizeof(float);
+  static size_t payload_bytes(size_t n) { return n; }
+  static size_t parameter_bytes(size_t n) { return blocks_of(n, kByteBlock) * sizeof(float); }
+
+  static void encode(const float* y, size_t, uint8_t* payload, uint8_t* parameters) {
+    for (size_t b = 0; b < kBlocks; ++b) {
+      const float* block = y + b * kByteBlock;
+      int32_t most = largest_magnitude(block, kByteBlock);
+      const bool special = most >= kInfinity;
+      if (special) most = largest_finite_magnitude(block, kByteBlock);
+      const int32_t exponent = scale_exponent(most);
+      store(power_of_two(exponent), parameters + b * sizeof(float));
+      const float inverse = power_of_two(-exponent);
+      if (special) {
+        encode_block<true>(block, inverse, payload + b * kByteBlock);
+      } else {
+        encode_block<false>(block, inverse, payload + b * kByteBlock);
+      }
+    }
+  }
+
+  template <bool add>
+  static void decode(const uint8_t* payload, const uint8_t* parameters, const float* base, float* out) {
+    for (size_t i = 0; i < kTile; i += kLanes) {
+      const float scale = load<float>(parameters + i / kByteBlock * sizeof(float));
+      F v = rounded(value(unpack_bytes(payload + i)) * scale);
+      if constexpr (add) v = load<F>(base + i) + v;
+      store(v, out + i);
+    }
+  }
+
+ private:
+  static constexpr int kShift = 23 - kFraction;
+  static constexpr int32_t kSmallestNormal = (128 - kBias) << 23;  // bits of a float
+
+  static float power_of_two(int32_t exponent) { return float_of((exponent + 127) << 23); }
+
+  // The smallest exponent with which the largest magnitude still fits.
+  static int32_t scale_exponent(int32_t most) {
+    const int32_t exponent = (most >> 23) - 127 - kTop + ((most & 0x7fffff) > 0x600000 ? 1 : 0);
+    return exponent < -126 ? -126 : exponent;
+  }
+
+  // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
+  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two.
+  template <bool special>
+  static I code(F y, float inverse) {
+    const I bits = bits_of(y * inverse);
+    const I magnitude = bits & kMagnitude;
+    const I power = greater(magnitude & kInfinity, I{} + kSmallestNormal);
+    const I magic = power + (kShift << 23);
+    const I fraction = bits_of(float_of(magnitude) + float_of(magic)) - magic;
+    I result = fraction + ((power - kSmallestNormal) >> kShift);
+    if constexpr (special) {
+      result = magnitude == kInfinity ? I{} + kInfinite : result;
+      result = magnitude > kInfinity ? I{} + 0x7f : result;
+    }
+    return result | ((bits >> 24) & 0x80);
+  }
+
+  template <bool special>
+  static void encode_block(const float* y, float inverse, uint8_t* to) {
+    for (size_t i = 0; i < kByteBlock; i += kGroup) {
+      I codes[4];
+      for (size_t q = 0; q < 4; ++q) codes[q] = code<special>(load<F>(y + i + q * kLanes), inverse);
+      pack_bytes(codes, to + i);
+    }
+  }
+
+  static F value(I code) {
+    const I magnitude = code & 0x7f;
+    const I normal = (magnitude << kShift) + ((127 - kBias) << 23);
+    // One power of two more, taken away again: the fraction without its hidden bit.
+    const I subnormal = bits_of(float_of(normal + (1 << 23)) - float_of(I{} + kSmallestNormal));
+    I bits = magnitude < (1 << kFraction) ? subnormal : normal;
+    bits = magnitude >= kSpecial ? I{} + (kInfinity | 0x400000) : bits;
+    if constexpr (kInfinite != 0x7f) bits = magnitude == kInfinite ? I{} + kInfinity : bits;
+    return float_of(bits | ((code & 0x80) << 24));
+  }
+};
+
+using E4M3Tiles = Fp8Tiles<3, 7, 8, 0x7f, 0x7f>;
+using E5M2Tiles = Fp8Tiles<2, 15, 15, 0x7c, 0x7c>;
+
+}  // namespace bagua::codec

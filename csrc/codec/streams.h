@@ -1,0 +1,95 @@
+// What every codec does with the vectors around a message, a tile at a time: form y from the sources, write outputs and
+// residual.
+#pragma once
+
+#include <algorithm>
+
+#include "codec/codec.h"
+#include "codec/simd.h"
+
+namespace bagua::codec {
+
+// Calls body(i, zero) for vectors of elements from 0 on, then for the single elements that are left; `zero` has the
+// type to work with, F or float.
+template <class Body>
+inline void each(size_t count, const Body& body) {
+  const size_t whole = count / kGroup * kGroup;
+  for (size_t i = 0; i < whole; i += kGroup) {
+    for (size_t q = 0; q < 4; ++q) body(i + q * kLanes, F{});
+  }
+  for (size_t i = whole; i < count; ++i) body(i, 0.0f);
+}
+
+inline F zero_unless_finite(F v) {
+  return float_of(bits_of(v) & ((bits_of(v) & kInfinity) != kInfinity));
+}
+inline float zero_unless_finite(float v) {
+  return (bits_of(v) & kInfinity) == kInfinity ? 0.0f : v;
+}
+
+// One call of transcode(), seen a piece at a time: elements [at, at + count).
+struct Streams {
+  const Transcode& work;
+  bool past_caches;  // outputs
+
+  // Sum of the raw sources, which are more than one, to `to`.
+  void sum_raw(size_t at, size_t count, float* to) const {
+    const float* const* raw = work.raw;
+    const int raws = work.raws;
+    each(count, [=](size_t i, auto zero) {
+      using T = decltype(zero);
+      T sum = load<T>(raw[0] + at + i) + load<T>(raw[1] + at + i);
+      for (int k = 2; k < raws; ++k) sum += load<T>(raw[k] + at + i);
+      store(sum, to + i);
+    });
+  }
+
+  bool scaled() const { return work.scale != 1.0f || work.residual != nullptr; }
+
+  // to = from * scale + residual
+  void scale(const float* from, size_t at, size_t count, float* to) const {
+    const float scale = work.scale;
+    if (work.residual == nullptr) {
+      each(count, [=](size_t i, auto zero) { store(load<decltype(zero)>(from + i) * scale, to + i); });
+      return;
+    }
+    const float* residual = work.residual + at;
+    each(count, [=](size_t i, auto zero) {
+      using T = decltype(zero);
+      store(rounded(load<T>(from + i) * scale) + load<T>(residual + i), to + i);
+    });
+  }
+
+  void update_residual(const float* y, const float* decoded, size_t at, size_t count) const {
+    float* residual = work.residual + at;
+    each(count, [=](size_t i, auto zero) {
+      using T = decltype(zero);
+      store(zero_unless_finite(load<T>(y + i) - load<T>(decoded + i)), residual + i);
+    });
+  }
+
+  // To all outputs; `from` may be one of them.
+  void output(const float* from, size_t at, size_t count) const {
+    for (int j = 0; j < work.decodeds; ++j) {
+      float* to = work.decoded[j] + at;
+      if (to != from) copy(from, count * sizeof(float), to, past_caches);
+    }
+  }
+
+  static void copy(const void* from, size_t bytes, void* to, bool past_caches) {
+    if (!past_caches || reinterpret_cast<uintptr_t>(to) % kVectorBytes != 0) {
+      std::memcpy(to, from, bytes);
+      return;
+    }
+    const char* in = static_cast<const char*>(from);
+    char* out = static_cast<char*>(to);
+    size_t i = 0;
+    for (; i + kVectorBytes <= bytes; i += kVectorBytes) {
+      const I v = load<I>(in + i);
+      store_vectors(&v, 1, out + i, true);
+    }
+    std::memcpy(out + i, in + i, bytes - i);
+  }
+};
+
+}  // namespace bagua::codec

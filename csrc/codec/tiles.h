@@ -1,0 +1,181 @@
+// The loop over tiles that all codecs but top-k share. A codec C has
+//   kTilePayload, kTileParameters       bytes of a full tile
+//   payload_bytes(n), parameter_bytes(n)  of n elements, any number
+//   encode(y, n, payload, parameters)   a full tile, of which n elements count (the others are neutral, see pad)
+//   decode<add>(payload, parameters, base, out)   a full tile: out = decoded, or base + decoded
+//   pad(y, n, out), unpad(in, n, out)   n < kTile elements to the places of a full tile, and back
+// The last, incomplete tile goes through full tiles on the stack, so that only whole tiles need code.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/formats.h"
+#include "codec/streams.h"
+
+namespace bagua::codec {
+
+// Messages and outputs from this size on (bytes) do not stay in the caches anyway: they are written past them.
+constexpr size_t kPastCaches = size_t{8} << 20;
+
+template <class C>
+size_t message_bytes(size_t count) {
+  return C::kTileParameters == 0 ? C::payload_bytes(count)
+                                 : aligned4(C::payload_bytes(count)) + C::parameter_bytes(count);
+}
+
+template <class C>
+class Tiles {
+ public:
+  explicit Tiles(const Transcode& work)
+      : work_(work),
+        streams_{work, work.count * sizeof(float) * static_cast<size_t>(work.decodeds) >= kPastCaches},
+        parameters_at_(aligned4(C::payload_bytes(work.count))),
+        message_past_caches_(message_bytes<C>(work.count) >= kPastCaches) {}
+
+  void run() {
+    size_t at = 0;
+    for (; at + kTile <= work_.count; at += kTile) full(at);
+    if (at < work_.count) last(at, work_.count - at);
+    if (streams_.past_caches || message_past_caches_) store_fence();
+  }
+
+ private:
+  static constexpr size_t kParameterSpace = C::kTileParameters == 0 ? 4 : C::kTileParameters;
+
+  size_t parameters_offset(size_t at) const { return parameters_at_ + at / kTile * C::kTileParameters; }
+  static size_t payload_offset(size_t at) { return at / kTile * C::kTilePayload; }
+
+  const uint8_t* encoded(int k) const { return static_cast<const uint8_t*>(work_.encoded[k]); }
+  uint8_t* message() const { return static_cast<uint8_t*>(work_.message); }
+
+  // y of a full tile: in `space`, or a raw source itself.
+  const float* gather(size_t at, float* space) const {
+    const float* y = nullptr;
+    if (work_.raws == 1) y = work_.raw[0] + at;
+    if (work_.raws > 1) {
+      streams_.sum_raw(at, kTile, space);
+      y = space;
+    }
+    for (int k = 0; k < work_.encodeds; ++k) {
+      const uint8_t* payload = encoded(k) + payload_offset(at);
+      const uint8_t* parameters = encoded(k) + parameters_offset(at);
+      if (y == nullptr) {
+        C::template decode<false>(payload, parameters, nullptr, space);
+      } else {
+        C::template decode<true>(payload, parameters, y, space);
+      }
+      y = space;
+    }
+    return finish(y, at, kTile, space);
+  }
+
+  // Scale and residual.
+  const float* finish(const float* y, size_t at, size_t count, float* space) const {
+    if (y == nullptr) {
+      std::fill_n(space, count, 0.0f);
+      y = space;
+    }
+    if (!streams_.scaled()) return y;
+    streams_.scale(y, at, count, space);
+    return space;
+  }
+
+  void full(size_t at) {
+    // Without a message a lone output can take the place of the space on the stack.
+    const bool direct = work_.message == nullptr && work_.decodeds == 1 && !streams_.past_caches;
+    const float* y = gather(at, direct ? work_.decoded[0] + at : sum_);
+    if (work_.message == nullptr) {
+      streams_.output(y, at, kTile);
+      return;
+    }
+    uint8_t* payload = message() + payload_offset(at);
+    uint8_t* parameters = message() + parameters_offset(at);
+    if (message_past_caches_ && reinterpret_cast<uintptr_t>(payload) % kVectorBytes == 0) {
+      C::encode(y, kTile, payload_, parameters);
+      Streams::copy(payload_, C::kTilePayload, payload, true);
+      after_encoding(y, at, payload_, parameters);
+    } else {
+      C::encode(y, kTile, payload, parameters);
+      after_encoding(y, at, payload, parameters);
+    }
+  }
+
+  void after_encoding(const float* y, size_t at, const uint8_t* payload, const uint8_t* parameters) {
+    if (work_.residual == nullptr && work_.decodeds == 0) return;
+    if (work_.residual == nullptr && work_.decodeds == 1 && !streams_.past_caches) {
+      C::template decode<false>(payload, parameters, nullptr, work_.decoded[0] + at);
+      return;
+    }
+    C::template decode<false>(payload, parameters, nullptr, decoded_);
+    if (work_.residual != nullptr) streams_.update_residual(y, decoded_, at, kTile);
+    streams_.output(decoded_, at, kTile);
+  }
+
+  // An incomplete tile of `count` elements.
+  void last(size_t at, size_t count) {
+    const float* y = gather_last(at, count);
+    if (work_.message == nullptr) {
+      streams_.output(y, at, count);
+      return;
+    }
+    uint8_t parameters[kParameterSpace] = {};
+    float* padded = padded_;
+    C::pad(y, count, padded);
+    C::encode(padded, count, payload_, parameters);
+    const size_t payload_bytes = C::payload_bytes(count);
+    std::memcpy(message() + payload_offset(at), payload_, payload_bytes);
+    if (C::kTileParameters != 0) {
+      const size_t gap = payload_offset(at) + payload_bytes;
+      std::memset(message() + gap, 0, parameters_at_ - gap);
+      std::memcpy(message() + parameters_offset(at), parameters, C::parameter_bytes(count));
+    }
+    if (work_.residual == nullptr && work_.decodeds == 0) return;
+    C::template decode<false>(payload_, parameters, nullptr, padded);
+    C::unpad(padded, count, decoded_);
+    if (work_.residual != nullptr) streams_.update_residual(y, decoded_, at, count);
+    streams_.output(decoded_, at, count);
+  }
+
+  const float* gather_last(size_t at, size_t count) {
+    const float* y = nullptr;
+    if (work_.raws == 1) y = work_.raw[0] + at;
+    if (work_.raws > 1) {
+      streams_.sum_raw(at, count, sum_);
+      y = sum_;
+    }
+    for (int k = 0; k < work_.encodeds; ++k) {
+      uint8_t parameters[kParameterSpace] = {};
+      std::memset(payload_, 0, sizeof payload_);
+      std::memcpy(payload_, encoded(k) + payload_offset(at), C::payload_bytes(count));
+      if (C::kTileParameters != 0) {
+        std::memcpy(parameters, encoded(k) + parameters_offset(at), C::parameter_bytes(count));
+      }
+      C::template decode<false>(payload_, parameters, nullptr, padded_);
+      C::unpad(padded_, count, decoded_);
+      for (size_t i = 0; i < count; ++i) sum_[i] = y == nullptr ? decoded_[i] : y[i] + decoded_[i];
+      y = sum_;
+    }
+    return finish(y, at, count, sum_);
+  }
+
+  const Transcode& work_;
+  const Streams streams_;
+  const size_t parameters_at_;
+  const bool message_past_caches_;
+  alignas(64) float sum_[kTile];
+  alignas(64) float decoded_[kTile];
+  alignas(64) float padded_[kTile];
+  alignas(64) uint8_t payload_[C::kTilePayload];
+};
+
+// For codecs whose elements keep their places in a tile.
+struct InPlace {
+  static void pad(const float* y, size_t n, float* out) {
+    std::memcpy(out, y, n * sizeof(float));
+    std::memset(out + n, 0, (kTile - n) * sizeof(float));
+  }
+  static void unpad(const float* in, size_t n, float* out) { std::memcpy(out, in, n * sizeof(float)); }
+};
+
+}  // namespace bagua::codec
