@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -64,12 +64,16 @@ def whole(bucket: Bucket, side: int) -> torch.Tensor:
     return BUFFERS[bucket.places[side][0]]
 
 
+SEED_LOCK = threading.Lock()
+
+
 class Replica:
     """A small model with a reducer, one bucket per layer, last layer first."""
 
     def __init__(self, meeting: Meeting, rank: int, op: str = "AVG", keep_own_memory: bool = False) -> None:
-        torch.manual_seed(0)
-        self.model = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        with SEED_LOCK:  # the generator is the process's
+            torch.manual_seed(0)
+            self.model = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
         self.buckets = []
         for number, layer in reversed(list(enumerate(self.model))):
             parameters = [(f"{number}.{name}", parameter) for name, parameter in layer.named_parameters()]
@@ -102,7 +106,11 @@ def together(work: Callable[[Meeting, int], object], ranks: int = 2) -> tuple[Me
     meeting = Meeting(ranks)
     with ThreadPoolExecutor(ranks) as pool:
         futures = [pool.submit(work, meeting, rank) for rank in range(ranks)]
-        return meeting, [future.result(30) for future in futures]
+        for future in as_completed(futures, 30):
+            if future.exception() is not None:
+                meeting.barrier.abort()  # the others would wait in vain, and their error hide this one
+                future.result()
+        return meeting, [future.result() for future in futures]
 
 
 def test_buckets_go_in_order_and_the_last_one_at_the_end() -> None:

@@ -29,6 +29,16 @@ def gather_texts(text: bytes, group: Communicator) -> list[bytes]:
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
+def raise_together(mistake: Exception | None, group: Communicator) -> None:
+    """Raises on every rank if one of them has a ``mistake``: its own there, elsewhere a BaguaError with its words."""
+    texts = gather_texts(str(mistake).encode() if mistake is not None else b"", group)
+    if mistake is not None:
+        raise mistake
+    told = [f"rank {group.ranks[index]}: {text.decode()}" for index, text in enumerate(texts) if text]
+    if told:
+        raise BaguaError(f"Another rank failed. {'; '.join(told)}")
+
+
 def _gather_bytes(data: bytes, group: Communicator) -> list[bytes]:
     """Equally long bytes of every rank."""
     everyone = bytearray(len(data) * group.nranks())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,11 +16,10 @@ from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api import env
 from bagua.torch_api.communication import ReduceOp, allreduce_inplace
 from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
+from bagua.torch_api.data_parallel.arrangement import Arrangement
 from bagua.torch_api.data_parallel.bucket import Bucket
-from bagua.torch_api.data_parallel.carrier import EngineCarrier
 from bagua.torch_api.data_parallel.closures import average_losses
 from bagua.torch_api.data_parallel.engine_callback import BackwardPass
-from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
 from bagua.torch_api.data_parallel.hook import ModuleHook, tensors_in
 from bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from bagua.torch_api.data_parallel.parameters import (
@@ -74,9 +73,9 @@ class BaguaDistributedDataParallel:
         self.parameters_to_ignore = ignored_names(module)
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
-        self.bagua_buckets: list[Bucket] = []
         self._session = current()
         self._group = self._session.new_communicator(self._session.world.ranks)
+        self._arrangement = Arrangement(self, self._session, self._group)
         self._handles: list[Any] = []
         self._pass: BackwardPass | None = None
         self.bagua_algorithm: AlgorithmImpl = algorithm.reify(process_group)
@@ -94,6 +93,12 @@ class BaguaDistributedDataParallel:
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """(name, parameter) of all that is trained, in the order of registration; shared parameters once."""
         return trainable_parameters(self.module, self.parameters_to_ignore)
+
+    @property
+    def bagua_buckets(self) -> list[Bucket]:
+        """The buckets in which gradients travel. After the first synchronised pass they follow the order in which
+        gradients came."""
+        return self._arrangement.buckets
 
     def _compare_ranks(self) -> None:
         """Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank is told to all."""
@@ -132,28 +137,15 @@ class BaguaDistributedDataParallel:
     def _reset_algorithm(self) -> None:
         """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
         self._remove_hooks()
-        algorithm = self.bagua_algorithm
-        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.bagua_build_params()}
-        tensors = algorithm.init_tensors(self)
-        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        explicit = "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
-        groups = group_tensors(tensors, bucket_bytes(total, env.get_default_bucket_size(), explicit))
-        layouts = algorithm.tensors_to_buckets(groups, self.gradient_as_bucket_view)
-        self.bagua_buckets = [
-            Bucket(
-                layout.name, [(names[tensor], tensor) for tensor in layout.tensors], self._session.memory.place_empty
-            )
-            for layout in layouts
-        ]
-        for bucket in self.bagua_buckets:
-            algorithm.init_operations(self, bucket)
+        self._arrangement.make()
         adds_up = any(bucket.plan is not None and bucket.plan.steps[0].op == "SUM" for bucket in self.bagua_buckets)
         self._reducer = GradientReducer(
             self.bagua_buckets,
-            EngineCarrier(self._session, self._group),
+            self._arrangement.carrier,
             keep_own_memory=not self.gradient_as_bucket_view,
             drop_carried=adds_up and self._group.rank() != 0,
             on_finished=self._session.statistics.add_step,
+            rearrange=self._arrangement.follow if self._arrangement.wants_arrival() else None,
         )
         self._install_hooks(adds_up)
 
@@ -187,7 +179,7 @@ class BaguaDistributedDataParallel:
         """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
         when they are gone. All ranks must do it in the same order relative to other wraps."""
         self._remove_hooks()
-        self.bagua_buckets = []
+        self._arrangement.release()
         if self._session is CURRENT.session:
             self._session.connection.destroy_comm(self._group.id)
 
@@ -198,6 +190,7 @@ class BaguaDistributedDataParallel:
             self._abandon_pass()
         if not self.module.training:
             return
+        self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         if self.bagua_algorithm.need_reset():
             self._reset_algorithm()

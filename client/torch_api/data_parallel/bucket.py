@@ -19,6 +19,13 @@ from bagua.torch_api.connection import Place
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
 
+BUFFERS = 2  # contributions and results
+
+
+def elements_needed(tensors: Sequence[torch.Tensor]) -> int:
+    """Elements of one buffer of a bucket with gradients of these tensors: they, and the tail."""
+    return sum(tensor.numel() for tensor in tensors) + len(tensors) + 1
+
 
 class Slot:
     """One parameter's place in a bucket.
@@ -28,6 +35,7 @@ class Slot:
     """
 
     __slots__ = ("aside", "bucket", "carried", "index", "name", "parameter", "ready", "views")
+    views: tuple[torch.Tensor, ...]
 
     def __init__(self, name: str, parameter: torch.Tensor, bucket: Bucket, index: int) -> None:
         self.name = name
@@ -37,7 +45,7 @@ class Slot:
         self.ready = False
         self.carried = False
         self.aside: torch.Tensor | None = None
-        self.views: tuple[torch.Tensor, torch.Tensor]
+        self.views = ()
 
     def store(self, keep_own_memory: bool) -> None:
         """Copies the gradient to where contributions lie, unless it lies there. Afterwards ``.grad`` is that view, or
@@ -64,8 +72,8 @@ class Bucket:
         self.dtype = parameters[0][1].dtype
         self.slots = [Slot(label, parameter, self, index) for index, (label, parameter) in enumerate(parameters)]
         self.elements = sum(parameter.numel() for _, parameter in parameters)
-        self.count = self.elements + len(self.slots) + 1
-        made = [allocate(self.count, self.dtype) for _ in range(2)]
+        self.count = elements_needed(self.tensors)
+        made = [allocate(self.count, self.dtype) for _ in range(BUFFERS)]
         self.places = (made[0][1], made[1][1])
         self.tails = (made[0][0][self.elements :], made[1][0][self.elements :])
         self.side = 0
@@ -74,14 +82,22 @@ class Bucket:
         self.plan: Plan | None = None
         offset = 0
         for slot in self.slots:
-            views = [_view_like(buffer, offset, slot.parameter) for buffer, _ in made]
-            slot.views = (views[0], views[1])
+            slot.views = tuple(_view_like(buffer, offset, slot.parameter) for buffer, _ in made)
             offset += slot.parameter.numel()
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The parameters, in order."""
         return [slot.parameter for slot in self.slots]
+
+    def release(self) -> None:
+        """Lets go of the memory now, rather than when the garbage collector comes by: slot and bucket hold each other.
+
+        Gradients that somebody still holds stay readable. The bucket can't be used any more.
+        """
+        for slot in self.slots:
+            slot.views, slot.aside = (), None
+        self.tails = (torch.empty(0), torch.empty(0))
 
     def set_plan(self, plan: Plan) -> None:
         """What happens to the bucket once every local rank has filled it. Raises ConfigError for what can't be run."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 SMALLEST_BUCKET_BYTES = 256 << 10
+FIRST_BUCKET_BYTES = 1 << 20
 PARTS = 6
 
 
@@ -19,11 +20,14 @@ def bucket_bytes(total: int, wanted: int, explicit: bool) -> int:
     return wanted if explicit else min(wanted, max(SMALLEST_BUCKET_BYTES, total // PARTS))
 
 
-def group_tensors(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
+def group_tensors(
+    tensors: Sequence[torch.Tensor], limit: int, first_limit: int = FIRST_BUCKET_BYTES
+) -> list[list[torch.Tensor]]:
     """Cuts ``tensors``, given in the order in which their gradients come, into groups of one dtype and about
     ``limit`` bytes.
 
-    A group is closed when one more tensor would exceed the limit. Groups come in the order in which they are complete.
+    A group is closed when one more tensor would exceed the limit. The first group is closed sooner, by
+    ``first_limit``: exchange begins early. Groups come in the order in which they are complete.
     """
     open_groups: dict[torch.dtype, tuple[int, list[torch.Tensor]]] = {}
     last: dict[torch.dtype, int] = {}
@@ -31,7 +35,7 @@ def group_tensors(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torc
     for index, tensor in enumerate(tensors):
         size = tensor.numel() * tensor.element_size()
         held, group = open_groups.get(tensor.dtype, (0, []))
-        if group and held + size > limit:
+        if group and held + size > (limit if closed else min(limit, first_limit)):
             closed.append((last[tensor.dtype], group))
             held, group = 0, []
         group.append(tensor)

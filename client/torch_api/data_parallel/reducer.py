@@ -5,6 +5,9 @@ at the end of the pass, because it also carries whether some rank wants the pass
 parameter got a second gradient in a pass after its bucket was submitted (reentrant checkpointing of shared parameters);
 from then on nothing is submitted before the end.
 
+The first pass is different: nothing is submitted before its end, and the order in which gradients came is recorded, so
+that buckets can be made again in that order before anything is exchanged, and before error feedback has kept anything.
+
 The result is the reduction of ``.grad`` as it stands at the end of the pass. What earlier passes accumulated takes
 part: several passes per step give what they give in one process.
 """
@@ -28,6 +31,9 @@ class Carrier(Protocol):
     def wait(self, ticket: int) -> Times: ...
 
 
+Rearrange = Callable[[list[str]], Sequence[Bucket] | None]
+
+
 class GradientReducer:
     """One per wrapped model; driven by the thread that runs backward."""
 
@@ -38,14 +44,18 @@ class GradientReducer:
         keep_own_memory: bool = False,
         drop_carried: bool = False,
         on_finished: Callable[[Sequence[Times], int, int], None] | None = None,
+        rearrange: Rearrange | None = None,
     ) -> None:
         """``drop_carried``: results of earlier passes, which are the same on all ranks, take part on other ranks only.
-
         A sum over ranks needs it (on all ranks but one); a mean doesn't.
+
+        ``rearrange``: gets, once, the names of parameters in the order in which their gradients came in the first pass.
+        It returns other buckets for the same parameters, or None to keep those that there are.
         """
-        self.buckets = list(buckets)
-        self._slots: dict[str, Slot] = {slot.name: slot for bucket in buckets for slot in bucket.slots}
+        self._use(buckets)
         self._carrier = carrier
+        self._rearrange = rearrange
+        self._arrivals: list[str] = []  # of the first pass, while it is recorded
         self._keep_own_memory = keep_own_memory
         self._drop_carried = drop_carried
         self._on_finished = on_finished
@@ -54,6 +64,10 @@ class GradientReducer:
         self._again = False
         self._touched = False  # a gradient came in this pass
         self._aside: list[Slot] = []
+
+    def _use(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets = list(buckets)
+        self._slots: dict[str, Slot] = {slot.name: slot for bucket in buckets for slot in bucket.slots}
 
     def set_aside(self, name: str, _: torch.Tensor) -> None:
         """A gradient of this parameter has been computed and will be accumulated next, if this pass accumulates at all.
@@ -80,6 +94,13 @@ class GradientReducer:
         slot = self._slots.get(name)
         if slot is None:
             return
+        if self._rearrange is not None:
+            self._record(slot)
+        else:
+            self._fill(slot)
+
+    def _fill(self, slot: Slot) -> None:
+        """The gradient goes to its place; a full bucket goes out."""
         slot.store(self._keep_own_memory)
         bucket = slot.bucket
         if slot.ready:
@@ -90,6 +111,25 @@ class GradientReducer:
         bucket.pending -= 1
         if not bucket.pending and self._early:
             self._submit_full()
+
+    def _record(self, slot: Slot) -> None:
+        """A gradient came in the first pass. It stays where it is until the pass ends."""
+        self._touched = True
+        if not slot.ready:
+            slot.ready = True
+            self._arrivals.append(slot.name)
+
+    def _end_recording(self, rearrange: Rearrange) -> None:
+        """All gradients of the first pass are there: they go into buckets that have their order."""
+        self._rearrange = None
+        buckets = rearrange(self._arrivals)
+        if buckets is not None:
+            self._use(buckets)
+        for name in self._arrivals:
+            slot = self._slots[name]
+            slot.ready = False
+            self._fill(slot)
+        self._arrivals.clear()
 
     def _submit_full(self) -> None:
         last = len(self.buckets) - 1
@@ -104,6 +144,8 @@ class GradientReducer:
         """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came."""
         if not self._touched:
             return
+        if self._rearrange is not None:
+            self._end_recording(self._rearrange)
         for bucket in self.buckets[len(self._submitted) :]:
             self._submit(bucket)
         begin = time.monotonic_ns()
@@ -136,5 +178,6 @@ class GradientReducer:
         return under_way
 
     def _begin_anew(self) -> None:
+        self._arrivals.clear()
         self._submitted.clear()
         self._again = self._touched = False
