@@ -46,10 +46,10 @@ class Rank:
     # ---- memory
 
     def do_alloc(self, nbytes: int) -> dict[str, Any]:
-        """Two segments in place of the two before."""
+        """Two segments in place of the two before; their numbers."""
         self.do_free()
         self.src, self.dst = self.native.alloc(nbytes), self.native.alloc(nbytes)
-        return {}
+        return {"segments": [self.src.id, self.dst.id]}
 
     def do_free(self) -> dict[str, Any]:
         for segment in (self.src, self.dst):
@@ -159,11 +159,13 @@ class Rank:
             self.native.destroy_comm(comm)
         return {}
 
-    def do_counters(self) -> dict[str, Any]:
-        return {"counters": self.native.counters()}
-
-    def do_read(self, offset: int, count: int) -> dict[str, Any]:
-        return {"bytes": bytes(memoryview(self.src)[offset : offset + count]).hex()}
+    def do_knock(self, socket: str, token: str, rank: int) -> dict[str, Any]:
+        """Tries to join another engine; what it says."""
+        try:
+            self.core.Rank(data_socket=socket, token=bytes.fromhex(token), rank=rank, timeout_s=10.0)
+        except self.core.CoreError as error:
+            return {"refused": str(error)}
+        return {"refused": ""}
 
     def do_leave(self) -> dict[str, Any]:
         self.do_free()

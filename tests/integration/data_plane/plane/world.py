@@ -97,6 +97,16 @@ def held_by(pid: int) -> Held:
     )
 
 
+def shared_memory_of(pid: int) -> set[int]:
+    """Inodes of the anonymous files that the process has open or mapped."""
+    mapped = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    found = {int(parts[4]) for parts in mapped if len(parts) == 6 and parts[5].startswith("/memfd:")}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(entry).startswith("/memfd:"):
+            found.add(entry.stat().st_ino)
+    return found
+
+
 class Hosts:
     """Processes that stand for node daemons; several jobs may use the same."""
 
@@ -118,7 +128,7 @@ class Job:
         self.hosts, self.layout, self.name = hosts, [list(ranks) for ranks in layout], name
         self.folder = tempfile.TemporaryDirectory(prefix="bgp-", dir="/tmp")  # short: paths of Unix sockets are limited
         self.tokens = {rank: secrets.token_hex(32) for ranks in self.layout for rank in ranks}
-        self.key = secrets.token_hex(32)
+        self.key = options.pop("key", None) or secrets.token_hex(32)
         self.sockets = [f"{self.folder.name}/{index}.sock" for index in range(len(self.layout))]
         self.ranks: dict[int, Process] = {}
         settings = {"generation": 1, "listen": "127.0.0.1:0", "connect_timeout_s": 30.0, **options}
@@ -133,6 +143,7 @@ class Job:
         return len(self.tokens)
 
     def connect(self) -> None:
+        """Tells every host where the others are: at ``addresses``, which a test may have changed."""
         for host in self.hosts.processes[: len(self.layout)]:
             host.ask("peers", job=self.name, addresses=self.addresses)
 
