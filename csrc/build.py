@@ -49,18 +49,19 @@ def default_cache_dir() -> Path:
 
 
 def _sources() -> list[Path]:
-    """All files that the core is compiled from, sorted."""
-    return sorted(path for suffix in ("*.cpp", "*.h") for path in SOURCE_DIR.rglob(suffix))
+    """All files that the core is compiled from, sorted: all but the programs in ``tools`` (see build_tool.py)."""
+    found = (path for suffix in ("*.cpp", "*.h") for path in SOURCE_DIR.rglob(suffix))
+    return sorted(path for path in found if path.relative_to(SOURCE_DIR).parts[0] != "tools")
 
 
-def _march() -> str:
+def march() -> str:
     """Value of ``-march``: this machine's, unless ``BAGUA_CORE_MARCH`` says otherwise (empty: no flag)."""
     return os.environ.get("BAGUA_CORE_MARCH", "native")
 
 
 def _compile_flags() -> list[str]:
-    march = _march()
-    return [*COMPILE_FLAGS, *([f"-march={march}"] if march else [])]
+    processor = march()
+    return [*COMPILE_FLAGS, *([f"-march={processor}"] if processor else [])]
 
 
 def torch_version() -> str:
@@ -84,7 +85,7 @@ def _cuda_version() -> str:
     return "cpu"
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     """What the processor can do: a home folder may be shared by unlike machines."""
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -112,7 +113,7 @@ def core_key() -> str:
         _cuda_version(),
         sysconfig.get_config_var("SOABI") or sys.version,
         platform.machine(),
-        _cpu_flags() if _march() == "native" else "",
+        cpu_flags() if march() == "native" else "",
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
@@ -131,7 +132,7 @@ def describe(cache_dir: Path | None = None) -> dict[str, str]:
     """What the build depends on, for ``bagua doctor``; "" for what is missing. Raises nothing."""
     compiler = os.environ.get("CXX", "c++")
     found = {"compiler": shutil.which(compiler) or shutil.which("g++") or "", "ninja": _ninja() or ""}
-    found["march"] = _march()
+    found["march"] = march()
     try:
         found["torch"] = torch_version()
         found["cuda"] = _cuda_version()
@@ -187,7 +188,7 @@ def _check_tools() -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Holds the operating system's lock on ``path``; it goes when this process goes, however that ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -201,7 +202,7 @@ def _build_locked(target: Path) -> None:
     """Builds ``target`` unless another process just has. Runs in the builder's own process; imports torch."""
     root, key = target.parent.parent, target.parent.name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(root / f"{key}.lock"):
+    with locked(root / f"{key}.lock"):
         if target.is_file():
             return
         for left_over in root.glob(f"{key}.build-*"):  # of a builder that was killed: we hold its lock now

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -100,13 +101,19 @@ def _sweep(root: Path) -> None:
 
 
 class ServiceProcess:
-    """A coordinator or node daemon started by us. Its standard output and error go to ``log``."""
+    """A coordinator or node daemon started by us. Its standard output and error go to ``log``.
 
-    def __init__(self, label: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    ``prefix``: a command that becomes the service, by exec, after it has changed something (``ip netns exec NAME``).
+    """
+
+    def __init__(
+        self, label: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
+    ) -> None:
         self.label = label
         self.log = log
         self._ready, write_end = os.pipe()
-        command = [sys.executable, "-P", "-m", module, *arguments, "--ready-fd", str(write_end), "--death-signal"]
+        program = [*prefix, sys.executable, "-P", "-m", module]
+        command = [*program, *arguments, "--ready-fd", str(write_end), "--death-signal"]
         try:
             with log.open("ab") as output:
                 self.process = subprocess.Popen(
@@ -165,6 +172,14 @@ class ServiceProcess:
         return f" Its last words: {lines[-1].strip()}" if lines else ""
 
 
+@dataclass(frozen=True)
+class EmbeddedHost:
+    """Where a node daemon runs: what its command line begins with, and the address of its data (empty: loopback)."""
+
+    prefix: tuple[str, ...] = ()
+    address: str = ""
+
+
 class EmbeddedCluster:
     """Coordinator and node daemons below one state folder, all on this machine. Leaving the context stops them all.
 
@@ -198,23 +213,33 @@ class EmbeddedCluster:
         ready = service.wait_ready(time.monotonic() + START_DEADLINE_S)
         self.address, self.token_file, self.tls = ready["address"], Path(ready["token_file"]), ready.get("tls", "")
 
-    def start_nodes(self, node_ids: Sequence[str], slots: int, *arguments: str) -> None:
-        """Starts daemons side by side; waits until the coordinator knows all. Raises ServiceError with the reason."""
+    def start_nodes(
+        self, node_ids: Sequence[str], slots: int, *arguments: str, hosts: Sequence[EmbeddedHost] = ()
+    ) -> None:
+        """Starts daemons side by side; waits until the coordinator knows all. Raises ServiceError with the reason.
+
+        ``hosts``: where each of them runs; none: all on this machine's loopback.
+        """
         reach = ["--coordinator", self.address, "--token-file", str(self.token_file)]
         if self.tls:
             reach += ["--tls", self.tls]
         common = ["--slots", str(slots), "--state-dir", str(self.state), *reach, *arguments]
         nodes = [
-            self._launch(f"node daemon {name}", "bagua.daemon.node", ["--name", name, "--node-id", name, *common])
-            for name in node_ids
+            self._launch(
+                f"node daemon {name}",
+                "bagua.daemon.node",
+                ["--name", name, "--node-id", name, *common, *(["--data-host", host.address] if host.address else [])],
+                host.prefix,
+            )
+            for name, host in zip(node_ids, hosts or [EmbeddedHost()] * len(node_ids), strict=True)
         ]
         deadline = time.monotonic() + START_DEADLINE_S
         ready = [node.wait_ready(deadline) for node in nodes]
         self.socket = ready[0]["socket"]
 
-    def _launch(self, label: str, module: str, arguments: Sequence[str]) -> ServiceProcess:
+    def _launch(self, label: str, module: str, arguments: Sequence[str], prefix: Sequence[str] = ()) -> ServiceProcess:
         with uninterrupted():
-            service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
+            service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log", prefix)
             self.services.append(service)
         return service
 

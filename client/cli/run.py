@@ -123,7 +123,7 @@ def run_embedded(options: RunOptions) -> int:
                 if build.running:
                     terminal.status("building the native core (about a minute, once)")
                 build.wait()
-                job = _follow(options, cluster, interrupts, terminal)
+                job = follow_job(options.spec(), cluster, interrupts, terminal)
             except KeyboardInterrupt:
                 terminal.close()
                 return interrupts.exit_code
@@ -144,22 +144,25 @@ def run_embedded(options: RunOptions) -> int:
             state.remove()
 
 
-def _follow(options: RunOptions, cluster: EmbeddedCluster, interrupts: Interrupts, terminal: Terminal) -> job_pb2.Job:
+def follow_job(
+    spec: common_pb2.JobSpec, cluster: EmbeddedCluster, interrupts: Interrupts, terminal: Terminal
+) -> job_pb2.Job:
     """Submits the job and shows it until it has ended."""
     from threading import Thread
 
-    from bagua.base.security import read_token
+    from bagua.base.security import TlsFiles, read_token
     from bagua.cli.follow import Follower, ServiceDied
     from bagua.client import Client
 
-    with Client(cluster.address, token=read_token(cluster.token_file)) as client:
+    tls = TlsFiles.in_folder(Path(cluster.tls)) if cluster.tls else None
+    with Client(cluster.address, token=read_token(cluster.token_file), tls=tls) as client:
 
         def cancel() -> float:
             # In a thread: a coordinator that hangs must not delay the second Ctrl-C or the deadline.
             Thread(target=_cancel_quietly, args=(client, job.job_id), daemon=True).start()
             return INTERRUPT_PATIENCE_S
 
-        job = client.submit(options.spec())
+        job = client.submit(spec)
         follower = Follower(client, job, terminal, cancel)
         cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)))
         interrupts.follower = follower

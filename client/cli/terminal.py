@@ -23,18 +23,20 @@ def metrics_text(metrics: dict[str, float]) -> str:
 
 
 class Terminal:
-    """Plain lines; the base of the one with a bar."""
+    """Plain lines; the base of the one with a bar. ``aside``: the ranks' lines go to standard error, too."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, aside: bool = False) -> None:
         self.quiet = quiet
+        self.aside = aside
         self._status = ""
         self._shown_at = float("-inf")
         self._pending = ""
 
     def line(self, text: str) -> None:
         """A line of a rank."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        output = sys.stderr if self.aside else sys.stdout
+        output.write(text + "\n")
+        output.flush()
 
     def status(self, text: str) -> None:
         """What the job is doing; shown when it changes."""
@@ -73,14 +75,14 @@ class Terminal:
 class BarTerminal(Terminal):
     """A terminal with a progress bar at the bottom; the ranks' lines scroll above it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, aside: bool = False) -> None:
+        super().__init__(aside=aside)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         # The ranks' lines may go to a file while the bar is on the terminal.
-        self._shared = sys.stdout.isatty()
-        self._console = Console(stderr=not self._shared, highlight=False)
+        self._shared = sys.stdout.isatty() or aside
+        self._console = Console(stderr=aside or not self._shared, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -120,10 +122,11 @@ class BarTerminal(Terminal):
         self._bar.stop()
 
 
-def open_terminal(quiet: bool) -> Terminal:
-    """A bar if standard error is a terminal that can draw one, plain lines otherwise or when ``quiet``."""
+def open_terminal(quiet: bool, aside: bool = False) -> Terminal:
+    """A bar if standard error is a terminal that can draw one, plain lines otherwise or when ``quiet``. ``aside``:
+    nothing goes to standard output."""
     import os
 
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
-        return Terminal(quiet)
-    return BarTerminal()
+        return Terminal(quiet, aside)
+    return BarTerminal(aside)

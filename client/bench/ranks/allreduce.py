@@ -1,0 +1,136 @@
+"""All-reduce: Bagua on the memory of buckets or ordinary tensors, with and without codecs, and Gloo, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
+from bagua.bench.ranks import harness
+from bagua.bench.ranks.floor import MemoryFloor
+from bagua.bench.units import Network, size_text
+from bagua.csrc import load
+
+FLOOR = "floor"
+TURN_S = 0.02  # operations that take less are repeated within a turn
+MOST_REPEATS = 100
+WRONG_ABOVE = 0.999  # relative L2 error of a codec's result above which it is no result
+
+
+class System:
+    """One way to do the operation, on a vector of its own."""
+
+    def __init__(self, memory: str, codec: str, count: int, dtype: torch.dtype) -> None:
+        self.gloo = memory == harness.GLOO
+        self.codec = codec
+        self.tensor = bagua.empty(count, dtype=dtype) if memory == "bucket" else torch.zeros(count, dtype=dtype)
+        self.repeats = 1
+        torch.manual_seed(1)
+        # With AVG over equal vectors the result is the vector itself: it can be checked, and nothing overflows.
+        self.start = torch.randn(count).to(dtype) if dtype.is_floating_point else torch.ones(count, dtype=dtype)
+
+    def operate(self) -> None:
+        """One all-reduce."""
+        if self.gloo:
+            torch.distributed.all_reduce(self.tensor)
+        elif self.codec == "none":
+            bagua.allreduce_inplace(self.tensor, op=bagua.ReduceOp.AVG)
+        else:
+            bagua.allreduce_inplace(self.tensor, op=bagua.ReduceOp.AVG, codec=self.codec)
+
+    def reset(self) -> None:
+        """Fills the vector: equal on all ranks, zeros for Gloo, whose sums would grow without end."""
+        if self.gloo:
+            self.tensor.zero_()
+        else:
+            self.tensor.copy_(self.start)
+
+    def check(self) -> None:
+        """Raises BaguaError if the result of the last operation can't be right."""
+        if self.gloo:
+            return
+        wrong = (self.tensor.double() - self.start.double()).norm() / self.start.double().norm()
+        bound = 1e-2 if self.codec == "none" else WRONG_ABOVE
+        if not wrong.item() <= bound:
+            raise BaguaError(f"The result of {self.codec} over {len(self.tensor)} elements is wrong: {wrong.item()}.")
+
+    def turn(self) -> float:
+        """Seconds per operation of the slowest rank."""
+        self.reset()
+        bagua.barrier()
+        return harness.slowest(harness.seconds(self._operate_repeatedly) / self.repeats)
+
+    def _operate_repeatedly(self) -> None:
+        for _ in range(self.repeats):
+            self.operate()
+
+    def warm_up(self) -> None:
+        """Checks the operation once, and finds how many make a turn."""
+        self.turn()
+        self.check()
+        self.repeats = max(1, min(MOST_REPEATS, int(TURN_S / self.turn())))
+
+
+def measure_size(config: dict[str, Any], nbytes: int, floor: MemoryFloor | None) -> dict[str, float]:
+    """Median seconds of every system and, on rank 0 of one host, of the floor."""
+    dtype = getattr(torch, config["dtype"])
+    count = max(1, nbytes // dtype.itemsize)
+    systems = {s["name"]: System(s["memory"], s["codec"], count, dtype) for s in config["systems"]}
+    for system in systems.values():
+        system.warm_up()
+    variants: dict[str, Callable[[], float]] = {name: system.turn for name, system in systems.items()}
+    if config["nodes"] == 1:
+        repeats = max(1, min(MOST_REPEATS, (64 << 20) // nbytes))
+
+        def floor_turn() -> float:
+            # The other ranks stand in a barrier meanwhile.
+            found = floor.measure(count * dtype.itemsize, repeats) if floor is not None else 0.0
+            bagua.barrier()
+            return found
+
+        variants[FLOOR] = floor_turn
+    return harness.medians(harness.interleave(variants, config["seconds"], config["rounds"]))
+
+
+def wire_bytes(nbytes: int, codec: str, hosts: int) -> float:
+    """Bytes that one host must send: 2(h-1)/h of the vector, as it is encoded."""
+    whole = nbytes
+    if codec != "none":
+        core = load()
+        whole = core.encoded_bytes(core.CODECS[codec], nbytes // 4, density_of(codec))
+    return 2 * (hosts - 1) / hosts * whole
+
+
+def density_of(codec: str) -> int:
+    """The share of elements that top-k keeps where nothing else is said, of 65536."""
+    return 655 if codec == "topk" else 0
+
+
+def measure(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Seconds and floors of every size and system."""
+    if any(system["memory"] == harness.GLOO for system in config["systems"]):
+        harness.start_gloo()
+    sizes, hosts = config["sizes"], config["nodes"]
+    ranks, network = bagua.get_world_size(), Network(config["rate"], config["delay_s"])
+    with MemoryFloor(ranks, max(sizes)) if hosts == 1 and bagua.get_rank() == 0 else nullcontext() as floor:
+        rows = []
+        for step, nbytes in enumerate(sizes):
+            harness.progress(step, len(sizes), size_text(nbytes))
+            found = measure_size(config, nbytes, floor)
+            memory_floor = found.pop(FLOOR, 0.0)
+            for system in config["systems"]:
+                bound = memory_floor
+                if config["emulated"]:
+                    bound = network.floor_s(wire_bytes(nbytes, system["codec"], hosts), 1)
+                rows.append({"system": system["name"], "bytes": nbytes, "s": found[system["name"]], "floor_s": bound})
+        harness.progress(len(sizes), len(sizes), "done")
+    harness.stop_gloo()
+    return {"rows": rows}
+
+
+if __name__ == "__main__":
+    harness.run(measure)

@@ -1,0 +1,111 @@
+"""What the programs of ranks share: configuration in, results out, rounds in which systems take turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bagua.torch_api as bagua
+
+RESULT_MARK = "bagua-bench "
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 25
+GLOO = "gloo"
+
+
+def run(measure: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """The main program of a rank: joins the job, measures, and lets rank 0 write what ``measure`` returned there."""
+    config, result = json.loads(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(int(config.get("threads", 1)))
+    bagua.init_process_group()
+    found = measure(config)
+    if bagua.get_rank() == 0 and found is not None:
+        _write(found, result)
+    bagua.barrier()
+    bagua.destroy_process_group()
+
+
+def _write(found: dict[str, Any], result: str) -> None:
+    text = json.dumps(found)
+    if result == "-":
+        print(RESULT_MARK + text, flush=True)
+        return
+    temporary = Path(f"{result}.new")
+    temporary.write_text(text)
+    temporary.rename(result)
+
+
+def start_gloo() -> None:
+    """The peer: torch.distributed over Gloo, in the same processes. The launcher set address and port."""
+    import torch.distributed as dist
+
+    dist.init_process_group(GLOO)
+
+
+def stop_gloo() -> None:
+    """Leaves the peer's group, if it was started."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Seconds that ``action`` takes on this rank."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def slowest(value: float) -> float:
+    """The largest of all ranks' values: an operation is over when the last rank has its result. Every rank calls it."""
+    tensor = torch.tensor([value], dtype=torch.float64)
+    bagua.allreduce_inplace(tensor, op=bagua.ReduceOp.MAX)
+    return tensor.item()
+
+
+def rounds_within(budget_s: float, round_s: float, fewest: int = FEWEST_ROUNDS) -> int:
+    """How many rounds fit into the budget, the same on every rank if ``round_s`` is."""
+    return max(fewest, min(MOST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], float]], budget_s: float, fewest: int = FEWEST_ROUNDS
+) -> dict[str, list[float]]:
+    """Lets every variant run once per round, in an order that turns, until about ``budget_s`` have passed. A round to
+    warm up is not counted. Each variant returns the value of one run. Every rank calls it."""
+    names = list(variants)
+    warm_up = slowest(seconds(lambda: [variants[name]() for name in names]))
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds_within(budget_s, warm_up, fewest)):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            found[name].append(variants[name]())
+    return found
+
+
+def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median of every list."""
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def progress(step: int, total: int, message: str) -> None:
+    """Tells the command line how far rank 0 is."""
+    if bagua.get_rank() == 0:
+        bagua.communication.report(step, total, message=message)
+
+
+def without_raised_malloc(names: Sequence[str]) -> None:
+    """Starts this program again without these variables of the environment, if there are any: a daemon sets malloc's
+    thresholds for its ranks. The process stays the same."""
+    if any(name in os.environ for name in names):
+        for name in names:
+            os.environ.pop(name, None)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

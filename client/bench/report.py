@@ -1,0 +1,139 @@
+"""What a benchmark found, as one JSON document and as cells of a table.
+
+The document: ``benchmark``, ``command``, ``machine``, ``settings``, ``rows``. Keys of rows are an interface: add, don't
+rename. Times are milliseconds, bandwidths GB/s (1e9 bytes), null where there is no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bagua.base.errors import ConfigError
+from bagua.bench.units import size_text
+
+Row = dict[str, Any]
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on."""
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass  # not this kind of system: the short name stands
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "bagua": metadata.version("bagua"),
+    }
+
+
+def document(benchmark: str, command: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The whole report."""
+    return {
+        "benchmark": benchmark,
+        "command": command,
+        "machine": machine(),
+        "settings": dict(settings),
+        "rows": list(rows),
+    }
+
+
+def save(report: Mapping[str, Any], path: Path) -> None:
+    """Writes the document. Raises ConfigError if that can't be."""
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--save {path}: {error.strerror}") from error
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash for no figure."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """0.95 -> ``95 %``."""
+    return "-" if value is None else f"{value * 100:.0f} %"
+
+
+def text(value: object) -> str:
+    """As it is."""
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: the key in rows, the heading, how a value is written."""
+
+    key: str
+    heading: str
+    write: Callable[[Any], str] = number
+
+
+def cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
+    """Rows of a table. Columns whose value is nowhere are left out by ``present``."""
+    return [[column.write(row.get(column.key)) for column in columns] for row in rows]
+
+
+def present(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+    """Columns for which at least one row has a value."""
+    return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+
+
+def bus_factor(ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth of an all-reduce, as nccl-tests define it."""
+    return 2 * (ranks - 1) / ranks
+
+
+ALLREDUCE = (
+    Column("network", "network", text),
+    Column("size", "size", text),
+    Column("system", "system", text),
+    Column("ms", "ms"),
+    Column("algbw", "GB/s"),
+    Column("busbw", "bus GB/s"),
+    Column("times_peer", "x Gloo"),
+    Column("floor_ms", "floor ms"),
+    Column("floor_share", "of floor", percent),
+)
+
+
+def allreduce_rows(found: Sequence[Mapping[str, Any]], network: str | None, ranks: int, peer: str) -> list[Row]:
+    """Rows of the table from what the ranks measured (``system``, ``bytes``, ``s``, ``floor_s``)."""
+    peers = {entry["bytes"]: entry["s"] for entry in found if entry["system"] == peer}
+    rows = []
+    for entry in found:
+        seconds, floor_s = entry["s"], entry["floor_s"] or None
+        bandwidth = entry["bytes"] / seconds / 1e9
+        against = peers.get(entry["bytes"])
+        rows.append(
+            {
+                "network": network,
+                "size": size_text(entry["bytes"]),
+                "bytes": entry["bytes"],
+                "system": entry["system"],
+                "ms": seconds * 1e3,
+                "algbw": bandwidth,
+                "busbw": bandwidth * bus_factor(ranks),
+                "times_peer": against / seconds if against and entry["system"] != peer else None,
+                "floor_ms": floor_s * 1e3 if floor_s else None,
+                "floor_share": floor_s / seconds if floor_s else None,
+            }
+        )
+    return rows

@@ -1,0 +1,189 @@
+// A wire between two network namespaces, for kernels without netem: a TUN device in each, and this process, which hands
+// every packet on after a fixed delay, at no more than a given rate, the same in both directions.
+//
+//     delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S     (0: no limit of the rate)
+//
+// Namespaces are names of `ip netns`. Prints "ready" once both devices are there (without addresses, down). Ends, and
+// the devices with it, when standard input is closed, when its parent dies, or on SIGTERM. Not part of the core.
+//
+// Packets keep their segmentation offload (up to 64 KiB in one read), so that it carries several Gbit/s; for the rate
+// each segment counts with its headers and 14 bytes of Ethernet, as tbf on a veth pair does.
+#include <fcntl.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kRetryNs = 100'000;            // a device whose queue is full is tried again after that
+constexpr size_t kQueueBytes = size_t{4} << 20;  // a packet that finds more waiting is dropped, as by a switch
+constexpr int kBatch = 64;                       // packets taken from one side before the other has its turn
+constexpr size_t kEthernetHeader = 14;
+
+// virtio_net_hdr of linux/virtio_net.h, which is not C++: what a device with IFF_VNET_HDR puts before each packet.
+struct OffloadHeader {
+  uint8_t flags, gso_type;
+  uint16_t hdr_len, gso_size, csum_start, csum_offset;
+};
+static_assert(sizeof(OffloadHeader) == 10);
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "%s: %s\n", what.c_str(), std::strerror(errno));
+  std::exit(1);
+}
+
+// Makes a TUN device in a namespace; this thread is back in its own afterwards.
+int open_tun(const std::string& name, const std::string& device) {
+  const std::string path = "/run/netns/" + name;
+  const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+  const int there = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (home < 0 || there < 0 || setns(there, CLONE_NEWNET) != 0) fail(path);
+  const int tun = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  if (tun < 0) fail("/dev/net/tun");
+  ifreq request{};
+  std::snprintf(request.ifr_name, sizeof request.ifr_name, "%s", device.c_str());
+  request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
+  if (ioctl(tun, TUNSETIFF, &request) != 0) fail("TUN device " + device);
+  int header = sizeof(OffloadHeader);
+  if (ioctl(tun, TUNSETVNETHDRSZ, &header) != 0 ||
+      ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6) != 0) {
+    fail("offloads of TUN device " + device);
+  }
+  if (setns(home, CLONE_NEWNET) != 0) fail("return to the own namespace");
+  close(home);
+  close(there);
+  return tun;
+}
+
+// Bytes that a packet, as read from the device, has on an Ethernet wire.
+size_t wire_bytes(const char* data, size_t size) {
+  OffloadHeader header;
+  if (size < sizeof header) return 0;
+  std::memcpy(&header, data, sizeof header);
+  const size_t packet = size - sizeof header;
+  if (header.gso_size == 0 || header.hdr_len >= packet) {
+    return packet + kEthernetHeader;
+  }
+  const size_t payload = packet - header.hdr_len;
+  const size_t segments = (payload + header.gso_size - 1) / header.gso_size;
+  return payload + segments * (header.hdr_len + kEthernetHeader);
+}
+
+// One direction: what came in at one device waits here until it is due at the other.
+class Direction {
+ public:
+  Direction(int from, int to, int64_t delay_ns, double bits_per_s)
+      : from_(from), to_(to), delay_ns_(delay_ns), bits_per_s_(bits_per_s) {}
+
+  // Takes what has come.
+  void take() {
+    std::array<char, size_t{1} << 17>& buffer = scratch();
+    for (int i = 0; i < kBatch; ++i) {
+      const ssize_t got = read(from_, buffer.data(), buffer.size());
+      if (got <= 0) return;
+      const auto size = static_cast<size_t>(got);
+      if (queued_bytes_ + size > kQueueBytes) continue;
+      const int64_t now = now_ns();
+      if (bits_per_s_ > 0) {
+        const double ns = static_cast<double>(wire_bytes(buffer.data(), size)) * 8e9 / bits_per_s_;
+        line_free_ns_ = std::max(line_free_ns_, now) + static_cast<int64_t>(ns);
+      } else {
+        line_free_ns_ = now;
+      }
+      queue_.push_back({line_free_ns_ + delay_ns_, std::vector<char>(buffer.data(), buffer.data() + size)});
+      queued_bytes_ += size;
+    }
+  }
+
+  // Gives out what is due. Returns when the next packet is (kNever: none waits).
+  int64_t give() {
+    const int64_t now = now_ns();
+    while (!queue_.empty()) {
+      const Packet& packet = queue_.front();
+      if (packet.due_ns > now) return packet.due_ns;
+      if (write(to_, packet.data.data(), packet.data.size()) < 0 && errno == EAGAIN) return now + kRetryNs;
+      queued_bytes_ -= packet.data.size();
+      queue_.pop_front();
+    }
+    return kNever;
+  }
+
+ private:
+  struct Packet {
+    int64_t due_ns;
+    std::vector<char> data;
+  };
+  static std::array<char, size_t{1} << 17>& scratch() {
+    static std::array<char, size_t{1} << 17> buffer;
+    return buffer;
+  }
+
+  const int from_;
+  const int to_;
+  const int64_t delay_ns_;
+  const double bits_per_s_;
+  std::deque<Packet> queue_;
+  size_t queued_bytes_ = 0;
+  int64_t line_free_ns_ = 0;  // when the last packet taken will have left at the given rate
+};
+
+void relay(int a, int b, int64_t delay_ns, double bits_per_s) {
+  Direction there(a, b, delay_ns, bits_per_s);
+  Direction back(b, a, delay_ns, bits_per_s);
+  for (;;) {
+    there.take();
+    back.take();
+    const int64_t next = std::min(there.give(), back.give());
+    timespec wait{};
+    if (next != kNever) {
+      const int64_t left = std::max<int64_t>(0, next - now_ns());
+      wait = {left / 1'000'000'000, left % 1'000'000'000};
+    }
+    std::array<pollfd, 3> ready = {{{a, POLLIN, 0}, {b, POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}}};
+    if (ppoll(ready.data(), ready.size(), next == kNever ? nullptr : &wait, nullptr) > 0 && ready[2].revents != 0) {
+      return;  // nothing is ever written there: the other end is gone
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S\n");
+    return 2;
+  }
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  prctl(PR_SET_TIMERSLACK, 1);
+  const int a = open_tun(argv[1], argv[3]);
+  const int b = open_tun(argv[2], argv[3]);
+  std::puts("ready");
+  std::fflush(stdout);
+  relay(a, b, std::atoll(argv[4]) * 1000, std::atof(argv[5]));
+  return 0;
+}
