@@ -1,0 +1,10 @@
+"""Scenarios of training, run on ranks by test_torch_training.py.
+
+Each compares with a reference that runs in every rank: its loss is the mean (or sum) over ranks of the loss on that
+rank's batch, all in one process.
+"""
+
+from training_scenarios import exchange, models, passes, wrapping
+from training_scenarios.support import SCENARIOS
+
+__all__ = ["SCENARIOS", "exchange", "models", "passes", "wrapping"]

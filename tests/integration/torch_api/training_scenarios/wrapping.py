@@ -1,0 +1,132 @@
+"""What with_bagua does to a model and its optimizers, and twice."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import torch
+from torch import nn
+
+import bagua.torch_api as bagua
+from training_scenarios.support import (
+    check_close,
+    check_close_parameters,
+    check_identical,
+    mlp,
+    scenario,
+    seeded,
+    sgd,
+    square,
+    wrap,
+)
+
+
+@scenario
+def lbfgs() -> None:
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+
+    def make_optimizer(model: nn.Module) -> torch.optim.LBFGS:
+        return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+    reference, model = seeded(mlp), seeded(mlp, seed=rank)
+    optimizers = make_optimizer(reference), make_optimizer(model)
+    wrap(model, optimizers[1])
+
+    def step_both(step: int) -> None:
+        def of_reference() -> torch.Tensor:
+            optimizers[0].zero_grad()
+            loss = sum(square(reference, other, step) for other in range(n)) / n
+            loss.backward()
+            return loss
+
+        def of_model() -> torch.Tensor:
+            optimizers[1].zero_grad()
+            loss = square(model, rank, step)
+            loss.backward()
+            return loss
+
+        first = optimizers[0].step(of_reference)
+        second = optimizers[1].step(of_model) if step % 2 else optimizers[1].step(closure=of_model)
+        torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-5)
+
+    for step in range(3):
+        step_both(step)
+    check_identical(model)
+    # Its state (lists of tensors, None among them) is broadcast too.
+    again = seeded(mlp, seed=rank + 7)
+    optimizer = make_optimizer(again)
+    if rank == 0:
+        optimizer.load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
+    wrap(again, optimizer)
+    (state,) = optimizer.state.values()
+    (wanted,) = optimizers[1].state.values()
+    assert state["n_iter"] == wanted["n_iter"] and len(state["old_dirs"]) == len(wanted["old_dirs"])
+    assert all(torch.equal(a, b) for a, b in zip(state["old_dirs"], wanted["old_dirs"], strict=True))
+
+
+@scenario
+def resumed_on_rank_0_only() -> None:
+    rank = bagua.get_rank()
+    trained = seeded(mlp)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3, betas=(0.8, 0.95), amsgrad=True)
+    for step in range(3):
+        square(trained, 0, step).backward()
+        optimizer.step()
+    wanted = copy.deepcopy(optimizer.state_dict())
+
+    model = seeded(mlp, seed=rank)
+    mine = torch.optim.Adam(model.parameters(), lr=1.0)
+    if rank == 0:
+        model.load_state_dict(trained.state_dict())
+        mine.load_state_dict(copy.deepcopy(wanted))
+    elif rank == 1:  # what other ranks had is forgotten
+        square(model, 0, 0).backward()
+        mine.step()
+    wrap(model, mine)
+    found = mine.state_dict()
+    assert found["param_groups"] == wanted["param_groups"]
+    for key, state in wanted["state"].items():
+        assert set(found["state"][key]) == set(state)
+        for name, tensor in state.items():
+            assert torch.equal(found["state"][key][name], tensor), name
+    check_close_parameters(model, trained)
+
+    fresh = seeded(mlp)
+    empty = torch.optim.Adam(fresh.parameters())
+    if rank != 0:
+        square(fresh, 0, 0).backward()
+        empty.step()
+    wrap(fresh, empty)
+    assert not empty.state
+
+
+@scenario
+def wrapped_again() -> None:
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    model = seeded(mlp, seed=rank)
+    optimizer = sgd(model)
+    for average, flat in ((True, True), (False, True), (True, False), (True, True)):
+        wrap(model, optimizer, average=average, do_flatten=flat)
+        reference = copy.deepcopy(model)
+        assert "bagua_ddp" not in vars(reference) or reference.bagua_ddp is None
+        (sum(square(reference, other, 0) for other in range(n)) / (n if average else 1)).backward()
+        optimizer.zero_grad()
+        square(model, rank, 0).backward()
+        check_close(model, reference)
+        optimizer.step()
+        check_identical(model)
+    assert model.bagua_module_name.startswith("Sequential_")
+    assert model.bagua_optimizers == [optimizer] and model.bagua_ddp.bagua_train_step_counter == 1
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=False)
+    square(loaded, rank, 0).backward()
+    check_close_parameters(loaded, model)
+    grads = [parameter.grad for parameter in model.parameters()]
+    before = [gradient.clone() for gradient in grads]
+    model.bagua_ddp.close()
+    model.zero_grad()
+    square(model, rank, 5).backward()  # an ordinary model again
+    assert all(torch.equal(a, b) for a, b in zip(grads, before, strict=True))
