@@ -40,6 +40,7 @@ class Engine:
         threads: int = 0,  # 0: by the number of cores
         connect_timeout_s: float = 30.0,
         memory_limit: int = 0,  # bytes of tensor memory of all local ranks together; 0: what the host can give
+        peer_timeout_s: float = 30.0,  # silence of a host that is waited for, then the job fails and names it
     ) -> None: ...
     def address(self) -> str:
         """``host:port`` of the TCP listener; empty with one host."""

@@ -24,6 +24,8 @@ MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
   mesh.streams = options.streams;
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm.id() == 0 ? options.connect_timeout_ns : kNever;
+  mesh.silence_timeout_ns = options.peer_timeout_ns;
+  if (comm.id() == 0) mesh.first_word_timeout_ns = options.connect_timeout_ns + options.peer_timeout_ns;
   return mesh;
 }
 
@@ -202,6 +204,7 @@ bool HostExecutor::turn() {
   watch_departures();
   answer_description();
   completions_.clear();
+  mesh_.set_waiting(!exchange_.idle() || !p2p_.idle());
   const Status network = mesh_.poll(exchange_.computing() ? now_ns() : next_deadline(), &completions_);
   count_traffic();
   if (!network) return network_failed(network);

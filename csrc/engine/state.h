@@ -36,6 +36,7 @@ struct EngineOptions {
   int threads = 0;
   uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
   int64_t connect_timeout_ns = 30'000'000'000;
+  int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
 };

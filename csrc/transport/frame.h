@@ -9,7 +9,8 @@
 
 namespace bagua {
 
-enum class FrameType : uint8_t { kData = 1, kControl = 2 };
+// kPing asks the other side's thread for a sign of life, kPong is the answer; both have no payload.
+enum class FrameType : uint8_t { kData = 1, kControl = 2, kPing = 3, kPong = 4 };
 
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x46554742;  // "BGUF"

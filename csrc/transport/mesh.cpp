@@ -174,12 +174,19 @@ void Mesh::send_control(int peer, const std::string& text) {
   impl_->pump(&to);
 }
 
+void Mesh::set_waiting(bool waiting) {
+  if (waiting == (impl_->waiting_ns >= 0)) return;
+  impl_->waiting_ns = waiting ? now_ns() : -1;
+  for (Peer& peer : impl_->peers) peer.ping_ns = -1;  // what was asked before counts no more
+}
+
 Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
   impl_->adopt();
   impl_->settle_losses();  // a new receive from a lost peer may be one that can't come
   for (;;) {
     const bool undisturbed = impl_->wait(deadline_ns);
     impl_->settle_losses();
+    if (impl_->status) impl_->watch_peers();
     if (impl_->status) {
       if (Status late = impl_->connect_overdue(now_ns()); !late) impl_->fail(std::move(late));
     }
@@ -221,10 +228,12 @@ std::string Mesh::describe_waits(int64_t now) const {
       since = std::min(since, stream->writer.current().since_ns);
     }
     for (const auto& [key, posted] : peer.posted) since = std::min(since, posted.since_ns);
-    if (sends == 0 && peer.posted.empty()) continue;
+    const bool silent = peer.ping_ns >= 0 && now - peer.ping_ns >= mesh::kPingAfterNs;
+    if (sends == 0 && peer.posted.empty() && !silent) continue;
     if (!text.empty()) text += "; ";
     text += "host " + std::to_string(i) + ": " + std::to_string(peer.posted.size()) + " receives and " +
             std::to_string(sends) + " sends outstanding for " + duration_text(now - since);
+    if (silent) text += ", has not answered for " + duration_text(now - impl_->quiet_since(peer));
     if (peer.attached < impl_->options.streams) {
       text +=
           ", " + std::to_string(peer.attached) + " of " + std::to_string(impl_->options.streams) + " streams connected";

@@ -13,6 +13,11 @@
 // carries control messages only, so that a parked or slow chunk never holds one up, and its keep-alive notices a host
 // that vanished without a word even while chunks are in flight. Without it control messages share the data streams.
 //
+// Silence: while the caller says that it waits (set_waiting()), a peer with a control lane is asked for a sign of life
+// once a second of silence; its driving thread answers in poll(). So a host that is stopped or starved, whose kernel
+// still acknowledges every byte, is told from one that is alive and merely has nothing to send. A connection on which
+// nothing is acknowledged any more (a cut cable) is lost after kDeadConnectionNs.
+//
 // Loss of a peer: what had already arrived is delivered first (kReceived, kControl), then poll() fails. After poll()
 // has failed the mesh touches no posted buffer any more.
 #pragma once
@@ -35,6 +40,9 @@ struct MeshOptions {
   int hosts = 1;
   int streams = 4;                              // TCP streams for each pair of hosts
   int64_t connect_timeout_ns = 30'000'000'000;  // from the first send or recv with a peer that is not connected
+  int64_t silence_timeout_ns = 30'000'000'000;  // for an answer from a peer, while waiting
+  // The same for a peer that has never spoken: it may make this communicator much later.
+  int64_t first_word_timeout_ns = INT64_MAX / 4;
 };
 
 class Mesh {
@@ -57,6 +65,7 @@ class Mesh {
 
   static constexpr size_t kMaxMessage = 16u << 20;
   static constexpr size_t kMaxControl = 64u << 10;  // a longer text is an error of the caller, as is a longer chunk
+  static constexpr int64_t kDeadConnectionNs = 20'000'000'000;
 
   explicit Mesh(MeshOptions options);
   ~Mesh();
@@ -77,16 +86,19 @@ class Mesh {
   // A short message that needs no posted receive (descriptors, errors); it overtakes queued chunks.
   void send_control(int peer, const std::string& text);
 
-  // Errors of the last three calls come from the next poll(). Moves bytes until at least one completion is there,
-  // wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has passed; appends to `out`. An error names the
-  // peer and is final for this mesh: a lost or closed connection, a checksum that is wrong, a length that differs from
-  // the posted one, a header that is not ours.
+  // True while the caller waits for other hosts in whatever way: they are asked for signs of life.
+  void set_waiting(bool waiting);
+
+  // Errors of send(), recv() and send_control() come from the next poll(). Moves bytes until at least one completion is
+  // there, wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has passed; appends to `out`. An error
+  // names the peer and is final for this mesh: a lost or closed connection, a checksum that is wrong, a length that
+  // differs from the posted one, a header that is not ours.
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
   // Makes a poll() in progress (or the next) return. Any thread.
   void wake();
 
   Counters counters() const;
-  // For error messages: peers with sends or receives outstanding, and since when.
+  // For error messages: peers with sends or receives outstanding, and since when; peers that do not answer.
   std::string describe_waits(int64_t now_ns) const;
 
  private:

@@ -21,6 +21,11 @@ constexpr size_t kPumpBudget = 2 << 20;   // bytes handed to sockets before read
 // After the first stream of a peer has closed, its other streams may still bring what was on its way.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
 
+// While the caller waits: silence of a peer before it is asked for a sign of life (at most), and how often its
+// connections are looked at.
+constexpr int64_t kPingAfterNs = kNsPerS;
+constexpr int64_t kInspectNs = kNsPerS;
+
 // Names of a message between two hosts.
 struct MessageKey {
   uint64_t op;
@@ -71,6 +76,8 @@ struct Peer {
   size_t next_stream = 0;   // where the search for a free stream begins
   int attached = 0;         // data streams
   int64_t needed_ns = -1;   // first send or recv while not connected
+  int64_t heard_ns = -1;    // the latest bytes from it
+  int64_t ping_ns = -1;     // when it was asked for a sign of life that has not come
   int64_t lost_ns = -1;     // when the first stream failed
   bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
   bool pump_again = false;  // pump() stopped at its budget
@@ -106,7 +113,9 @@ struct Mesh::Impl {
   std::vector<Completion> done;
   int missing = 0;  // data streams not attached yet
   bool any_pump_again = false;
-  Status status;  // the first error
+  int64_t waiting_ns = -1;   // since when the caller waits for others
+  int64_t inspected_ns = 0;  // when the connections were looked at
+  Status status;             // the first error
 
   // Attaching
   void adopt();
@@ -130,6 +139,15 @@ struct Mesh::Impl {
   void on_event(mesh::Stream* stream, uint32_t events);
   bool wait(int64_t deadline_ns);
   int64_t next_deadline(int64_t deadline_ns) const;
+  // Signs of life, in mesh_watch.cpp
+  bool watched(const mesh::Peer& peer) const;
+  int64_t quiet_since(const mesh::Peer& peer) const;
+  int64_t ping_after() const;
+  void watch_peers();
+  void ask(mesh::Peer* peer, int64_t now);
+  int64_t patience(const mesh::Peer& peer) const;
+  void answer(mesh::Stream* stream);
+  void inspect(mesh::Peer* peer);
   // Failing
   void fail(Status first);
   void lose(mesh::Stream* stream, const std::string& how);

@@ -103,6 +103,7 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
   using Step = StreamReader::Step;
   uint64_t received = 0;
   bool more = !stream->ended;
+  Peer& peer = peers[static_cast<size_t>(stream->peer)];
   while (more && status) {
     const Step step = stream->reader.advance(stream->socket.fd(), stream->eager(), &budget, &received);
     more = false;
@@ -134,6 +135,10 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
         break;
     }
   }
+  if (received > 0) {
+    peer.heard_ns = now_ns();
+    peer.ping_ns = -1;
+  }
   bytes_received.fetch_add(received, std::memory_order_relaxed);
 }
 
@@ -143,6 +148,11 @@ bool Mesh::Impl::on_header(Stream* stream) {
   if (header.generation != options.generation || header.comm != options.comm) {
     frames_dropped.fetch_add(1, std::memory_order_relaxed);
     stream->reader.skip();
+    return true;
+  }
+  if (header.type == FrameType::kPing || header.type == FrameType::kPong) {
+    stream->reader.skip();
+    if (header.type == FrameType::kPing) answer(stream);
     return true;
   }
   if (header.type == FrameType::kControl) {
@@ -229,6 +239,10 @@ int64_t Mesh::Impl::next_deadline(int64_t deadline_ns) const {
   };
   for (const Peer& peer : peers) {
     if (peer.lost_ns >= 0 && !peer.settled) earlier(peer.lost_ns + mesh::kLossGraceNs);
+    if (watched(peer)) {
+      earlier(peer.ping_ns < 0 ? quiet_since(peer) + ping_after() : peer.ping_ns + patience(peer));
+      earlier(inspected_ns + mesh::kInspectNs);
+    }
     if (missing > 0 && peer.needed_ns >= 0 && peer.attached < options.streams) {
       earlier(peer.needed_ns + options.connect_timeout_ns);
     }

@@ -91,13 +91,14 @@ bool StreamReader::parse_header() {
   std::memcpy(&header_, ahead_.get() + begin_, sizeof header_);
   begin_ += sizeof header_;
   const bool control = header_.type == FrameType::kControl;
+  const bool sign = header_.type == FrameType::kPing || header_.type == FrameType::kPong;
   if (header_.magic != FrameHeader::kMagic || header_.header_crc != header_.compute_crc()) {
     problem_ = "a frame header is damaged";
   } else if (header_.version != FrameHeader::kVersion || header_.header_bytes != sizeof header_) {
     problem_ = "a frame has version " + std::to_string(header_.version);
-  } else if (!control && header_.type != FrameType::kData) {
+  } else if (!control && !sign && header_.type != FrameType::kData) {
     problem_ = "a frame has the unknown type " + std::to_string(static_cast<int>(header_.type));
-  } else if (header_.payload_bytes > (control ? Mesh::kMaxControl : Mesh::kMaxMessage)) {
+  } else if (header_.payload_bytes > (sign ? 0 : control ? Mesh::kMaxControl : Mesh::kMaxMessage)) {
     problem_ = "a frame claims " + std::to_string(header_.payload_bytes) + " bytes, more than is allowed";
   } else if (header_.sequence != sequence_) {
     problem_ =

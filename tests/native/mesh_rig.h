@@ -65,7 +65,9 @@ struct RawPeer {
   std::vector<Socket> ends;  // the test's ends; the last is the control lane's, with `lane`
   std::vector<uint64_t> sequences;
 
-  explicit RawPeer(int streams = 1, bool lane = false) : mesh(mesh_options(0, 2, streams)) {
+  explicit RawPeer(int streams = 1, bool lane = false) : RawPeer(streams, lane, mesh_options(0, 2, streams)) {}
+
+  RawPeer(int streams, bool lane, MeshOptions options) : mesh(std::move(options)) {
     for (int s = 0; s < streams + (lane ? 1 : 0); ++s) {
       Socket a;
       Socket b;
