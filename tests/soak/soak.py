@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Full load for minutes: memory, descriptors and threads of daemons and ranks must stay flat, results right.
+
+    python tests/soak/soak.py --minutes 10 --nnodes 2 --nproc-per-node 2
+
+Runs ``bagua run`` with ranks that do random operations (sizes, dtypes, reductions, codecs, groups made and destroyed,
+ordinary and shared memory), looks at every process twice a second, and prints a table. Exit code 1: something grew, a
+result was wrong, or a process is left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
+
+from trend import growth
+
+HERE = Path(__file__).parent
+EVERY_S = 0.5
+STARTED_S = 120.0
+ENDED_S = 120.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# What may be added while nothing leaks: fragments of the heap, descriptors and threads of a group that is alive.
+LIMITS = {"memory": (24 << 20, 0.05), "descriptors": (12.0, 0.0), "threads": (6.0, 0.0)}
+
+
+@dataclass
+class Watched:
+    """A process and what it held over time."""
+
+    name: str
+    pid: int
+    times: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    descriptors: list[float] = field(default_factory=list)
+    threads: list[float] = field(default_factory=list)
+
+    def look(self) -> None:
+        proc = Path(f"/proc/{self.pid}")
+        try:
+            resident = int((proc / "statm").read_text().split()[1]) * PAGE
+            descriptors, threads = len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))
+        except (OSError, IndexError):
+            return  # it has ended
+        self.times.append(time.monotonic())
+        self.memory.append(resident)
+        self.descriptors.append(descriptors)
+        self.threads.append(threads)
+
+    def row(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"process": self.name, "samples": len(self.times)}
+        for what, (absolute, relative) in LIMITS.items():
+            values = getattr(self, what)
+            largest, grew = max(values, default=0.0), growth(self.times, values)
+            found[what] = {"largest": largest, "grew": grew, "flat": grew <= absolute + relative * largest}
+        return found
+
+
+def watched(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> list[Watched]:
+    """All ranks and their daemons, once the ranks have told who they are."""
+    deadline = time.monotonic() + STARTED_S
+    while len(files := [path for path in folder.glob("rank-*.pid") if path.read_text()]) < ranks:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            sys.exit("the ranks did not start")
+        time.sleep(0.1)
+    pids = {path.stem: tuple(map(int, path.read_text().split())) for path in sorted(files)}
+    daemons = sorted({parent for _, parent in pids.values()})
+    found = [Watched(f"daemon {index}", pid) for index, pid in enumerate(daemons)]
+    return found + [Watched(name.replace("-", " "), pid) for name, (pid, _) in pids.items()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def soak(options: argparse.Namespace) -> dict[str, Any]:
+    ranks, seconds = options.nnodes * options.nproc_per_node, options.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="bagua-soak-") as name:
+        folder = Path(name)
+        program = [HERE / "rank.py", folder, seconds, options.seed, options.max_bytes]
+        shape = ["--nnodes", options.nnodes, "--nproc-per-node", options.nproc_per_node]
+        command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", *shape, *program]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
+            processes: list[Watched] = []
+            try:
+                processes = watched(folder, ranks, process)
+                code = watch(processes, process, seconds)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(30)
+        left = [one.name for one in processes if alive(one.pid)]
+        reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        wrong = [text for report in reports for text in report["wrong"]]
+        if code or len(reports) < ranks:
+            wrong.append(f"bagua run ended with {code}: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+    rows = [one.row() for one in processes]
+    flat = all(row[what]["flat"] for row in rows for what in LIMITS)
+    totals = {key: sum(report[key] for report in reports) for key in ("operations", "bytes")}
+    groups = max((report["groups"] for report in reports), default=0)
+    verdict = {"ok": flat and not wrong and not left, "wrong": wrong, "left_over": left}
+    return {"seconds": seconds, "seed": options.seed, **totals, "groups": groups, "rows": rows, **verdict}
+
+
+def watch(processes: list[Watched], process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Looks at all processes until the run ends; its exit code, -1 if it did not end."""
+    deadline = time.monotonic() + seconds + ENDED_S
+    while time.monotonic() < deadline:
+        for one in processes:
+            one.look()
+        try:
+            return process.wait(EVERY_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return -1
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{'process':<12}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'grew':>6}{'threads':>9}{'grew':>6}"
+    ]
+    for row in found["rows"]:
+        memory, descriptors, threads = (row[what] for what in LIMITS)
+        mark = "" if all(row[what]["flat"] for what in LIMITS) else "  grows"
+        lines.append(
+            f"{row['process']:<12}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
+            f"{descriptors['largest']:>6.0f}{descriptors['grew']:>6.1f}{threads['largest']:>9.0f}"
+            f"{threads['grew']:>6.1f}{mark}"
+        )
+    lines.append(
+        f"{found['operations']} operations, {found['bytes'] / 2**30:.1f} GiB, {found['groups']} groups in "
+        f"{found['seconds']:.0f} s, seed {found['seed']}"
+    )
+    lines += [f"wrong: {text}" for text in found["wrong"]]
+    lines += [f"still alive: {name}" for name in found["left_over"]]
+    return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--nnodes", type=int, default=2)
+    parser.add_argument("--nproc-per-node", type=int, default=2)
+    parser.add_argument("--max-bytes", type=int, default=32 << 20, help="largest operation, over all its ranks")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the sequence of operations")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    found = soak(options)
+    print(json.dumps(found) if options.output == "json" else table(found))
+    sys.exit(0 if found["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A short soak, and that a long one would notice a leak."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def growth() -> Any:
+    specification = importlib.util.spec_from_file_location("soak_trend", HERE / "trend.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.growth
+
+
+def test_smoke() -> None:
+    command = [HERE / "soak.py", "--minutes", "0.2", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["operations"] > 0 and found["groups"] > 0
+    assert [row["process"] for row in found["rows"]] == ["daemon 0", "daemon 1", *(f"rank {r}" for r in range(4))]
+
+
+@pytest.mark.parametrize("period", [7, 40])
+def test_trend(growth: Any, period: int) -> None:
+    """A leak of 0.1 a second is seen through waves of 30 and bursts; waves and bursts alone are no growth."""
+    draw = random.Random(period)
+    times = [0.5 * index for index in range(1200)]
+    waves = [
+        200 + 15 * math.sin(2 * math.pi * t / period) + draw.uniform(0, 5) + 100 * (draw.random() < 0.05) for t in times
+    ]
+    assert abs(growth(times, waves)) < 6
+    leaking = [value + 0.1 * time for time, value in zip(times, waves, strict=True)]
+    assert 20 < growth(times, leaking) < 60  # 45 are added after the warm-up
+
+
+def test_trend_of_a_warm_up(growth: Any) -> None:
+    """What grows to its working size at the beginning and stays there does not leak; one step later on is none either,
+    two thirds of the time at the new height are."""
+    times = [float(index) for index in range(100)]
+    assert growth(times, [min(time, 20.0) for time in times]) == 0.0
+    assert growth([], []) == 0.0
+    assert growth([1.0, 2.0], [1.0, 200.0]) == 0.0
