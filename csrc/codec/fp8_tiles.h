@@ -60,9 +60,10 @@ struct Fp8Tiles : InPlace {
   static I code(F y, float inverse) {
     const I bits = bits_of(y * inverse);
     const I magnitude = bits & kMagnitude;
-    const I power = greater(magnitude & kInfinity, I{} + kSmallestNormal);
+    const I finite = special ? magnitude & (magnitude < kInfinity) : magnitude;
+    const I power = greater(finite & kInfinity, I{} + kSmallestNormal);
     const I magic = power + (kShift << 23);
-    const I fraction = bits_of(float_of(magnitude) + float_of(magic)) - magic;
+    const I fraction = bits_of(float_of(finite) + float_of(magic)) - magic;
     I result = fraction + ((power - kSmallestNormal) >> kShift);
     if constexpr (special) {
       result = magnitude == kInfinity ? I{} + kInfinite : result;

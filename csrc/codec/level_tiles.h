@@ -48,7 +48,7 @@ struct MinMaxTiles {
       const bool halved = signed_step < 0;
       const float step = halved ? -signed_step : signed_step;
       for (size_t i = b * kByteBlock; i < (b + 1) * kByteBlock; i += kLanes) {
-        const F level = __builtin_convertvector(unpack_bytes(payload + i), F);
+        const F level = float_from(unpack_bytes(payload + i));
         F v = rounded(level * step) + low;
         if (halved) v += v;
         if constexpr (add) v = load<F>(base + i) + v;
@@ -153,7 +153,7 @@ struct Int4Tiles {
   template <bool add>
   static void decode(const uint8_t* payload, const uint8_t* parameters, const float* base, float* out) {
     const auto put = [base, out](size_t i, I level, float step) {
-      F v = rounded(__builtin_convertvector(level - 8, F) * step);
+      F v = rounded(float_from(level - 8) * step);
       if constexpr (add) v = load<F>(base + i) + v;
       store(v, out + i);
     };

@@ -138,8 +138,19 @@ inline void pack_bytes(const I* v, uint8_t* to) {
 
 // The reverse of pack_bytes() for one vector.
 inline I unpack_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<I>(_mm512_maskz_cvtepu8_epi32(0xffff, load<__m128i>(from)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
   using Bytes __attribute__((vector_size(kLanes))) = uint8_t;
   return __builtin_convertvector(load<Bytes>(from), I);
+#endif
+}
+
+// Exact for what fits a float.
+inline F float_from(I v) {
+  return __builtin_convertvector(v, F);
 }
 
 // Bit l is the sign of lane l.
