@@ -24,8 +24,7 @@ class AllReduce:
 
     Moves, per rank and step, one pass over the bucket inside a host, and 2(h-1)/h of the bucket's bytes in and out of
     each of h hosts. ``op`` is a name of ``bagua.torch_api.ReduceOp``; AVG divides by the number of ranks.
-    ``codec``: how float32 crosses between hosts (``codec.py``); buckets of other dtypes cross as they are. None: so does
-    float32.
+    ``codec``: how float32 crosses between hosts (``codec.py``). Without one, and for other dtypes, it crosses as it is.
     """
 
     op: str = "AVG"

@@ -157,7 +157,7 @@ class Connection:
         self.membership = membership
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES
-        self.codecs: Mapping[str, int] = getattr(module, "CODECS", {"none": 0})
+        self.codecs: Mapping[str, int] = module.CODECS
         self._describe_waits = describe_waits
         self._error: type[Exception] = module.CoreError
         with self._translated():

@@ -6,17 +6,32 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import Progress
 from bagua.torch_api.connection import DaemonClient
+from bagua.torch_api.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25
 LAST_REPORT_DEADLINE_S = 2.0
+
+
+MAX_METRICS = 64  # that the daemon takes; the user's come first
+
+
+def figures(step: StepTimes | None) -> dict[str, float]:
+    """How the newest step's time divides, in ms, as metrics of a report."""
+    if step is None:
+        return {}
+    return {
+        "comm exposed ms": step.exposed_seconds * 1e3,
+        "comm hidden ms": step.hidden_seconds * 1e3,
+        "compute ms": step.compute_seconds * 1e3,
+    }
 
 
 def _number(value: float | torch.Tensor) -> float:
@@ -24,10 +39,14 @@ def _number(value: float | torch.Tensor) -> float:
 
 
 class ProgressReporter:
-    """Sends the newest report at most every quarter of a second. The thread starts with the first report."""
+    """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
-    def __init__(self, daemon: DaemonClient, rank: int) -> None:
+    ``last_step`` is asked for the figures of the newest step, which go with every report.
+    """
+
+    def __init__(self, daemon: DaemonClient, rank: int, last_step: Callable[[], StepTimes | None]) -> None:
         self._daemon = daemon
+        self._last_step = last_step
         self._rank = rank
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards what follows
@@ -45,7 +64,7 @@ class ProgressReporter:
                 rank=self._rank,
                 step=max(0, int(step)),
                 total=max(0, int(total)),
-                metrics={name: _number(value) for name, value in metrics.items()},
+                metrics=self._with_figures({name: _number(value) for name, value in metrics.items()}),
                 message=str(message),
             )
         except (TypeError, ValueError) as error:
@@ -57,6 +76,10 @@ class ProgressReporter:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="bagua progress")
                 self._thread.start()
             self._condition.notify_all()
+
+    def _with_figures(self, metrics: dict[str, float]) -> dict[str, float]:
+        everything = figures(self._last_step()) | metrics
+        return everything if len(everything) <= MAX_METRICS else metrics
 
     def close(self) -> None:
         """Lets the last report go out (for at most 2 s) and ends the thread."""

@@ -43,7 +43,8 @@ class Session:
         self.staging = Staging(self.memory)
         self.staging_lock = threading.RLock()
         self.statistics = StatisticsRecorder()
-        self.progress = ProgressReporter(daemon, self.membership.rank) if daemon is not None else None
+        last_step = self.statistics.last_step
+        self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None
         everyone = sorted(rank for ranks in self.membership.hosts for rank in ranks)
         self.world = Communicator(0, everyone, self.membership.rank)
         self._communicators = 0
