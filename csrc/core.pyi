@@ -75,6 +75,13 @@ class Segment(Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
+class PendingTransfer:
+    """The rest of an operation that took longer than the timeout of ``Rank.transfer``."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Goes on with it; True when it is over. Raises CoreError."""
+
+@final
 class Rank:
     """One rank's end of the channel to its daemon; lives in the training process. Thread-safe."""
 
@@ -111,9 +118,33 @@ class Rank:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed.
 
-        All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (see ``CODECS``);
-        ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
+        All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (see
+        ``CODECS``); ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
         float32) at first use and keeps until ``destroy_comm``; the last ``exact`` elements cross as they are."""
+    def transfer(
+        self,
+        comm: int,
+        kind: int,
+        dtype: int,
+        op: int,
+        root: int,
+        count: int,  # elements of one row
+        src: int,  # address; 0: this rank gives nothing
+        src_rows: int,  # src holds so many times count elements
+        dst: int,  # address; 0: this rank gets nothing. May be src
+        dst_rows: int,
+        together: bool,  # src and dst may share a place in shared memory, and do if there is no dst
+        shape: Sequence[int],
+        codec: int,
+        density: int,
+        /,
+        *,
+        timeout_s: float,
+    ) -> PendingTransfer | None:
+        """Carries out one operation on contiguous tensors at any address: submits, copies in and out what does not lie
+        in shared memory (in pieces, if large), waits (GIL released, signals honoured). None: done. Else the timeout
+        passed and the rest is to be waited for; the memory must stay. Raises CoreError; dst may then hold parts of the
+        result."""
     def done(self, ticket: int) -> bool: ...
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;

@@ -5,7 +5,8 @@ peers are positions in it. Tensors lie on the CPU and may have any shape and be 
 ``empty`` lies in memory that the daemon sees: nothing is copied on its way.
 
 Sizes are checked before anything is sent (ValueError), and so are types (TypeError). CommunicationError tells of ranks
-that called different things, of a lost rank or host, and of a stopped job.
+that called different things, of a lost rank or host, and of a stopped job; the tensor that gets the result may then
+hold parts of it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from bagua.algorithms.codec import Codec
 from bagua.torch_api.session import CURRENT, Communicator, Session, current
 from bagua.torch_api.start import destroy_process_group, init_process_group
 from bagua.torch_api.statistics import Statistics
-from bagua.torch_api.transfer import ReduceOp, Request, check_reduction, check_tensor, transfer
+from bagua.torch_api.transfer import ReduceOp, check_reduction, check_tensor, transfer
 
 __all__ = [
     "Communicator",
@@ -100,6 +102,8 @@ def _check_root(root: int, group: Communicator, name: str) -> int:
 def _pair(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, send_rows: int = 1, recv_rows: int = 1) -> int:
     """Elements per rank of tensors of ``send_rows`` and ``recv_rows`` times that many. Raises TypeError, ValueError."""
     check_tensor(send_tensor, "send_tensor")
+    if recv_tensor is send_tensor and send_rows == recv_rows == 1:
+        return send_tensor.numel()
     check_tensor(recv_tensor, "recv_tensor")
     if send_tensor.dtype != recv_tensor.dtype:
         raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
@@ -115,6 +119,18 @@ def _pair(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, send_rows: int =
             "share equally."
         )
     return send_tensor.numel() // send_rows
+
+
+def _check_codec(codec: Codec | str, dtype: torch.dtype, op: ReduceOp) -> Codec | None:
+    """``codec`` as a Codec, None for none. Raises TypeError or ValueError where nothing can be encoded so."""
+    found = Codec.of(codec)
+    if found is None:
+        return None
+    if dtype is not torch.float32:
+        raise TypeError(f"{dtype} tensors can't be encoded: a codec takes torch.float32. Pass codec=None.")
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise ValueError(f"op is {op.name}: with a codec it must be SUM or AVG.")
+    return found
 
 
 def _share(tensor: torch.Tensor, group: Communicator) -> int:
@@ -166,10 +182,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, comm: Communicator | None = No
     check_tensor(tensor, "tensor")
     at_root = group.rank() == src
     give, take = (tensor, None) if at_root else (None, tensor)
-    transfer(
-        session,
-        Request("broadcast", give, take, tensor.numel(), tensor.dtype, group, root=src, together=at_root),
-    )
+    transfer(session, "broadcast", give, take, tensor.numel(), group, root=src, together=at_root)
 
 
 def allreduce(
@@ -177,20 +190,30 @@ def allreduce(
     recv_tensor: torch.Tensor,
     op: ReduceOp = ReduceOp.SUM,
     comm: Communicator | None = None,
+    *,
+    codec: Codec | str | None = None,
 ) -> None:
-    """``recv_tensor`` = reduction of all ranks' ``send_tensor``, the same bits on every rank. Equal sizes."""
+    """``recv_tensor`` = reduction of all ranks' ``send_tensor``, the same bits on every rank. Equal sizes.
+
+    ``codec``: how float32 that is summed or averaged crosses between hosts, without error feedback; see
+    ``bagua.algorithms.codec.Codec``. Inside a host nothing is encoded.
+    """
     session, group = _begin(comm)
     count = _pair(send_tensor, recv_tensor)
     op = check_reduction(send_tensor.dtype, op)
-    transfer(
-        session,
-        Request("allreduce", send_tensor, recv_tensor, count, send_tensor.dtype, group, op=op, together=True),
-    )
+    encoding = None if codec is None else _check_codec(codec, send_tensor.dtype, op)
+    transfer(session, "allreduce", send_tensor, recv_tensor, count, group, op=op, together=True, codec=encoding)
 
 
-def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Communicator | None = None) -> None:
-    """``tensor`` = reduction of all ranks' ``tensor``."""
-    allreduce(tensor, tensor, op, comm)
+def allreduce_inplace(
+    tensor: torch.Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    comm: Communicator | None = None,
+    *,
+    codec: Codec | str | None = None,
+) -> None:
+    """``tensor`` = reduction of all ranks' ``tensor``. ``codec``: see ``allreduce``."""
+    allreduce(tensor, tensor, op, comm, codec=codec)
 
 
 def reduce(
@@ -208,10 +231,7 @@ def reduce(
     op = check_reduction(send_tensor.dtype, op)
     at_root = group.rank() == dst
     result = recv_tensor if at_root else None
-    transfer(
-        session,
-        Request("reduce", send_tensor, result, count, send_tensor.dtype, group, op=op, root=dst, together=at_root),
-    )
+    transfer(session, "reduce", send_tensor, result, count, group, op=op, root=dst, together=at_root)
 
 
 def reduce_inplace(
@@ -227,7 +247,7 @@ def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Commun
     session, group = _begin(comm)
     n = group.nranks()
     count = _pair(send_tensor, recv_tensor, 1, n)
-    transfer(session, Request("allgather", send_tensor, recv_tensor, count, send_tensor.dtype, group, recv_rows=n))
+    transfer(session, "allgather", send_tensor, recv_tensor, count, group, recv_rows=n)
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Communicator | None = None) -> None:
@@ -250,7 +270,7 @@ def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm:
     n = group.nranks()
     count = _pair(send_tensor, recv_tensor, 1, n)
     result = recv_tensor if group.rank() == dst else None
-    transfer(session, Request("gather", send_tensor, result, count, send_tensor.dtype, group, recv_rows=n, root=dst))
+    transfer(session, "gather", send_tensor, result, count, group, recv_rows=n, root=dst)
 
 
 def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Communicator | None = None) -> None:
@@ -265,7 +285,7 @@ def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Communicato
     _check_count(tensor, count, n if at_root else 1)
     whole = _Blocks(tensor, count)
     own, result = (whole.block(group.rank()), whole.flat) if at_root else (whole.flat, None)
-    transfer(session, Request("gather", own, result, count, tensor.dtype, group, recv_rows=n, root=dst))
+    transfer(session, "gather", own, result, count, group, recv_rows=n, root=dst)
     if at_root:
         whole.close()
 
@@ -280,7 +300,7 @@ def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm
     n = group.nranks()
     count = _pair(send_tensor, recv_tensor, n, 1)
     blocks = send_tensor if group.rank() == src else None
-    transfer(session, Request("scatter", blocks, recv_tensor, count, recv_tensor.dtype, group, send_rows=n, root=src))
+    transfer(session, "scatter", blocks, recv_tensor, count, group, send_rows=n, root=src)
 
 
 def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Communicator | None = None) -> None:
@@ -295,7 +315,7 @@ def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Communicat
     _check_count(tensor, count, n if at_root else 1)
     whole = _Blocks(tensor, count)
     blocks, own = (whole.flat, whole.block(group.rank())) if at_root else (None, whole.flat)
-    transfer(session, Request("scatter", blocks, own, count, tensor.dtype, group, send_rows=n, root=src))
+    transfer(session, "scatter", blocks, own, count, group, send_rows=n, root=src)
     if not at_root:
         whole.close()
 
@@ -312,10 +332,7 @@ def reduce_scatter(
     n = group.nranks()
     count = _pair(send_tensor, recv_tensor, n, 1)
     op = check_reduction(send_tensor.dtype, op)
-    transfer(
-        session,
-        Request("reduce_scatter", send_tensor, recv_tensor, count, send_tensor.dtype, group, send_rows=n, op=op),
-    )
+    transfer(session, "reduce_scatter", send_tensor, recv_tensor, count, group, send_rows=n, op=op)
 
 
 def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Communicator | None = None) -> None:
@@ -334,10 +351,7 @@ def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Communi
     session, group = _begin(comm)
     n = group.nranks()
     count = _pair(send_tensor, recv_tensor, n, n)
-    transfer(
-        session,
-        Request("alltoall", send_tensor, recv_tensor, count, send_tensor.dtype, group, send_rows=n, recv_rows=n),
-    )
+    transfer(session, "alltoall", send_tensor, recv_tensor, count, group, send_rows=n, recv_rows=n)
 
 
 def alltoall_inplace(tensor: torch.Tensor, comm: Communicator | None = None) -> None:
@@ -353,7 +367,7 @@ def send(tensor: torch.Tensor, dst: int, comm: Communicator | None = None) -> No
     session, group = _begin(comm)
     _check_peer(dst, group, "dst")
     check_tensor(tensor, "tensor")
-    transfer(session, Request("send", tensor, None, tensor.numel(), tensor.dtype, group, root=dst))
+    transfer(session, "send", tensor, None, tensor.numel(), group, root=dst)
 
 
 def recv(tensor: torch.Tensor, src: int, comm: Communicator | None = None) -> None:
@@ -361,7 +375,7 @@ def recv(tensor: torch.Tensor, src: int, comm: Communicator | None = None) -> No
     session, group = _begin(comm)
     _check_peer(src, group, "src")
     check_tensor(tensor, "tensor")
-    transfer(session, Request("recv", None, tensor, tensor.numel(), tensor.dtype, group, root=src))
+    transfer(session, "recv", None, tensor, tensor.numel(), group, root=src)
 
 
 def _check_peer(peer: int, group: Communicator, name: str) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -233,6 +233,23 @@ class Connection:
             )
         except self._error as error:
             raise CommunicationError(str(error)) from None
+
+    def transfer(self, *request: Any) -> None:
+        """One operation on tensors at any address, from submission to the end: the arguments of the core's
+        ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
+        try:
+            pending = self._rank.transfer(*request, timeout_s=FIRST_WARNING_S)
+            waited = FIRST_WARNING_S
+            while pending is not None:
+                self._warn(waited)
+                if pending.wait(WARNING_EVERY_S):
+                    return
+                waited += WARNING_EVERY_S
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def _warn(self, waited: float) -> None:
+        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, self._who_waits())
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.

@@ -69,34 +69,3 @@ class SharedMemory:
                 if address <= begin and end <= address + nbytes:
                     return segment_id, begin - address
         return None
-
-
-class Staging:
-    """A cached segment through which tensors in ordinary memory travel. Not thread-safe: the caller holds a lock.
-
-    Grown by powers of two up to ``LIMIT`` bytes and kept; what is larger is made for one operation.
-    """
-
-    LIMIT = 64 << 20
-    SMALLEST = 64 << 10
-
-    def __init__(self, memory: SharedMemory) -> None:
-        self._memory = memory
-        self._buffer: torch.Tensor | None = None
-
-    def take(self, nbytes: int) -> tuple[torch.Tensor, int]:
-        """(bytes, segment id): a uint8 tensor of at least ``nbytes`` at the start of a segment."""
-        buffer = self._buffer
-        if buffer is None or buffer.numel() < nbytes:
-            size = max(self.SMALLEST, 1 << (nbytes - 1).bit_length()) if nbytes <= self.LIMIT else nbytes
-            self._buffer = None  # the old one goes back first
-            buffer, _ = self._memory.place_empty(size, torch.uint8)
-            if size <= self.LIMIT:
-                self._buffer = buffer
-        place = self._memory.locate(buffer)
-        assert place is not None
-        return buffer, place[0]
-
-    def discard(self) -> None:
-        """Forgets the cached segment: an operation that was interrupted may still write to it."""
-        self._buffer = None

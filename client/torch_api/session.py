@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.connection import Admission, Connection, DaemonClient
-from bagua.torch_api.memory import SharedMemory, Staging
+from bagua.torch_api.memory import SharedMemory
 from bagua.torch_api.progress import ProgressReporter
 from bagua.torch_api.statistics import StatisticsRecorder
 
@@ -40,8 +39,6 @@ class Session:
         describe = daemon.describe_waits if daemon is not None else None
         self.connection = Connection(admission.membership, admission.data_socket, admission.token, describe)
         self.memory = SharedMemory(self.connection)
-        self.staging = Staging(self.memory)
-        self.staging_lock = threading.RLock()
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
         self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None

@@ -19,6 +19,7 @@
 #include "base/spawn.h"
 #include "channel/client.h"
 #include "channel/layout.h"
+#include "channel/transfer.h"
 #include "engine/engine.h"
 #include "kernel/reduce.h"
 
@@ -158,6 +159,33 @@ void bind_segment(py::module_* module) {
       });
 }
 
+// True once a signal's handler has raised; called without the interpreter lock.
+bool signalled() {
+  py::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+// A transfer that takes long.
+struct PendingTransfer {
+  std::unique_ptr<Transfer> transfer;
+  ~PendingTransfer() {
+    py::gil_scoped_release release;
+    transfer.reset();  // may talk to the daemon
+  }
+
+  bool run(double timeout_s) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = transfer->run(deadline_after(timeout_s), &signalled);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return false;
+    check(status);
+    return true;
+  }
+};
+
 // The client, and what it needs of Python.
 class Rank {
  public:
@@ -166,9 +194,11 @@ class Rank {
     py::gil_scoped_release release;
     check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), rank, seconds(timeout_s),
                                  &client_));
+    stages_ = std::make_unique<StagePool>(client_.get());
   }
   ~Rank() {
     py::gil_scoped_release release;
+    stages_.reset();
     client_.reset();
   }
 
@@ -207,6 +237,35 @@ class Rank {
     return ticket;
   }
 
+  // One operation on tensors at any address; nullptr: it is over.
+  std::unique_ptr<PendingTransfer> transfer(uint32_t comm, uint8_t kind, uint8_t dtype, uint8_t op, int root,
+                                            uint64_t count, uintptr_t src, uint64_t src_rows, uintptr_t dst,
+                                            uint64_t dst_rows, bool together, const std::vector<int64_t>& shape,
+                                            uint8_t codec, uint16_t density, double timeout_s) {
+    if (dtype >= kDTypes) throw py::value_error("unknown dtype");
+    TransferRequest request;
+    request.descriptor.kind = kind;
+    request.descriptor.dtype = dtype;
+    request.descriptor.op = op;
+    request.descriptor.comm = comm;
+    request.descriptor.count = count;
+    request.descriptor.root = root;
+    request.descriptor.codec = codec;
+    request.descriptor.density = density;
+    if (shape.size() <= kMaxDims) {
+      request.descriptor.ndim = static_cast<uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), request.descriptor.dims);
+    }
+    request.src = reinterpret_cast<const char*>(src);
+    request.src_rows = src_rows;
+    request.dst = reinterpret_cast<char*>(dst);
+    request.dst_rows = dst_rows;
+    request.together = together;
+    auto pending = std::make_unique<PendingTransfer>();
+    pending->transfer = std::make_unique<Transfer>(client_.get(), stages_.get(), request);
+    return pending->run(timeout_s) ? nullptr : std::move(pending);
+  }
+
   bool done(uint64_t ticket) {
     bool done = false;
     check(client_->done(ticket, &done));
@@ -229,17 +288,14 @@ class Rank {
   ChannelClient& client() { return *client_; }
 
  private:
-  static bool signalled() {
-    py::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
-  }
-
   std::unique_ptr<ChannelClient> client_;
+  std::unique_ptr<StagePool> stages_;
 };
 
 void bind_rank(py::module_* module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
+  py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
   py::class_<Rank>(*module, "Rank")
       .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
              return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
@@ -265,6 +321,10 @@ void bind_rank(py::module_* module) {
            py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
            py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0)
+      .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
+           py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
+           py::keep_alive<0, 1>())
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })

@@ -64,8 +64,38 @@ Status ChannelClient::connect(const std::string& socket, const uint8_t* token, i
   // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   client->spins_ = cores > 2 * client->page()->local_ranks ? 2000 : 0;
+  client->find_members();
   *out = std::move(client);
   return Status::ok();
+}
+
+// Read once: whoever scribbles on the page later changes nothing here.
+void ChannelClient::find_members() {
+  const uint32_t n = page()->local_ranks;
+  one_host_ = n == page()->world_size;
+  if (n > kArrivalRanks) return;
+  for (uint32_t i = 0; i < n; ++i) local_ranks_.push_back(static_cast<int>(page()->ranks[i]));
+  note_members(0, local_ranks_);
+}
+
+void ChannelClient::note_members(uint32_t comm, const std::vector<int>& members) {
+  std::lock_guard<std::mutex> lock(submit_mutex_);
+  Group group;
+  bool found = false;
+  for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
+    const int rank = local_ranks_[i];
+    if (std::find(members.begin(), members.end(), rank) == members.end()) continue;
+    ++group.local_members;
+    found = found || rank == rank_;
+    if (rank == rank_) {
+      group.own = i;
+    } else {
+      group.others.push_back(i);
+    }
+  }
+  group.one_host = comm == 0 ? one_host_ : group.local_members == members.size();
+  group.counted = found && comm < kArrivalComms;
+  groups_[comm] = std::move(group);
 }
 
 Status ChannelClient::join(const uint8_t* token) {
@@ -131,7 +161,23 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
     return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
   }
   out->id = reply.value;
-  return Mapping::open(descriptors[0].get(), reply.bytes, &out->memory);
+  if (Status status = Mapping::open(descriptors[0].get(), reply.bytes, &out->memory); !status) return status;
+  std::lock_guard<std::mutex> lock(areas_mutex_);
+  areas_[out->memory->data()] = {out->memory->bytes(), out->id};
+  return Status::ok();
+}
+
+bool ChannelClient::locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset) {
+  const char* const begin = static_cast<const char*>(data);
+  std::lock_guard<std::mutex> lock(areas_mutex_);
+  auto found = areas_.upper_bound(begin);
+  if (found == areas_.begin()) return false;
+  --found;
+  const uint64_t past = static_cast<uint64_t>(begin - found->first);
+  if (past > found->second.bytes || bytes > found->second.bytes - past) return false;
+  *segment = static_cast<uint32_t>(found->second.id);
+  *offset = past;
+  return true;
 }
 
 Status ChannelClient::require(uint64_t bytes) {
@@ -143,6 +189,10 @@ Status ChannelClient::require(uint64_t bytes) {
 }
 
 Status ChannelClient::free_segment(uint64_t id) {
+  {
+    std::lock_guard<std::mutex> lock(areas_mutex_);
+    for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
+  }
   Request request;
   request.type = Message::kFree;
   request.value = id;
@@ -159,13 +209,19 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& members
   request.value = comm;
   request.members = static_cast<uint32_t>(members.size());
   Reply reply;
-  return ask(request, members, timeout_ns, &reply, nullptr);
+  if (Status status = ask(request, members, timeout_ns, &reply, nullptr); !status) return status;
+  note_members(comm, members);
+  return Status::ok();
 }
 
 Status ChannelClient::destroy_comm(uint32_t comm) {
   Request request;
   request.type = Message::kDestroyComm;
   request.value = comm;
+  {
+    std::lock_guard<std::mutex> lock(submit_mutex_);
+    if (comm != 0) groups_.erase(comm);
+  }
   Reply reply;
   return ask(request, {}, timeout_ns_, &reply, nullptr);
 }
@@ -194,8 +250,30 @@ Status ChannelClient::check_usable() const {
   return Status::ok();
 }
 
+bool ChannelClient::on_one_host(uint32_t comm) {
+  std::lock_guard<std::mutex> lock(submit_mutex_);
+  const auto found = groups_.find(comm);
+  return found != groups_.end() && found->second.one_host;
+}
+
+bool ChannelClient::completes(const Descriptor& descriptor) {
+  const Kind kind = static_cast<Kind>(descriptor.kind);
+  if (kind == Kind::kSend || kind == Kind::kRecv) return true;
+  const auto found = groups_.find(descriptor.comm);
+  if (found == groups_.end() || !found->second.counted) return true;
+  Group& group = found->second;
+  std::atomic<uint64_t>* const counts = page()->arrivals[descriptor.comm].submitted;
+  const uint64_t mine = ++group.submitted;
+  counts[group.own].store(mine);
+  for (const uint32_t other : group.others) {
+    if (counts[other].load() < mine) return false;
+  }
+  return true;
+}
+
 Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket) {
   if (Status status = check_usable(); !status) return status;
+  bool ring = false;
   {
     std::lock_guard<std::mutex> lock(submit_mutex_);
     if (free_.empty()) {
@@ -213,8 +291,10 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket) {
     const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
     channel()->ring[tail % kSlots] = index;
     channel()->tail.store(tail + 1, std::memory_order_release);
+    ring = completes(descriptor);
   }
   JobPage* job = page();
+  if (!ring && job->error_state.load() == kNoError) return Status::ok();
   job->doorbell.fetch_add(1);  // both sequentially consistent: either we see it sleeping or it sees the new number
   if (job->sleeping.load() != 0 && job->sleeping.exchange(0) != 0) futex_wake(&job->doorbell);
   return Status::ok();

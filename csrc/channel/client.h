@@ -1,11 +1,12 @@
 // One rank's end of the channel: joins the daemon, gets memory, hands over operations and waits for them.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
-// submit_mutex_ before nothing else; neither is held while waiting for an operation.
+// submit_mutex_ and areas_mutex_ before nothing else; none is held while waiting for an operation.
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,6 +48,10 @@ class ChannelClient {
 
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
   Status submit(const Descriptor& descriptor, uint64_t* ticket);
+  // All members of the communicator are ranks of this host; false if it is unknown.
+  bool on_one_host(uint32_t comm);
+  // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
+  bool locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset);
   // kTimeout: not done by the deadline, it goes on. Any other outcome frees the ticket, but kAborted (interrupted) and
   // kInvalid (no such ticket).
   Status wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times);
@@ -59,11 +64,28 @@ class ChannelClient {
   void close();
 
  private:
+  // What this rank knows of a communicator.
+  struct Group {
+    bool one_host = false;  // all its members are here
+    bool counted = false;   // it has arrival counters
+    size_t local_members = 0;
+    uint32_t own = 0;              // position of this rank among the host's
+    std::vector<uint32_t> others;  // and of the other local members
+    uint64_t submitted = 0;        // collectives of this rank so far
+  };
+  struct Area {
+    uint64_t bytes, id;
+  };
+
   ChannelClient(int rank, int64_t timeout_ns);
 
   Status join(const uint8_t* token);
   Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
              std::vector<Fd>* descriptors);
+  void find_members();
+  void note_members(uint32_t comm, const std::vector<int>& members);
+  // Counts one submission; true if the daemon must be woken for it. Under submit_mutex_.
+  bool completes(const Descriptor& descriptor);
   Status check_usable() const;
   Status slot_of(uint64_t ticket, uint32_t* slot);
   Status finish(uint32_t slot, uint32_t state, Times* times);
@@ -78,6 +100,8 @@ class ChannelClient {
   const pid_t pid_;
   const int64_t timeout_ns_;
   int spins_ = 0;
+  bool one_host_ = false;         // the whole job is here
+  std::vector<int> local_ranks_;  // empty if there are too many for arrival counters
   std::shared_ptr<Mapping> page_memory_, channel_memory_;
 
   std::mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
@@ -88,6 +112,10 @@ class ChannelClient {
   std::vector<uint32_t> free_;
   std::vector<uint64_t> tickets_;  // of every slot; 0: none
   uint64_t next_ticket_ = 1;
+  std::map<uint32_t, Group> groups_;
+
+  std::mutex areas_mutex_;             // guards the next one
+  std::map<const char*, Area> areas_;  // segments of this rank, by address
 };
 
 }  // namespace bagua

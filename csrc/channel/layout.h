@@ -11,6 +11,11 @@
 // and sets `state` to kDone or kFailed (release); it wakes the futex only if the state was kSubmittedWaiting. The rank
 // that waits frees the slot. Slots are freed in any order; `tail` only grows, and at most kSlots operations are in
 // flight, so the ring never overflows. All futexes are non-private.
+//
+// Who rings. A collective can't run before all local members have submitted it, so only the last of them wakes the
+// daemon: each counts its collectives of a communicator in `arrivals` and looks at the others' counts (sequentially
+// consistent, so of two that arrive at once at least one sees the other). A rank that scribbles there costs others the
+// time until the daemon looks by itself, no more. Sends and receives, and communicators without counters, always ring.
 #pragma once
 
 #include <atomic>
@@ -22,8 +27,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "2";
-constexpr uint32_t kLayoutVersion = 2;
+constexpr const char* kCoreVersion = "3";
+constexpr uint32_t kLayoutVersion = 3;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -65,6 +70,8 @@ constexpr uint32_t kSlots = 1024;
 constexpr int kMaxDims = 8;
 constexpr size_t kLabelBytes = 40;
 constexpr size_t kErrorBytes = 3072;
+constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
+constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
 
 struct Descriptor {
   uint8_t kind;
@@ -119,6 +126,11 @@ struct Counters {
   std::atomic<uint64_t> comm_ns;          // time during which at least one operation was running
 };
 
+// Collectives of one communicator that each local rank has submitted, by its position among the host's ranks.
+struct alignas(64) Arrivals {
+  std::atomic<uint64_t> submitted[kArrivalRanks];
+};
+
 enum ErrorState : uint32_t { kNoError = 0, kErrorWriting = 1, kErrorSet = 2 };
 
 struct JobPage {
@@ -133,10 +145,11 @@ struct JobPage {
   alignas(64) std::atomic<uint32_t> error_state;  // ErrorState; `error` may be read once it is kErrorSet
   uint32_t error_length;
   char error[kErrorBytes];
+  uint32_t ranks[kArrivalRanks];  // global numbers of the host's ranks, if there are not more
+  Arrivals arrivals[kArrivalComms];
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
-static_assert(sizeof(JobPage) <= 4096, "one page");
 
 }  // namespace bagua

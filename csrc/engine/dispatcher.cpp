@@ -1,5 +1,7 @@
 #include "engine/dispatcher.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "channel/futex.h"
 #include "engine/host_executor.h"
@@ -10,6 +12,8 @@ namespace {
 
 constexpr int64_t kLongestSleepNs =
     500 * kNsPerMs;  // a rank that scribbles on the doorbell costs latency, not progress
+
+constexpr int64_t kLongestLookNs = 100 * kNsPerMs;
 
 int spin_count(size_t local_ranks) {
   return std::thread::hardware_concurrency() > 2 * local_ranks ? 2000 : 0;
@@ -41,6 +45,8 @@ void Dispatcher::run() {
     const uint32_t seen = state_->page()->doorbell.load();
     const std::vector<int> departed = departed_ranks();  // before taking: all that they submitted is then taken
     const bool worked = take_all();
+    rounds_.fetch_add(1);
+    if (lookers_.load() > 0) futex_wake(&rounds_);
     if (state_->failed()) {
       flush();
     } else {
@@ -50,6 +56,18 @@ void Dispatcher::run() {
   }
   take_all();
   flush();
+}
+
+void Dispatcher::look() {
+  const int64_t deadline = now_ns() + kLongestLookNs;
+  const uint32_t before = rounds_.load();
+  lookers_.fetch_add(1);
+  // The round under way may have passed a rank by: the one after it has not.
+  for (uint32_t seen = before; seen - before < 2 && now_ns() < deadline; seen = rounds_.load()) {
+    state_->ring_doorbell();
+    futex_wait(&rounds_, seen, deadline);
+  }
+  lookers_.fetch_sub(1);
 }
 
 void Dispatcher::sleep(uint32_t seen) {
@@ -65,21 +83,28 @@ void Dispatcher::sleep(uint32_t seen) {
 
 bool Dispatcher::take_all() {
   bool worked = false;
+  std::vector<std::shared_ptr<Communicator>> touched;  // advanced when all is taken: what came in pieces runs as one
   for (size_t port = 0; port < ranks_->size(); ++port) {
     Operation operation;
     Status status;
     while (ranks_->take(port, &operation, &status)) {
       worked = true;
-      handle(std::move(operation));
+      handle(std::move(operation), &touched);
     }
     if (!status) state_->fail(status.message());
   }
+  for (const auto& comm : touched) advance(comm);
   return worked;
 }
 
-void Dispatcher::handle(Operation operation) {
+void Dispatcher::handle(Operation operation, std::vector<std::shared_ptr<Communicator>>* touched) {
   if (state_->failed()) return reject(operation);
-  const std::shared_ptr<Communicator> comm = registry_->find(operation.descriptor.comm);
+  std::shared_ptr<Communicator> comm;
+  if (!touched->empty() && touched->back()->id() == operation.descriptor.comm) {
+    comm = touched->back();
+  } else {
+    comm = registry_->find(operation.descriptor.comm);
+  }
   operation.index = comm == nullptr ? -1 : comm->index_of(operation.rank);
   Status status;
   if (operation.index < 0) {
@@ -93,21 +118,30 @@ void Dispatcher::handle(Operation operation) {
     return reject(operation);
   }
   comm->push(std::move(operation));
-  advance(comm);
+  if (std::find(touched->begin(), touched->end(), comm) == touched->end()) touched->push_back(std::move(comm));
 }
 
 void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
   Status mismatch;
+  std::vector<Collective> operations;
   Collective collective;
   while (comm->next_collective(&collective, &mismatch)) {
-    if (mismatch) {
-      run_collective(comm, std::move(collective));
-      continue;
+    if (!operations.empty() && (!mismatch || !continues(operations.back(), collective))) {
+      local_.run(*comm, operations);
+      operations.clear();
     }
-    state_->fail(mismatch.message());
-    for (const Operation& part : collective.parts) reject(part);
-    return;
+    if (!mismatch) {
+      state_->fail(mismatch.message());
+      for (const Operation& part : collective.parts) reject(part);
+      return;
+    }
+    if (comm->hosts() == 1) {
+      operations.push_back(std::move(collective));
+    } else if (!comm->executor->submit(&collective)) {
+      for (const Operation& part : collective.parts) reject(part);
+    }
   }
+  if (!operations.empty()) local_.run(*comm, operations);
   Pair pair;
   while (comm->next_pair(&pair, &mismatch)) {
     if (mismatch) {
@@ -123,12 +157,6 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
   while (comm->next_half(&half)) {
     if (!comm->executor->submit(&half)) reject(half.operation);
   }
-}
-
-void Dispatcher::run_collective(const std::shared_ptr<Communicator>& comm, Collective operation) {
-  if (comm->hosts() == 1) return local_.run(*comm, operation);
-  if (comm->executor->submit(&operation)) return;
-  for (const Operation& part : operation.parts) reject(part);
 }
 
 std::vector<int> Dispatcher::departed_ranks() const {

@@ -25,13 +25,15 @@ class Dispatcher {
   void start();
   // Ends the thread; what is still pending is completed as failed if the engine has failed. Idempotent.
   void stop();
+  // Returns when it has taken all that was submitted before the call, or after a tenth of a second: ranks that are not
+  // the last to submit do not wake it. Any thread, while the dispatcher exists.
+  void look();
 
  private:
   void run();
   bool take_all();
-  void handle(Operation operation);
+  void handle(Operation operation, std::vector<std::shared_ptr<Communicator>>* touched);
   void advance(const std::shared_ptr<Communicator>& comm);
-  void run_collective(const std::shared_ptr<Communicator>& comm, Collective operation);
   std::vector<int> departed_ranks() const;
   void check_departed(const std::vector<int>& departed);
   void flush();
@@ -46,6 +48,8 @@ class Dispatcher {
   const int spins_;
 
   std::atomic<bool> stopping_{false};
+  std::atomic<uint32_t> rounds_{0};  // of taking all; futex word of look()
+  std::atomic<int> lookers_{0};
   std::thread thread_;
 };
 

@@ -51,6 +51,11 @@ Status Engine::set_peers(const std::vector<std::string>& addresses) {
 
 std::string Engine::waiting(int64_t longer_than_ns) const {
   if (state_.failed()) return "";
+  {
+    // Whoever holds it closes the engine: then nothing waits for long.
+    std::unique_lock<std::mutex> lock(lifecycle_mutex_, std::try_to_lock);
+    if (lock.owns_lock() && !closed_ && dispatcher_ != nullptr) dispatcher_->look();
+  }
   const int64_t now = now_ns();
   std::string text;
   for (const auto& comm : registry_.all()) {
@@ -154,6 +159,7 @@ void Engine::left(int rank) {
   ranks_.set_phase(rank, Phase::kLeft);
   segments_->free_all(rank);
   state_.tell("left", rank, "");
+  state_.await_no_more(rank);
   state_.ring_doorbell();
 }
 

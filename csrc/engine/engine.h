@@ -66,8 +66,8 @@ class Engine final : private ChannelHandler {
 
   std::mutex retired_mutex_;  // guards the next one; taken by the server's thread, so never held while that is joined
   std::vector<std::shared_ptr<Communicator>>
-      retired_;                 // destroyed by their members, their executors still saying goodbye
-  std::mutex lifecycle_mutex_;  // guards the next one
+      retired_;                         // destroyed by their members, their executors still saying goodbye
+  mutable std::mutex lifecycle_mutex_;  // guards the next one
   bool closed_ = false;
 };
 

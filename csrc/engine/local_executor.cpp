@@ -10,7 +10,7 @@ namespace bagua {
 
 namespace {
 
-constexpr size_t kInlineBytes = 256 * 1024;          // of all inputs together: less is done before a helper has woken
+constexpr size_t kInlineBytes = 512 * 1024;          // of all inputs together: less is done before a helper has woken
 constexpr size_t kStreamingBytes = 8 * 1024 * 1024;  // of all results together: more would not stay in the cache anyway
 constexpr size_t kSmallestBlock = 32 * 1024, kLargestBlock = 512 * 1024;
 
@@ -46,30 +46,51 @@ collective::Memory memory_of(const Collective& operation) {
 LocalExecutor::LocalExecutor(EngineState* state, RankTable* ranks)
     : state_(state), ranks_(ranks), threads_(thread_count(state->options().threads)), pool_(threads_ - 1) {}
 
-void LocalExecutor::run(const Communicator& comm, const Collective& operation) {
-  state_->busy().start(operation.started_ns);
-  const collective::Request request = request_of(operation);
-  const collective::Memory memory = memory_of(operation);
+bool continues(const Collective& last, const Collective& next) {
+  const Operation& one = last.first();
+  const bool by_element =
+      one.kind() == Kind::kAllReduce || one.kind() == Kind::kReduce || one.kind() == Kind::kBroadcast;
+  Signature wanted = signature_of(one.descriptor);
+  wanted.count = next.first().descriptor.count;
+  if (!by_element || one.bytes() == 0 || !(wanted == signature_of(next.first().descriptor))) return false;
+  for (size_t i = 0; i < last.parts.size(); ++i) {
+    const Operation &before = last.parts[i], &after = next.parts[i];
+    if (before.src_memory != after.src_memory || before.dst_memory != after.dst_memory) return false;
+    if (before.src != nullptr && before.src + before.bytes() != after.src) return false;
+    if (before.dst != nullptr && before.dst + before.bytes() != after.dst) return false;
+  }
+  return true;
+}
+
+void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>& operations) {
+  const Collective& first = operations.front();
+  state_->busy().start(first.started_ns);
+  collective::Request request = request_of(first);
+  size_t inputs = input_bytes(first);
+  for (size_t i = 1; i < operations.size(); ++i) {
+    request.count += operations[i].first().descriptor.count;
+    inputs += input_bytes(operations[i]);
+  }
+  const collective::Memory memory = memory_of(first);
   // Blocks small enough that all threads end together, and large enough that handing them out costs nothing.
-  const size_t share = operation.first().bytes() / static_cast<size_t>(threads_ * 4);
+  const size_t share = request.count * dtype_size(request.dtype) / static_cast<size_t>(threads_ * 4);
   const size_t block = std::clamp(share, kSmallestBlock, kLargestBlock);
   const collective::Program program = collective::compile(comm.topology(), request, block);
-  const size_t inputs = input_bytes(operation);
   const bool streaming = inputs >= kStreamingBytes;
   const auto step = [&](size_t i) {
     collective::run_step(program, program.steps[i], request, comm.size(), memory, streaming);
   };
   // With one host no step waits for another.
-  if (inputs < kInlineBytes) {
+  if (inputs <= kInlineBytes) {
     for (size_t i = 0; i < program.steps.size(); ++i) step(i);
   } else {
     pool_.run(program.steps.size(), step);
   }
   Counters& counters = state_->counters();
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
-  counters.ops.fetch_add(1, std::memory_order_relaxed);
+  counters.ops.fetch_add(operations.size(), std::memory_order_relaxed);
   state_->busy().stop(now_ns(), &counters.comm_ns);
-  for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, true);
+  ranks_->complete(operations, true);
 }
 
 void LocalExecutor::run(const Pair& pair) {

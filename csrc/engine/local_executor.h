@@ -16,12 +16,16 @@ namespace bagua {
 collective::Request request_of(const Collective& operation);
 collective::Memory memory_of(const Collective& operation);
 
+// `next` does with the memory right behind that of `last` what `last` does with its own: both can be one operation.
+// Large tensors come in pieces, and ranks may be pieces ahead.
+bool continues(const Collective& last, const Collective& next);
+
 class LocalExecutor {
  public:
   LocalExecutor(EngineState* state, RankTable* ranks);
 
-  // Runs it to the end and completes all parts.
-  void run(const Communicator& comm, const Collective& operation);
+  // Runs a run of operations, each of which continues() the one before, to the end, and completes all their parts.
+  void run(const Communicator& comm, const std::vector<Collective>& operations);
   void run(const Pair& pair);
 
  private:

@@ -88,17 +88,31 @@ bool RankTable::take(size_t index, Operation* out, Status* status) {
   return true;
 }
 
-void RankTable::complete(const Operation& operation, int64_t started_ns, bool ok) {
+std::atomic<uint32_t>* RankTable::finish(const Operation& operation, int64_t started_ns, int64_t done_ns, bool ok) {
   Port* port = find(operation.rank);
-  if (port == nullptr) return;  // never: operations come from the table's ranks; but gcc can't know and warns
+  if (port == nullptr) return nullptr;  // never: operations come from the table's ranks; but gcc can't know and warns
   RankChannel* channel = port->channel.load(std::memory_order_acquire);
   Slot* slot = &channel->slots[operation.slot];
   slot->started_ns = started_ns;
-  slot->done_ns = now_ns();
+  slot->done_ns = done_ns;
   port->outstanding[operation.slot].store(false);  // before the rank may submit it again
-  if (slot->state.exchange(ok ? kDone : kFailed, std::memory_order_acq_rel) == kSubmittedWaiting) {
-    futex_wake(&slot->state);
+  const uint32_t before = slot->state.exchange(ok ? kDone : kFailed, std::memory_order_acq_rel);
+  return before == kSubmittedWaiting ? &slot->state : nullptr;
+}
+
+void RankTable::complete(const Operation& operation, int64_t started_ns, bool ok) {
+  if (auto* const sleeper = finish(operation, started_ns, now_ns(), ok)) futex_wake(sleeper);
+}
+
+void RankTable::complete(const std::vector<Collective>& operations, bool ok) {
+  const int64_t now = now_ns();
+  std::vector<std::atomic<uint32_t>*> sleepers;
+  for (const Collective& operation : operations) {
+    for (const Operation& part : operation.parts) {
+      if (auto* const sleeper = finish(part, operation.started_ns, now, ok)) sleepers.push_back(sleeper);
+    }
   }
+  for (auto* const sleeper : sleepers) futex_wake(sleeper);
 }
 
 }  // namespace bagua

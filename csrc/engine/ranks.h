@@ -41,6 +41,8 @@ class RankTable {
   bool take(size_t port, Operation* out, Status* status);
   // Hands the result to the rank and wakes it. Any thread, once for each operation taken.
   void complete(const Operation& operation, int64_t started_ns, bool ok);
+  // The same for many, all results before the first rank is woken: it may take this thread's core at once.
+  void complete(const std::vector<Collective>& operations, bool ok);
 
  private:
   struct Port {
@@ -54,6 +56,8 @@ class RankTable {
   };
 
   Port* find(int rank) const;
+  // The futex to wake, if the rank sleeps there.
+  std::atomic<uint32_t>* finish(const Operation& operation, int64_t started_ns, int64_t done_ns, bool ok);
 
   std::vector<std::unique_ptr<Port>> ports_;  // constant after construction
 };

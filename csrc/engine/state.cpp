@@ -68,6 +68,9 @@ Status EngineState::open() {
   for (const auto& there : options_.hosts) world += there.size();
   page->world_size = static_cast<uint32_t>(world);
   page->local_ranks = static_cast<uint32_t>(options_.local_ranks().size());
+  for (size_t i = 0; i < options_.local_ranks().size() && i < kArrivalRanks; ++i) {
+    page->ranks[i] = static_cast<uint32_t>(options_.local_ranks()[i]);
+  }
   return Status::ok();
 }
 
@@ -117,6 +120,13 @@ std::vector<Event> EngineState::take_events() {
   std::vector<Event> taken;
   taken.swap(events_);
   return taken;
+}
+
+void EngineState::await_no_more(int rank) {
+  const auto& locals = options_.local_ranks();
+  const auto at = static_cast<size_t>(std::find(locals.begin(), locals.end(), rank) - locals.begin());
+  if (at >= std::min<size_t>(locals.size(), kArrivalRanks)) return;
+  for (Arrivals& arrivals : page()->arrivals) arrivals.submitted[at].store(UINT64_MAX);
 }
 
 void EngineState::ring_doorbell() {

@@ -87,6 +87,8 @@ class EngineState {
   std::vector<Event> take_events();
   int event_fd() const { return events_ready_.fd(); }
 
+  // Nothing more comes from this rank: whoever submits rings, so that those who need it hear of it at once.
+  void await_no_more(int rank);
   // Wakes the dispatcher as a submission does.
   void ring_doorbell();
 

@@ -218,7 +218,8 @@ def test_garbage_on_the_socket(make_world: Callable[..., Any], wait_for: Callabl
 def test_fuzzed_requests_of_a_joined_rank(make_world: Callable[..., Any], wait_for: Callable[..., None]) -> None:
     """A rank that joined and then says nonsense loses its connection; the engine says which rank it was."""
     world = make_world([[0, 1]])
-    hello = b"BUGA" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(16)
+    version = int(load().VERSION)
+    hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, version, 0)) + bytes(16)
     stranger = talk(world.sockets[0], hello + world.tokens[0])
     assert stranger.recv(4096)
     stranger.send(b"BUGA" + secrets.token_bytes(200))

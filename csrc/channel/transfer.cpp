@@ -1,0 +1,145 @@
+#include "channel/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernel/copy.h"
+
+namespace bagua {
+
+namespace {
+
+// Inside a host the pieces of all ranks should lie in the last-level cache together, and a piece should be worth its
+// wake-ups. Between hosts a piece should be worth a trip.
+constexpr uint64_t kLocalPiece = 1 << 20, kRemotePiece = 4 << 20;  // bytes
+constexpr uint64_t kLocalStaged = 4, kRemoteStaged = 3;            // pieces in flight through a stage
+constexpr uint64_t kUnstaged = 256;                                // and from shared memory
+constexpr uint64_t kStreamingBytes = 8 << 20;
+
+constexpr uint64_t line(uint64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+}  // namespace
+
+Status StagePool::take(uint64_t bytes, ChannelClient::Allocation* out) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto fits =
+        std::find_if(idle_.begin(), idle_.end(), [bytes](const auto& stage) { return stage.memory->bytes() >= bytes; });
+    if (fits != idle_.end()) {
+      *out = std::move(*fits);
+      idle_.erase(fits);
+      return Status::ok();
+    }
+  }
+  uint64_t size = kSmallest;
+  while (size < bytes && size < kKept) size *= 2;
+  return client_->alloc(std::max(size, bytes), out);
+}
+
+void StagePool::put(ChannelClient::Allocation stage, bool clean) {
+  if (clean && stage.memory->bytes() <= kKept) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(stage));
+    if (idle_.size() <= kKeptStages) return;
+    const auto smallest = std::min_element(
+        idle_.begin(), idle_.end(), [](const auto& a, const auto& b) { return a.memory->bytes() < b.memory->bytes(); });
+    stage = std::move(*smallest);
+    idle_.erase(smallest);
+  }
+  static_cast<void>(client_->free_segment(stage.id));  // fails if the daemon is gone, and with it the memory
+}
+
+Transfer::Transfer(ChannelClient* client, StagePool* pool, const TransferRequest& request)
+    : client_(client),
+      pool_(pool),
+      request_(request),
+      element_(dtype_size(static_cast<DType>(request.descriptor.dtype))) {
+  plan();
+}
+
+Transfer::~Transfer() {
+  if (stage_.memory != nullptr) pool_->put(std::move(stage_), over_);
+}
+
+void Transfer::plan() {
+  const uint64_t count = request_.descriptor.count;
+  const auto look = [&](const char* data, uint64_t rows, Side* side) {
+    if (data == nullptr || count == 0) return;
+    side->staged = !client_->locate(data, rows * count * element_, &side->segment, &side->offset);
+  };
+  look(request_.src, request_.src_rows, &src_);
+  look(request_.dst, request_.dst_rows, &dst_);
+  const bool local = client_->on_one_host(request_.descriptor.comm);
+  const uint64_t limit = (local ? kLocalPiece : kRemotePiece) / element_;
+  piece_ = request_.src_rows <= 1 && request_.dst_rows <= 1 && count > limit ? limit : count;
+  pieces_ = count == 0 ? 1 : (count + piece_ - 1) / piece_;
+  const uint64_t src_bytes = src_.staged ? piece_ * request_.src_rows * element_ : 0;
+  const uint64_t dst_bytes = dst_.staged ? piece_ * request_.dst_rows * element_ : 0;
+  dst_begin_ = request_.together && src_.staged && dst_.staged ? 0 : line(src_bytes);
+  slot_bytes_ = line(std::max(src_bytes, dst_bytes == 0 ? 0 : dst_begin_ + dst_bytes));
+  depth_ = std::min(pieces_, slot_bytes_ == 0 ? kUnstaged : local ? kLocalStaged : kRemoteStaged);
+  streaming_ = request_.dst_rows * count * element_ >= kStreamingBytes;
+}
+
+uint64_t Transfer::elements_of(uint64_t number) const {
+  return std::min(piece_, request_.descriptor.count - begin_of(number));
+}
+
+Status Transfer::submit(uint64_t number) {
+  const uint64_t elements = elements_of(number), begin = begin_of(number) * element_;
+  const uint64_t slot = number % depth_ * slot_bytes_;
+  Descriptor descriptor = request_.descriptor;
+  descriptor.count = elements;
+  if (src_.staged) memcpy(stage_of(number), request_.src + begin, elements * request_.src_rows * element_);
+  const auto place = [&](const Side& side, uint64_t within, uint32_t* segment, uint64_t* offset) {
+    *segment = side.staged ? static_cast<uint32_t>(stage_.id) : side.segment;
+    *offset = side.staged ? slot + within : side.segment != 0 ? side.offset + begin : 0;
+  };
+  place(src_, 0, &descriptor.src_segment, &descriptor.src_offset);
+  place(dst_, dst_begin_, &descriptor.dst_segment, &descriptor.dst_offset);
+  if (request_.together && request_.dst == nullptr) {
+    descriptor.dst_segment = descriptor.src_segment;
+    descriptor.dst_offset = descriptor.src_offset;
+  }
+  uint64_t ticket = 0;
+  if (Status status = client_->submit(descriptor, &ticket); !status) return status;
+  flying_.push_back({ticket, number});
+  return Status::ok();
+}
+
+void Transfer::take_out(uint64_t number) {
+  if (!dst_.staged) return;
+  char* const to = request_.dst + begin_of(number) * element_;
+  const char* const from = stage_of(number) + dst_begin_;
+  const uint64_t bytes = elements_of(number) * request_.dst_rows * element_;
+  if (streaming_) {
+    copy_streaming(to, from, bytes);
+  } else {
+    memcpy(to, from, bytes);
+  }
+}
+
+Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {
+  if (slot_bytes_ != 0 && stage_.memory == nullptr) {
+    if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
+  }
+  while (next_ < pieces_ || !flying_.empty()) {
+    while (next_ < pieces_ && flying_.size() < depth_) {
+      if (Status status = submit(next_); !status) return status;
+      ++next_;
+    }
+    // From a stage in order, to have its slot again. In shared memory the last one first: one wait for all.
+    const bool in_order = slot_bytes_ != 0;
+    const Piece piece = in_order ? flying_.front() : flying_.back();
+    ChannelClient::Times times;
+    if (Status status = client_->wait(piece.ticket, deadline_ns, interrupt, &times); !status) return status;
+    in_order ? flying_.pop_front() : flying_.pop_back();
+    take_out(piece.number);
+  }
+  over_ = true;
+  return Status::ok();
+}
+
+}  // namespace bagua

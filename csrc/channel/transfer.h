@@ -1,0 +1,98 @@
+// One operation on a rank's tensors, wherever they lie. What lies in ordinary memory travels through a stage in shared
+// memory: large ones in pieces, so that copying in, the daemon's work and copying out overlap and stay in the caches.
+//
+// All ranks cut alike, wherever their tensors lie: pieces depend on the communicator, kind, size and dtype alone.
+//
+// Thread safety: StagePool any thread; a Transfer one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "channel/client.h"
+#include "channel/layout.h"
+
+namespace bagua {
+
+// Stages that no operation uses at the moment, kept so that the next need not have its pages touched for the first
+// time.
+class StagePool {
+ public:
+  explicit StagePool(ChannelClient* client) : client_(client) {}
+
+  // One of at least `bytes`.
+  Status take(uint64_t bytes, ChannelClient::Allocation* out);
+  // Keeps it, or gives it back to the daemon: a large one, or one that an interrupted operation may still write to
+  // (`clean` is false).
+  void put(ChannelClient::Allocation stage, bool clean);
+
+ private:
+  static constexpr uint64_t kSmallest = 64 << 10, kKept = 8 << 20;  // bytes
+  static constexpr size_t kKeptStages = 2;
+
+  ChannelClient* const client_;
+  std::mutex mutex_;  // guards the next one; held for no request
+  std::vector<ChannelClient::Allocation> idle_;
+};
+
+// What a rank wants done. Memory must stay until the transfer is over or destroyed.
+struct TransferRequest {
+  Descriptor descriptor{};  // all but the places; count: elements of one row
+  const char* src = nullptr;
+  char* dst = nullptr;    // nullptr: this rank gives, or gets, nothing. src == dst: in place
+  uint64_t src_rows = 1;  // src holds so many times `count` elements
+  uint64_t dst_rows = 1;
+  bool together = false;  // src and dst may share a place, and do if there is no dst
+};
+
+class Transfer {
+ public:
+  Transfer(ChannelClient* client, StagePool* pool, const TransferRequest& request);
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  // Goes on until all is done. kTimeout: not by the deadline (< 0: none), call it again. kAborted: interrupted. After
+  // any error but kTimeout dst may hold parts of the result.
+  Status run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt);
+
+ private:
+  struct Piece {
+    uint64_t ticket, number;
+  };
+  struct Side {
+    bool staged = false;
+    uint32_t segment = 0;  // where it lies, if not staged
+    uint64_t offset = 0;
+  };
+
+  void plan();
+  Status submit(uint64_t number);
+  void take_out(uint64_t number);
+  uint64_t begin_of(uint64_t number) const { return number * piece_; }
+  uint64_t elements_of(uint64_t number) const;
+  char* stage_of(uint64_t number) const { return stage_.memory->data() + number % depth_ * slot_bytes_; }
+
+  ChannelClient* const client_;
+  StagePool* const pool_;
+  TransferRequest request_;
+  const uint64_t element_;  // bytes
+
+  Side src_, dst_;
+  uint64_t piece_ = 0, pieces_ = 1;  // elements of a piece; how many pieces
+  uint64_t depth_ = 1;               // pieces in flight
+  uint64_t slot_bytes_ = 0;          // of the stage, for each piece in flight; 0: no stage
+  uint64_t dst_begin_ = 0;           // of the result in a slot
+  bool streaming_ = false;           // the result is too large for the caches
+
+  ChannelClient::Allocation stage_;
+  uint64_t next_ = 0;  // piece to submit
+  std::deque<Piece> flying_;
+  bool over_ = false;
+};
+
+}  // namespace bagua
