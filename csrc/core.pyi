@@ -57,7 +57,8 @@ class Engine:
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
     def stats(self) -> dict[str, int]:
-        """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns."""
+        """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
+        residual_bytes."""
     def close(self) -> None:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 

@@ -65,6 +65,7 @@ py::dict counters_dict(const Counters& counters) {
   values["bad_connections"] = counters.bad_connections.load();
   values["segment_bytes"] = counters.segment_bytes.load();
   values["comm_ns"] = counters.comm_ns.load();
+  values["residual_bytes"] = counters.residual_bytes.load();
   return values;
 }
 

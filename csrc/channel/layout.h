@@ -124,6 +124,7 @@ struct Counters {
   std::atomic<uint64_t> bad_connections;  // closed because of what they said, Unix and TCP
   std::atomic<uint64_t> segment_bytes;    // tensor memory handed out now
   std::atomic<uint64_t> comm_ns;          // time during which at least one operation was running
+  std::atomic<uint64_t> residual_bytes;   // memory of error feedback held now
 };
 
 // Collectives of one communicator that each local rank has submitted, by its position among the host's ranks.

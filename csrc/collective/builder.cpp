@@ -24,6 +24,21 @@ int Topology::position(int index) const {
   return static_cast<int>(std::lower_bound(local().begin(), local().end(), index) - local().begin());
 }
 
+int Topology::ring_host(int place) const {
+  const int at = (place % hosts() + hosts()) % hosts();
+  return ring.empty() ? at : ring[static_cast<size_t>(at)];
+}
+
+int Topology::ring_place(int host) const {
+  return ring.empty() ? host : static_cast<int>(std::find(ring.begin(), ring.end(), host) - ring.begin());
+}
+
+Range part_of(uint64_t count, int parts, int index) {
+  const uint64_t n = static_cast<uint64_t>(parts), i = static_cast<uint64_t>((index % parts + parts) % parts);
+  const uint64_t size = count / n, rest = count % n;
+  return {i * size + std::min(i, rest), size + (i < rest ? 1 : 0)};
+}
+
 Builder::Builder(const Topology& topology, const Request& request, size_t chunk_bytes)
     : topology_(topology),
       request_(request),
@@ -68,14 +83,14 @@ Ref Builder::scratch(size_t bytes) {
   return place;
 }
 
-StepId Builder::add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t count,
+StepId Builder::add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t bytes,
                     std::initializer_list<StepId> after) {
   Step step;
   step.type = type;
   step.sources = static_cast<uint32_t>(n);
   step.destinations = static_cast<uint32_t>(m);
   step.first_ref = static_cast<uint32_t>(program_.refs.size());
-  step.bytes = count * element_;
+  step.bytes = bytes;
   program_.refs.insert(program_.refs.end(), from, from + n);
   program_.refs.insert(program_.refs.end(), to, to + m);
   program_.steps.push_back(step);
@@ -86,24 +101,49 @@ StepId Builder::add(Step::Type type, const Ref* from, size_t n, const Ref* to, s
 
 StepId Builder::reduce(const std::vector<Ref>& from, const std::vector<Ref>& to, uint64_t count, bool final,
                        std::initializer_list<StepId> after) {
-  const StepId id = add(Step::Type::kReduce, from.data(), from.size(), to.data(), to.size(), count, after);
+  const StepId id = add(Step::Type::kReduce, from.data(), from.size(), to.data(), to.size(), count * element_, after);
   program_.steps[id].final = final;
   return id;
 }
 
 StepId Builder::copy(Ref from, const std::vector<Ref>& to, uint64_t count, std::initializer_list<StepId> after) {
-  return add(Step::Type::kCopy, &from, 1, to.data(), to.size(), count, after);
+  return add(Step::Type::kCopy, &from, 1, to.data(), to.size(), count * element_, after);
+}
+
+StepId Builder::transcode(const Pass& pass, std::initializer_list<StepId> after) {
+  std::vector<Ref> refs = pass.raw;
+  refs.insert(refs.end(), pass.encoded.begin(), pass.encoded.end());
+  if (pass.residual != nullptr) refs.push_back(*pass.residual);
+  if (pass.message != nullptr) refs.push_back(*pass.message);
+  refs.insert(refs.end(), pass.decoded.begin(), pass.decoded.end());
+  const StepId id = add(Step::Type::kTranscode, refs.data(), refs.size(), nullptr, 0, pass.count * element_, after);
+  Step& step = program_.steps[id];
+  step.sources = static_cast<uint32_t>(pass.raw.size());
+  step.encoded = static_cast<uint32_t>(pass.encoded.size());
+  step.residual = pass.residual != nullptr;
+  step.message = pass.message != nullptr;
+  step.destinations = static_cast<uint32_t>(pass.decoded.size());
+  step.final = pass.final;
+  return id;
 }
 
 StepId Builder::send(int peer, Ref from, uint64_t count, std::initializer_list<StepId> after) {
-  const StepId id = add(Step::Type::kSend, &from, 1, nullptr, 0, count, after);
+  return send_bytes(peer, from, count * element_, after);
+}
+
+StepId Builder::recv(int peer, Ref to, uint64_t count, std::initializer_list<StepId> after) {
+  return recv_bytes(peer, to, count * element_, after);
+}
+
+StepId Builder::send_bytes(int peer, Ref from, size_t bytes, std::initializer_list<StepId> after) {
+  const StepId id = add(Step::Type::kSend, &from, 1, nullptr, 0, bytes, after);
   program_.steps[id].peer = peer;
   program_.steps[id].tag = sent_[static_cast<size_t>(peer)]++;
   return id;
 }
 
-StepId Builder::recv(int peer, Ref to, uint64_t count, std::initializer_list<StepId> after) {
-  const StepId id = add(Step::Type::kRecv, nullptr, 0, &to, 1, count, after);
+StepId Builder::recv_bytes(int peer, Ref to, size_t bytes, std::initializer_list<StepId> after) {
+  const StepId id = add(Step::Type::kRecv, nullptr, 0, &to, 1, bytes, after);
   program_.steps[id].peer = peer;
   program_.steps[id].tag = received_[static_cast<size_t>(peer)]++;
   return id;

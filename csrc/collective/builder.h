@@ -18,6 +18,16 @@ struct Range {
   uint64_t begin = 0, count = 0;
 };
 
+// One pass of a codec's kernel, see Transcode in codec/codec.h.
+struct Pass {
+  std::vector<Ref> raw, encoded;
+  const Ref* residual = nullptr;
+  const Ref* message = nullptr;
+  std::vector<Ref> decoded;
+  uint64_t count = 0;
+  bool final = false;
+};
+
 class Builder {
  public:
   Builder(const Topology& topology, const Request& request, size_t chunk_bytes);
@@ -29,6 +39,10 @@ class Builder {
   int locals() const { return static_cast<int>(topology_.local().size()); }
   size_t element() const { return element_; }
   size_t chunk_bytes() const { return chunk_elements_ * element_; }
+  // This host's place in the ring, and the hosts after and before it.
+  int place() const { return topology_.ring_place(topology_.host); }
+  int next() const { return topology_.ring_host(place() + 1); }
+  int previous() const { return topology_.ring_host(place() - 1); }
 
   // Cuts `whole` into chunks; empty for an empty range.
   std::vector<Range> chunks(Range whole) const;
@@ -45,14 +59,18 @@ class Builder {
   StepId reduce(const std::vector<Ref>& from, const std::vector<Ref>& to, uint64_t count, bool final,
                 std::initializer_list<StepId> after = {});
   StepId copy(Ref from, const std::vector<Ref>& to, uint64_t count, std::initializer_list<StepId> after = {});
+  StepId transcode(const Pass& pass, std::initializer_list<StepId> after = {});
   StepId send(int peer, Ref from, uint64_t count, std::initializer_list<StepId> after = {});
   StepId recv(int peer, Ref to, uint64_t count, std::initializer_list<StepId> after = {});
+  // The same with a length in bytes.
+  StepId send_bytes(int peer, Ref from, size_t bytes, std::initializer_list<StepId> after = {});
+  StepId recv_bytes(int peer, Ref to, size_t bytes, std::initializer_list<StepId> after = {});
   void depend(StepId later, StepId earlier);
 
   Program finish();
 
  private:
-  StepId add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t count,
+  StepId add(Step::Type type, const Ref* from, size_t n, const Ref* to, size_t m, uint64_t bytes,
              std::initializer_list<StepId> after);
 
   const Topology& topology_;
@@ -79,9 +97,18 @@ class Window {
   size_t next_ = 0;
 };
 
+// Part number `index` of `count` elements cut into `parts` as even as can be; index is taken modulo parts.
+Range part_of(uint64_t count, int parts, int index);
+
 // One function for each kind, or for those alike; hosts >= 1. In all_reduce.cpp, partial_sums.cpp and moves.cpp.
 void build_barrier(Builder* builder);
 void build_all_reduce(Builder* builder);
+// Parts of an all-reduce between hosts (hosts >= 2), over some of the elements: as they are, by the pattern that costs
+// least; one trip; 2 log2(hosts) trips (few_trips.cpp); encoded (compressed.cpp).
+void build_plain(Builder* builder, Range range);
+void build_direct(Builder* builder, Range range);
+void build_halving_doubling(Builder* builder, Range range);
+void build_compressed(Builder* builder, Range range);
 void build_reduce(Builder* builder);
 void build_reduce_scatter(Builder* builder);
 void build_broadcast(Builder* builder);

@@ -11,6 +11,8 @@ const char* source_of(const Memory& memory, const Ref& ref) {
       return memory.src[ref.member] + ref.offset;
     case Space::kDst:
       return memory.dst[ref.member] + ref.offset;
+    case Space::kResidual:
+      return memory.residual + ref.offset;
     case Space::kScratch:
       break;
   }
@@ -18,6 +20,7 @@ const char* source_of(const Memory& memory, const Ref& ref) {
 }
 
 char* target_of(const Memory& memory, const Ref& ref) {
+  if (ref.space == Space::kResidual) return memory.residual + ref.offset;
   return ref.space == Space::kDst ? memory.dst[ref.member] + ref.offset : memory.scratch + ref.offset;
 }
 
@@ -34,6 +37,32 @@ void run_reduce(const Request& request, bool final, int64_t divisor, const std::
          divisor, streaming && !aliased);
 }
 
+void run_transcode(const Step& step, const Ref* refs, const Request& request, int64_t divisor, const Memory& memory) {
+  std::vector<const float*> raw;
+  std::vector<const void*> encoded;
+  std::vector<float*> decoded;
+  for (uint32_t i = 0; i < step.sources; ++i) {
+    raw.push_back(reinterpret_cast<const float*>(source_of(memory, *refs++)));
+  }
+  for (uint32_t i = 0; i < step.encoded; ++i) encoded.push_back(source_of(memory, *refs++));
+  Transcode work;
+  if (step.residual) work.residual = reinterpret_cast<float*>(target_of(memory, *refs++));
+  if (step.message) work.message = target_of(memory, *refs++);
+  for (uint32_t i = 0; i < step.destinations; ++i) {
+    decoded.push_back(reinterpret_cast<float*>(target_of(memory, *refs++)));
+  }
+  work.encoding = request.encoding;
+  work.count = step.bytes / sizeof(float);
+  work.raw = raw.data();
+  work.raws = static_cast<int>(raw.size());
+  work.encoded = encoded.data();
+  work.encodeds = static_cast<int>(encoded.size());
+  work.decoded = decoded.data();
+  work.decodeds = static_cast<int>(decoded.size());
+  if (step.final && request.op == ReduceOp::kAvg) work.scale = 1.0f / static_cast<float>(divisor);
+  transcode(work);
+}
+
 }  // namespace
 
 void run_step(const Program& program, const Step& step, const Request& request, int64_t divisor, const Memory& memory,
@@ -47,6 +76,7 @@ void run_step(const Program& program, const Step& step, const Request& request, 
     }
     return;
   }
+  if (step.type == Step::Type::kTranscode) return run_transcode(step, refs, request, divisor, memory);
   std::vector<const void*> from;
   std::vector<void*> to;
   for (uint32_t i = 0; i < step.sources; ++i) from.push_back(source_of(memory, refs[i]));

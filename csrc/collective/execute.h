@@ -11,13 +11,14 @@ namespace bagua::collective {
 struct Memory {
   std::vector<const char*> src;
   std::vector<char*> dst;
-  char* scratch = nullptr;
+  char* scratch = nullptr;   // aligned to 64 bytes
+  char* residual = nullptr;  // Request::count float32, if the request has error feedback
 };
 
 const char* source_of(const Memory& memory, const Ref& ref);
 char* target_of(const Memory& memory, const Ref& ref);
 
-// Runs a kReduce or kCopy step. `divisor` is the number of ranks of the communicator. `streaming` writes past the
+// Runs a step that computes. `divisor` is the number of ranks of the communicator. `streaming` writes past the
 // caches, where no destination is a source: for results that nobody reads soon.
 void run_step(const Program& program, const Step& step, const Request& request, int64_t divisor, const Memory& memory,
               bool streaming);

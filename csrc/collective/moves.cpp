@@ -8,7 +8,7 @@ namespace bagua::collective {
 namespace {
 
 const std::vector<int>& members_at(const Builder& b, int host) {
-  return b.topology().members[static_cast<size_t>((host % b.hosts() + b.hosts()) % b.hosts())];
+  return b.topology().members[static_cast<size_t>(host)];
 }
 
 uint64_t block(const Builder& b, int index) {
@@ -35,8 +35,8 @@ void recv_all(Builder* b, int peer, int to, uint64_t at) {
 
 void build_broadcast(Builder* b) {
   const int hosts = b->hosts(), root_host = b->topology().host_of(b->request().root);
-  const int distance = (b->host() - root_host + hosts) % hosts;
-  const int next = (b->host() + 1) % hosts, prev = (b->host() + hosts - 1) % hosts;
+  const int distance = (b->place() - b->topology().ring_place(root_host) + hosts) % hosts;
+  const int next = b->next(), prev = b->previous();
   const bool passes_on = distance < hosts - 1;
   const int root = b->topology().position(b->request().root);
   for (const Range& chunk : b->chunks({0, b->request().count})) {
@@ -52,8 +52,7 @@ void build_broadcast(Builder* b) {
 }
 
 void build_all_gather(Builder* b) {
-  const int hosts = b->hosts(), host = b->host();
-  const int next = (host + 1) % hosts, prev = (host + hosts - 1) % hosts;
+  const int hosts = b->hosts(), place = b->place(), next = b->next(), prev = b->previous();
   const std::vector<int>& mine = b->topology().local();
   std::vector<int> everybody;
   for (int m = 0; m < b->locals(); ++m) everybody.push_back(m);
@@ -61,8 +60,8 @@ void build_all_gather(Builder* b) {
     if (hosts > 1) send_all(b, next, m, 0);
     copy_all(b, m, 0, everybody, block(*b, mine[static_cast<size_t>(m)]));
   }
-  for (int s = 0; s < hosts - 1; ++s) {  // what came from host - s - 1 goes on to host + 1
-    for (const int index : members_at(*b, host - s - 1)) {
+  for (int s = 0; s < hosts - 1; ++s) {  // what came from place - s - 1 goes on to place + 1
+    for (const int index : members_at(*b, b->topology().ring_host(place - s - 1))) {
       for (const Range& chunk : b->chunks({block(*b, index), b->request().count})) {
         const StepId arrived = b->recv(prev, b->dst(0, chunk.begin), chunk.count);
         if (s < hosts - 2) b->send(next, b->dst(0, chunk.begin), chunk.count, {arrived});

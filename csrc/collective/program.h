@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "channel/layout.h"
+#include "codec/codec.h"
 
 namespace bagua::collective {
 
@@ -24,6 +25,9 @@ namespace bagua::collective {
 struct Topology {
   std::vector<std::vector<int>> members;  // by host: indices in the communicator, ascending
   int host = 0;                           // whose program it is
+  // The order in which rings and chains go round the hosts: a permutation of their indices, the same at all hosts;
+  // empty: 0, 1, 2, ...
+  std::vector<int> ring = {};
 
   int hosts() const { return static_cast<int>(members.size()); }
   int size() const;
@@ -31,6 +35,9 @@ struct Topology {
   // Position of member `index` among the local ones, if it is one.
   int position(int index) const;
   const std::vector<int>& local() const { return members[static_cast<size_t>(host)]; }
+  // Host at a place of the ring (any integer, taken modulo the number of hosts), and the place of a host.
+  int ring_host(int place) const;
+  int ring_place(int host) const;
 };
 
 struct Request {
@@ -39,12 +46,16 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   uint64_t count = 0;
   int root = -1;  // index in the communicator
+  // kAllReduce of float32 between hosts: how it crosses, all but the last `exact` elements.
+  Encoding encoding = {};
+  bool feedback = false;  // with error feedback: Memory::residual is there
+  uint64_t exact = 0;
 };
 
-enum class Space : uint8_t { kSrc, kDst, kScratch };
+enum class Space : uint8_t { kSrc, kDst, kScratch, kResidual };
 
 // A place: `offset` bytes into the src or dst of local member number `member` (its position in Topology::local()), or
-// into the operation's scratch memory.
+// into the operation's scratch memory, or into this host's residual.
 struct Ref {
   Space space;
   uint16_t member;
@@ -52,18 +63,25 @@ struct Ref {
 };
 
 struct Step {
-  enum class Type : uint8_t { kReduce, kCopy, kSend, kRecv };
+  enum class Type : uint8_t { kReduce, kCopy, kTranscode, kSend, kRecv };
   Type type;
-  bool final = false;                            // kReduce: apply AVG's division
+  bool final = false;                            // kReduce, kTranscode: apply AVG's division
+  bool residual = false, message = false;        // kTranscode: whether it has them, one ref each
   int peer = -1;                                 // kSend, kRecv: index of the host among the communicator's
-  uint32_t sources = 0;                          // kReduce: n; kCopy, kSend: 1; kRecv: 0
-  uint32_t destinations = 0;                     // kReduce, kCopy: m; kRecv: 1; kSend: 0
-  uint32_t first_ref = 0;                        // in Program::refs: the sources, then the destinations
+  uint32_t sources = 0;                          // kReduce, kTranscode (raw): n; kCopy, kSend: 1; kRecv: 0
+  uint32_t encoded = 0;                          // kTranscode: sources that are messages
+  uint32_t destinations = 0;                     // kReduce, kCopy, kTranscode (decoded): m; kRecv: 1; kSend: 0
+  uint32_t first_ref = 0;                        // in Program::refs: sources, encoded, residual, message, destinations
   uint32_t waits_for = 0;                        // how many steps must complete before
   uint32_t first_successor = 0, successors = 0;  // in Program::successors
   uint64_t tag = 0;                              // kSend, kRecv
-  uint64_t bytes = 0;                            // of each source and destination
+  uint64_t bytes = 0;                            // of each source and destination; kTranscode: of the raw ones
 };
+
+// Whether a step of this type uses the processor, not the network.
+inline bool computes(Step::Type type) {
+  return type != Step::Type::kSend && type != Step::Type::kRecv;
+}
 
 struct Program {
   std::vector<Step> steps;
@@ -73,7 +91,8 @@ struct Program {
   size_t scratch_bytes = 0;
 };
 
-// Chunks of at most `chunk_bytes` (at least 64). The request is valid: see engine/operation.h.
+// Chunks of at most `chunk_bytes` (at least 64); encoded, the message of 1024 elements may be longer. The request is
+// valid: see engine/operation.h.
 Program compile(const Topology& topology, const Request& request, size_t chunk_bytes);
 
 }  // namespace bagua::collective

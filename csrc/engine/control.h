@@ -11,7 +11,7 @@ namespace bagua {
 struct Control {
   enum class Type : uint32_t {
     kDescribe = 1,  // what this host's ranks called as collective `sequence`: descriptor, rank, members; source: bytes
-                    // of a chunk
+                    // of a chunk; destination: digest of the ring's order
     kReady = 2,     // the recv number `sequence` from `source` at `destination` is posted: descriptor, rank
     kLeft = 3,      // rank `rank` has left and will send or receive nothing more
     kError = 4,     // the engine there has failed: text

@@ -14,16 +14,13 @@ constexpr size_t kMaxActive = 4;
 constexpr size_t kMaxHistory = 256;
 constexpr size_t kMaxEarly = 65536;
 
+using collective::computes;
 using collective::Step;
 
 uint64_t digest_of(const std::vector<int>& members) {
   uint64_t digest = 0xcbf29ce484222325;  // FNV-1a
   for (const int member : members) digest = (digest ^ static_cast<uint64_t>(member)) * 0x100000001b3;
   return digest;
-}
-
-bool computes(const Step& step) {
-  return step.type == Step::Type::kReduce || step.type == Step::Type::kCopy;
 }
 
 }  // namespace
@@ -34,16 +31,33 @@ Exchange::Exchange(EngineState* state, RankTable* ranks, const Communicator* com
       comm_(comm),
       mesh_(mesh),
       members_digest_(digest_of(comm->members())),
+      topology_(comm->topology()),
+      residuals_(&state->counters().residual_bytes),
       sends_(static_cast<size_t>(comm->hosts())),
       receives_(static_cast<size_t>(comm->hosts())),
       early_(static_cast<size_t>(comm->hosts())) {}
+
+Status Exchange::set_ring(std::vector<int> order) {
+  std::vector<int> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] != static_cast<int>(i)) sorted.clear();
+  }
+  if (sorted.size() != topology_.members.size() || !history_.empty() || !queued_.empty()) {
+    return {Code::kInvalid, comm_name(comm_->id()) + ": the order of a ring must name each of its " +
+                                std::to_string(comm_->hosts()) + " hosts once, before the first operation"};
+  }
+  topology_.ring = std::move(order);
+  ring_digest_ = static_cast<uint32_t>(digest_of(topology_.ring));
+  return Status::ok();
+}
 
 void Exchange::add(Collective operation) {
   queued_.push_back(std::move(operation));
 }
 
 Status Exchange::pump() {
-  while (!queued_.empty() && active_.size() < kMaxActive) {
+  while (!queued_.empty() && active_.size() < kMaxActive && !residual_busy(queued_.front())) {
     Collective next = std::move(queued_.front());
     queued_.pop_front();
     if (Status status = activate(std::move(next)); !status) return status;
@@ -55,19 +69,40 @@ Status Exchange::pump() {
   return Status::ok();
 }
 
+// One residual serves one operation after the other.
+bool Exchange::residual_busy(const Collective& operation) const {
+  const uint32_t number = operation.first().descriptor.residual;
+  return number != 0 && std::any_of(active_.begin(), active_.end(), [number](const auto& active) {
+           return active->operation.first().descriptor.residual == number;
+         });
+}
+
+// The program, and the memory that it works on.
+Status Exchange::prepare(Active* active) {
+  const Descriptor& descriptor = active->operation.first().descriptor;
+  active->request = request_of(active->operation);
+  active->request.encoding = {static_cast<Codec>(descriptor.codec), descriptor.density};
+  active->request.feedback = descriptor.residual != 0;
+  active->request.exact = descriptor.exact;
+  active->memory = memory_of(active->operation);
+  active->program = collective::compile(topology_, active->request, state_->options().chunk_bytes);
+  active->scratch = scratch_.take(active->program.scratch_bytes);
+  active->memory.scratch = active->scratch.data();
+  if (!active->request.feedback) return Status::ok();
+  Status status = residuals_.find(descriptor.residual, descriptor.count, &active->memory.residual);
+  if (status) return status;
+  return {status.code(), operation_name(descriptor, active->operation.sequence) + ": " + status.message()};
+}
+
 Status Exchange::activate(Collective operation) {
   auto owner = std::make_unique<Active>();
   Active* active = owner.get();
   active->serial = next_serial_++;
-  active->request = request_of(operation);
-  active->memory = memory_of(operation);
   active->operation = std::move(operation);
   state_->busy().start(now_ns());
   active_.push_back(std::move(owner));
-  active->program = collective::compile(comm_->topology(), active->request, state_->options().chunk_bytes);
+  if (Status status = prepare(active); !status) return status;
   const collective::Program& program = active->program;
-  active->scratch.resize(program.scratch_bytes);
-  active->memory.scratch = active->scratch.data();
   active->described.resize(static_cast<size_t>(comm_->hosts()), false);
   active->remaining = program.steps.size();
   const Operation& own = active->operation.first();
@@ -79,7 +114,7 @@ Status Exchange::activate(Collective operation) {
     active->waits_for.push_back(step.waits_for);
     if (step.type == Step::Type::kSend) sends_[static_cast<size_t>(step.peer)].push_back({active, i});
     if (step.type == Step::Type::kRecv) receives_[static_cast<size_t>(step.peer)].push_back({active, i});
-    if (computes(step) && step.waits_for == 0) ready_.push_back({active, i});
+    if (computes(step.type) && step.waits_for == 0) ready_.push_back({active, i});
   }
   for (int peer = 0; peer < comm_->hosts(); ++peer) {
     auto& early = early_[static_cast<size_t>(peer)];
@@ -102,6 +137,7 @@ void Exchange::announce(const Active& active) {
   control.sequence = active.operation.sequence;
   control.members = members_digest_;
   control.source = static_cast<uint32_t>(state_->options().chunk_bytes);
+  control.destination = ring_digest_;
   control.descriptor = own.descriptor;
   const std::string bytes = encode(control);
   for (const int peer : active.program.peers) mesh_->send_control(peer, bytes);
@@ -122,6 +158,10 @@ Status Exchange::compare(int peer, const Control& control, uint64_t sequence, co
     return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
                                 std::to_string(state_->options().chunk_bytes) + " and " +
                                 std::to_string(control.source) + " bytes: give all the same chunk_bytes"};
+  }
+  if (control.destination != ring_digest_) {
+    return {Code::kInvalid, comm_name(comm_->id()) + ": the engines of " + us + " and " + them +
+                                " go round the hosts in different orders: all must be given the same"};
   }
   if (signature_of(control.descriptor) == signature_of(own)) return Status::ok();
   // Both hosts find out at once: the lower rank comes last, so that both say the same.
@@ -202,7 +242,7 @@ void Exchange::step_done(Active* active, uint32_t index) {
   const Step& done = active->program.steps[index];
   for (uint32_t i = 0; i < done.successors; ++i) {
     const uint32_t next = active->program.successors[done.first_successor + i];
-    if (--active->waits_for[next] == 0 && computes(active->program.steps[next])) ready_.push_back({active, next});
+    if (--active->waits_for[next] == 0 && computes(active->program.steps[next].type)) ready_.push_back({active, next});
   }
   if (--active->remaining == 0) finish(active);
 }
@@ -217,6 +257,7 @@ void Exchange::finish(Active* active) {
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->busy().stop(now_ns(), &counters.comm_ns);
   for (const Operation& part : active->operation.parts) ranks_->complete(part, active->operation.started_ns, true);
+  scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
 }
 
@@ -252,6 +293,7 @@ void Exchange::abandon() {
     for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
   }
   active_.clear();
+  residuals_.clear();
   queued_.clear();
   ready_.clear();
   for (auto& queue : sends_) queue.clear();

@@ -18,6 +18,7 @@
 #include "collective/execute.h"
 #include "engine/communicator.h"
 #include "engine/control.h"
+#include "engine/exchange_memory.h"
 #include "engine/ranks.h"
 #include "engine/state.h"
 #include "transport/mesh.h"
@@ -27,6 +28,10 @@ namespace bagua {
 class Exchange {
  public:
   Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh);
+
+  // The order in which rings and chains of this communicator go round its hosts (collective/program.h); the same at all
+  // hosts, or the first collective says that it is not. Before the first add(). kInvalid: no permutation of the hosts.
+  Status set_ring(std::vector<int> order);
 
   void add(Collective operation);
   // A peer's description. kInvalid names both sides if it is not what this host's ranks called.
@@ -55,7 +60,7 @@ class Exchange {
     collective::Request request;
     collective::Program program;
     collective::Memory memory;
-    std::vector<char> scratch;
+    ScratchPool::Block scratch;
     std::vector<uint32_t> waits_for;  // by step
     std::vector<bool> described;      // by peer
     size_t remaining = 0;             // steps
@@ -66,6 +71,8 @@ class Exchange {
   };
 
   Status activate(Collective operation);
+  Status prepare(Active* active);
+  bool residual_busy(const Collective& operation) const;
   Status compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own, int own_rank) const;
   void announce(const Active& active);
   void start_sends(int peer);
@@ -80,6 +87,10 @@ class Exchange {
   const Communicator* const comm_;
   Mesh* const mesh_;
   const uint64_t members_digest_;
+  collective::Topology topology_;  // of comm_, with the ring's order
+  uint32_t ring_digest_ = 0;
+  ScratchPool scratch_;
+  ResidualTable residuals_;
 
   std::deque<Collective> queued_;
   std::vector<std::unique_ptr<Active>> active_;     // in order

@@ -1,10 +1,17 @@
 #include "engine/operation.h"
 
 #include <algorithm>
+#include <tuple>
+
+#include "codec/codec.h"
 
 namespace bagua {
 
 namespace {
+
+std::string codec_text(uint8_t codec) {
+  return "codec " + (codec < kCodecs ? std::string(codec_name(static_cast<Codec>(codec))) : std::to_string(codec));
+}
 
 constexpr uint64_t kMaxCount = uint64_t{1} << 44;  // times 8 bytes times kMaxMembers stays far below 2^64
 
@@ -49,6 +56,34 @@ Extent blocks_of(Kind kind, bool at_root, uint64_t n) {
   return {0, 0};
 }
 
+// How the operation asks to cross between hosts.
+Status check_encoding(const Operation& operation) {
+  const Descriptor& d = operation.descriptor;
+  const std::string codec = codec_text(d.codec);
+  if (d.codec == 0) {
+    if (d.density != 0) return refuse(operation, "density " + std::to_string(d.density) + " without a codec");
+    if (d.residual != 0) return refuse(operation, "residual " + std::to_string(d.residual) + " without a codec");
+    if (d.exact != 0) return refuse(operation, std::to_string(d.exact) + " exact elements without a codec");
+    return Status::ok();
+  }
+  if (d.codec >= kCodecs) return refuse(operation, codec + ", which is unknown");
+  if (!encoding_known(d.codec, d.density)) {
+    return refuse(operation, codec + " with density " + std::to_string(d.density) +
+                                 "; topk takes 1 to 65535 (of 65536 elements), the others 0");
+  }
+  if (operation.kind() != Kind::kAllReduce) return refuse(operation, codec + "; only all-reduce takes a codec");
+  if (operation.dtype() != DType::kF32) {
+    return refuse(operation, codec + " for " + dtype_name(operation.dtype()) + "; codecs take float32");
+  }
+  if (operation.op() != ReduceOp::kSum && operation.op() != ReduceOp::kAvg) {
+    return refuse(operation, codec + " for " + op_name(operation.op()) + "; codecs take SUM and AVG");
+  }
+  if (d.exact > d.count) {
+    return refuse(operation, std::to_string(d.exact) + " exact elements of a vector of " + std::to_string(d.count));
+  }
+  return Status::ok();
+}
+
 Status check_numbers(const Operation& operation, int size) {
   const Descriptor& d = operation.descriptor;
   if (!kind_known(d.kind)) return refuse(operation, "kind " + std::to_string(d.kind) + ", which is unknown");
@@ -68,7 +103,7 @@ Status check_numbers(const Operation& operation, int size) {
   if ((kind == Kind::kSend || kind == Kind::kRecv) && d.root == operation.index) {
     return refuse(operation, "itself as the other end");
   }
-  return Status::ok();
+  return check_encoding(operation);
 }
 
 Status find_memory(const Operation& operation, const SegmentTable& segments, const char* side, uint32_t segment,
@@ -135,16 +170,32 @@ Status resolve(Operation* operation, int size, const SegmentTable& segments) {
 }
 
 Signature signature_of(const Descriptor& descriptor) {
-  Signature s{descriptor.kind, descriptor.dtype, descriptor.op, descriptor.count, descriptor.root};
   const Kind kind = static_cast<Kind>(descriptor.kind);
-  if (kind == Kind::kBarrier) return {descriptor.kind, 0, 0, 0, -1};
+  if (kind == Kind::kBarrier) {
+    Signature barrier;
+    barrier.kind = descriptor.kind;
+    return barrier;
+  }
+  Signature s;
+  s.kind = descriptor.kind;
+  s.dtype = descriptor.dtype;
+  s.op = descriptor.op;
+  s.count = descriptor.count;
+  s.root = descriptor.root;
   if (!kind_reduces(kind)) s.op = 0;
   if (!kind_rooted(kind)) s.root = -1;
+  s.codec = descriptor.codec;
+  s.density = descriptor.density;
+  s.feedback = descriptor.residual != 0;
+  s.exact = descriptor.exact;
   return s;
 }
 
 bool operator==(const Signature& a, const Signature& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.count == b.count && a.root == b.root;
+  const auto all = [](const Signature& s) {
+    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact);
+  };
+  return all(a) == all(b);
 }
 
 std::string comm_name(uint32_t comm) {
@@ -183,6 +234,12 @@ std::string call_text(const Descriptor& d) {
   }
   if (kind_reduces(kind)) text += std::string(", ") + (op_known(d.op) ? op_name(static_cast<ReduceOp>(d.op)) : "?");
   if (kind_rooted(kind)) text += ", root " + std::to_string(d.root);
+  if (d.codec != 0) {
+    text += ", " + codec_text(d.codec);
+    if (d.density != 0) text += " of density " + std::to_string(d.density) + "/65536";
+    if (d.residual != 0) text += " with error feedback";
+    if (d.exact != 0) text += ", the last " + std::to_string(d.exact) + " exact";
+  }
   return text;
 }
 

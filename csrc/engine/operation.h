@@ -39,8 +39,8 @@ struct Collective {
 };
 
 // Checks everything that a rank may have written into a descriptor, and resolves src and dst: known numbers, root in
-// range, sizes without overflow, memory inside the rank's own segments, aligned, no overlap but those that layout.h
-// allows. `operation` has rank, index and descriptor; `size` is the number of members.
+// range, a codec only where one works, sizes without overflow, memory inside the rank's own segments, aligned, no
+// overlap but those that layout.h allows. `operation` has rank, index and descriptor; `size` is the number of members.
 Status resolve(Operation* operation, int size, const SegmentTable& segments);
 
 // What a rank called, apart from the data: parts of one operation must agree on it.
@@ -48,6 +48,10 @@ struct Signature {
   uint8_t kind = 0, dtype = 0, op = 0;
   uint64_t count = 0;
   int32_t root = -1;
+  uint8_t codec = 0;
+  uint16_t density = 0;
+  bool feedback = false;  // whether there is a residual; its number is each rank's own
+  uint32_t exact = 0;
 };
 Signature signature_of(const Descriptor& descriptor);
 bool operator==(const Signature& a, const Signature& b);
@@ -56,7 +60,7 @@ bool operator==(const Signature& a, const Signature& b);
 std::string comm_name(uint32_t comm);
 // "all-reduce #17 of world (bucket 3)"
 std::string operation_name(const Descriptor& descriptor, uint64_t sequence);
-// "128 x float32 [128], SUM, root 0"
+// "128 x float32 [128], SUM, root 0"; "128 x float32, AVG, codec onebit with error feedback"
 std::string call_text(const Descriptor& descriptor);
 std::string label_of(const Descriptor& descriptor);
 // The whole sentence about two ranks that called different things as operation `sequence`. `where` may add ", host 1".

@@ -1,20 +1,14 @@
-// Programs of all hosts run in one thread, on a network that buffers nothing and delivers in any order that the rules
-// allow.
-#include <cmath>
-#include <cstring>
-#include <deque>
+// Every kind of operation, run as in collective_rig.h.
+#include <algorithm>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "collective/execute.h"
-#include "collective/program.h"
-#include "harness.h"
+#include "collective/builder.h"
+#include "collective/cost.h"
+#include "collective_rig.h"
 
 namespace bagua::collective {
 namespace {
-
-using Members = std::vector<std::vector<int>>;
 
 const std::vector<Members> kTopologies = {
     {{0}},
@@ -27,224 +21,14 @@ const std::vector<Members> kTopologies = {
     {{5}, {0, 1}, {4}, {2, 3}},
 };
 
-struct Case {
-  Request request;
-  Members members;
-  size_t chunk_bytes = 64;
-  bool in_place = false;
-};
-
-// How many blocks a member gives and gets.
-void extent(const Case& c, int index, size_t n, size_t* gives, size_t* gets) {
-  const bool root = index == c.request.root;
-  *gives = *gets = 1;
-  switch (c.request.kind) {
-    case Kind::kReduce:
-      *gets = root ? 1 : 0;
-      break;
-    case Kind::kBroadcast:
-      *gives = root ? 1 : 0;
-      break;
-    case Kind::kAllGather:
-      *gets = n;
-      break;
-    case Kind::kReduceScatter:
-      *gives = n;
-      break;
-    case Kind::kGather:
-      *gets = root ? n : 0;
-      break;
-    case Kind::kScatter:
-      *gives = root ? n : 0;
-      break;
-    case Kind::kAllToAll:
-      *gives = *gets = n;
-      break;
-    default:
-      break;
-  }
+// A permutation of the hosts; 0: none.
+std::vector<int> ring_number(unsigned seed, size_t hosts) {
+  std::vector<int> ring;
+  for (size_t h = 0; seed > 0 && h < hosts; ++h) ring.push_back(static_cast<int>(h));
+  std::mt19937 random(seed);
+  std::shuffle(ring.begin(), ring.end(), random);
+  return ring;
 }
-
-struct Host {
-  Program program;
-  Memory memory;
-  std::vector<char> scratch;
-  std::vector<uint32_t> waits;
-  std::vector<std::deque<uint32_t>> sends, receives;  // by peer
-  std::vector<uint32_t> ready;
-  size_t remaining = 0;
-
-  void done(uint32_t index) {
-    const Step& step = program.steps[index];
-    --remaining;
-    for (uint32_t i = 0; i < step.successors; ++i) {
-      const uint32_t next = program.successors[step.first_successor + i];
-      if (--waits[next] == 0) made_ready(next);
-    }
-  }
-  void made_ready(uint32_t index) {
-    const Step::Type type = program.steps[index].type;
-    if (type == Step::Type::kReduce || type == Step::Type::kCopy) ready.push_back(index);
-  }
-};
-
-class Simulation {
- public:
-  Simulation(const Case& c, unsigned seed) : case_(c), random_(seed) {
-    Topology topology{c.members, 0};
-    n_ = static_cast<size_t>(topology.size());
-    inputs_.resize(n_);
-    sources_.resize(n_);
-    targets_.resize(n_);
-    for (size_t i = 0; i < n_; ++i) fill(i);
-    for (int h = 0; h < topology.hosts(); ++h) {
-      topology.host = h;
-      hosts_.push_back(make_host(topology));
-    }
-  }
-
-  // Runs random enabled events until none is left; true if all programs ended.
-  bool run() {
-    while (compute() || transfer()) {
-    }
-    for (const Host& host : hosts_) {
-      if (host.remaining > 0) return false;
-    }
-    return true;
-  }
-
-  void check() const {
-    for (size_t i = 0; i < n_; ++i) {
-      size_t gives, gets;
-      extent(case_, static_cast<int>(i), n_, &gives, &gets);
-      if (case_.request.kind == Kind::kBarrier) continue;
-      for (size_t k = 0; k < gets * case_.request.count; ++k) CHECK_EQ(target(i)[k], expected(i, k));
-      if (case_.in_place) continue;
-      CHECK(sources_[i] == inputs_[i]);
-      CHECK_EQ(targets_[i].back(), -7.0f);  // nothing behind the result was written
-    }
-  }
-
-  const float* target(size_t i) const { return case_.in_place ? sources_[i].data() + into_[i] : targets_[i].data(); }
-
- private:
-  void fill(size_t i) {
-    size_t gives, gets;
-    const uint64_t count = case_.request.count;
-    extent(case_, static_cast<int>(i), n_, &gives, &gets);
-    std::uniform_int_distribution<int> digit(1, 9);
-    inputs_[i].assign(gives * count, 0);
-    for (float& value : inputs_[i]) value = static_cast<float>(digit(random_));
-    at_.push_back(0);
-    into_.push_back(0);
-    if (!case_.in_place) {
-      sources_[i] = inputs_[i];
-      targets_[i].assign(gets * count + 1, -7.0f);
-      return;
-    }
-    if (gets > gives) at_[i] = i * count;
-    if (gives > gets && gets > 0) into_[i] = i * count;
-    sources_[i].assign(std::max(gives, gets) * count + 1, -7.0f);
-    std::copy(inputs_[i].begin(), inputs_[i].end(), sources_[i].begin() + static_cast<std::ptrdiff_t>(at_[i]));
-  }
-
-  Host make_host(const Topology& topology) {
-    Host host;
-    host.program = compile(topology, case_.request, case_.chunk_bytes);
-    host.scratch.resize(host.program.scratch_bytes);
-    for (const int index : topology.local()) {
-      const auto i = static_cast<size_t>(index);
-      host.memory.src.push_back(reinterpret_cast<const char*>(sources_[i].data() + at_[i]));
-      float* to = case_.in_place ? sources_[i].data() + into_[i] : targets_[i].data();
-      host.memory.dst.push_back(reinterpret_cast<char*>(to));
-    }
-    host.memory.scratch = host.scratch.data();
-    host.sends.resize(topology.members.size());
-    host.receives.resize(topology.members.size());
-    host.remaining = host.program.steps.size();
-    for (uint32_t i = 0; i < host.program.steps.size(); ++i) {
-      const Step& step = host.program.steps[i];
-      host.waits.push_back(step.waits_for);
-      if (step.type == Step::Type::kSend) host.sends[static_cast<size_t>(step.peer)].push_back(i);
-      if (step.type == Step::Type::kRecv) host.receives[static_cast<size_t>(step.peer)].push_back(i);
-      if (step.waits_for == 0) host.made_ready(i);
-    }
-    return host;
-  }
-
-  bool compute() {
-    std::vector<Host*> busy;
-    for (Host& host : hosts_) {
-      if (!host.ready.empty()) busy.push_back(&host);
-    }
-    // Now and then the network goes first.
-    if (busy.empty() || (random_() % 4 == 0 && transfer())) return !busy.empty();
-    Host* host = busy[random_() % busy.size()];
-    const size_t pick = random_() % host->ready.size();
-    const uint32_t index = host->ready[pick];
-    host->ready.erase(host->ready.begin() + static_cast<std::ptrdiff_t>(pick));
-    run_step(host->program, host->program.steps[index], case_.request, static_cast<int64_t>(n_), host->memory, false);
-    host->done(index);
-    return true;
-  }
-
-  // Moves one message whose send and whose receive are both at the head of their queues and may start.
-  bool transfer() {
-    const size_t hosts = hosts_.size(), first = random_() % (hosts * hosts);
-    for (size_t k = 0; k < hosts * hosts; ++k) {
-      const size_t from = (first + k) % (hosts * hosts) / hosts, to = (first + k) % hosts;
-      Host &a = hosts_[from], &b = hosts_[to];
-      if (a.sends[to].empty() || b.receives[from].empty()) continue;
-      const uint32_t send = a.sends[to].front(), receive = b.receives[from].front();
-      if (a.waits[send] > 0 || b.waits[receive] > 0) continue;
-      const Step &out = a.program.steps[send], &in = b.program.steps[receive];
-      CHECK_EQ(out.tag, in.tag);
-      CHECK_EQ(out.bytes, in.bytes);
-      CHECK(out.bytes <= std::max<size_t>(case_.chunk_bytes, 8));
-      memcpy(target_of(b.memory, b.program.refs[in.first_ref]), source_of(a.memory, a.program.refs[out.first_ref]),
-             out.bytes);
-      a.sends[to].pop_front();
-      b.receives[from].pop_front();
-      a.done(send);
-      b.done(receive);
-      return true;
-    }
-    return false;
-  }
-
-  float expected(size_t i, size_t k) const {
-    const uint64_t count = case_.request.count;
-    const auto root = static_cast<size_t>(std::max(case_.request.root, 0));
-    const auto sum = [this](size_t at) {
-      float total = 0;
-      for (const auto& input : inputs_) total += input[at];
-      return case_.request.op == ReduceOp::kAvg ? total / static_cast<float>(n_) : total;
-    };
-    switch (case_.request.kind) {
-      case Kind::kAllReduce:
-      case Kind::kReduce:
-        return sum(k);
-      case Kind::kReduceScatter:
-        return sum(i * count + k);
-      case Kind::kBroadcast:
-        return inputs_[root][k];
-      case Kind::kAllGather:
-      case Kind::kGather:
-        return inputs_[k / count][k % count];
-      case Kind::kScatter:
-        return inputs_[root][i * count + k];
-      default:
-        return inputs_[k / count][i * count + k % count];
-    }
-  }
-
-  const Case case_;
-  std::mt19937 random_;
-  size_t n_ = 0;
-  std::vector<std::vector<float>> inputs_, sources_, targets_;
-  std::vector<size_t> at_, into_;  // in place: where source and target begin, in elements
-  std::vector<Host> hosts_;
-};
 
 void run_cases(Kind kind, ReduceOp op, bool may_be_in_place) {
   for (const Members& members : kTopologies) {
@@ -258,6 +42,7 @@ void run_cases(Kind kind, ReduceOp op, bool may_be_in_place) {
         c.chunk_bytes = count > 1000 ? 4096 : 64;
         c.in_place = in_place != 0;
         for (unsigned seed = 0; seed < 3; ++seed) {
+          c.ring = ring_number(seed, members.size());
           Simulation simulation(c, seed);
           CHECK(simulation.run());
           simulation.check();
@@ -298,6 +83,58 @@ TEST(scatter) {
 }
 TEST(all_to_all) {
   run_cases(Kind::kAllToAll, ReduceOp::kSum, false);
+}
+
+// Vectors that go whole, up to where the ring takes over; and both patterns of few trips by themselves, also with more
+// hosts than elements.
+TEST(all_reduce_in_few_trips) {
+  const auto direct = [](const Topology& topology, const Request& request, size_t chunk) {
+    Builder builder(topology, request, chunk);
+    build_direct(&builder, {0, request.count});
+    return builder.finish();
+  };
+  const auto halving = [](const Topology& topology, const Request& request, size_t chunk) {
+    Builder builder(topology, request, chunk);
+    build_halving_doubling(&builder, {0, request.count});
+    return builder.finish();
+  };
+  for (int hosts = 2; hosts <= 9; ++hosts) {
+    Case c;
+    int rank = 0;
+    for (int h = 0; h < hosts; ++h) {
+      c.members.emplace_back();
+      for (int m = 0; m <= h % 3; ++m) c.members.back().push_back(rank++);
+    }
+    c.chunk_bytes = 1 << 20;
+    for (const uint64_t count : {1, 3, 100, 1001}) {
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        c.request = {Kind::kAllReduce, DType::kF32, seed % 2 ? ReduceOp::kAvg : ReduceOp::kSum, count, -1};
+        c.in_place = seed >= 2;
+        c.make_program = direct;
+        Simulation one(c, seed);
+        CHECK(one.run());
+        one.check();
+        CHECK_EQ(one.messages(), static_cast<size_t>(hosts * (hosts - 1)));
+        c.make_program = halving;
+        Simulation two(c, seed);
+        CHECK(two.run());
+        two.check();
+      }
+    }
+  }
+}
+
+TEST(patterns_by_cost) {
+  CHECK(cheapest_pattern(2, 4) == Pattern::kDirect);
+  CHECK(cheapest_pattern(8, 32 << 10) == Pattern::kDirect);
+  CHECK(cheapest_pattern(2, 512 << 10) == Pattern::kDirect);  // as many bytes as the ring, half the trips
+  CHECK(cheapest_pattern(2, 600 << 10) == Pattern::kRing);
+  CHECK(cheapest_pattern(4, 100 << 10) == Pattern::kDirect);
+  CHECK(cheapest_pattern(4, 300 << 10) == Pattern::kHalvingDoubling);
+  CHECK(cheapest_pattern(8, 200 << 10) == Pattern::kHalvingDoubling);
+  CHECK(cheapest_pattern(3, 500 << 10) == Pattern::kRing);
+  CHECK(cheapest_pattern(16, 4) == Pattern::kHalvingDoubling);
+  CHECK(cheapest_pattern(100, 100 << 10) == Pattern::kHalvingDoubling);
 }
 
 // A barrier is one message each way between all hosts, so nobody passes before everybody came.

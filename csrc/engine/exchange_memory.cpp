@@ -1,0 +1,96 @@
+#include "engine/exchange_memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "channel/headroom.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr size_t kKept = 4;  // free blocks: as many as operations may be active
+
+}  // namespace
+
+Pages::Pages(size_t bytes) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  bytes_ = (std::max<size_t>(bytes, 1) + page - 1) / page * page;
+  void* data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(data);
+}
+
+Pages::~Pages() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+Pages::Pages(Pages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+ScratchPool::Block ScratchPool::take(size_t bytes) {
+  if (bytes == 0) return {};
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->bytes() >= bytes && (best == free_.end() || it->bytes() < best->bytes())) best = it;
+  }
+  if (best == free_.end()) return Block(bytes);
+  Block block = std::move(*best);
+  free_.erase(best);
+  return block;
+}
+
+void ScratchPool::give(Block block) {
+  if (block.bytes() == 0) return;
+  free_.push_back(std::move(block));
+  if (free_.size() <= kKept) return;
+  // The smallest goes: a larger one serves in its place.
+  free_.erase(std::min_element(free_.begin(), free_.end(),
+                               [](const Block& a, const Block& b) { return a.bytes() < b.bytes(); }));
+}
+
+Status ResidualTable::find(uint32_t number, uint64_t count, char** data) {
+  const auto found = residuals_.find(number);
+  if (found != residuals_.end() && found->second.count != count) {
+    return {Code::kInvalid, "residual " + std::to_string(number) + " was made for " +
+                                std::to_string(found->second.count) + " elements and is now used with " +
+                                std::to_string(count) + ": take another number, or another communicator"};
+  }
+  if (found != residuals_.end()) {
+    *data = found->second.memory.data();
+    return Status::ok();
+  }
+  const uint64_t bytes = count * sizeof(float);
+  const Headroom room = memory_headroom();
+  if (bytes > room.bytes) {
+    return {Code::kResource, "residual " + std::to_string(number) + " for error feedback needs " +
+                                 std::to_string(bytes >> 20) + " MiB, but only " + std::to_string(room.bytes >> 20) +
+                                 " MiB are left (" + room.bound + ")"};
+  }
+  Residual& made = residuals_[number];
+  made.count = count;
+  made.memory = Pages(bytes);
+  bytes_in_use_->fetch_add(made.memory.bytes(), std::memory_order_relaxed);
+  *data = made.memory.data();
+  return Status::ok();
+}
+
+void ResidualTable::clear() {
+  for (const auto& [number, residual] : residuals_) {
+    bytes_in_use_->fetch_sub(residual.memory.bytes(), std::memory_order_relaxed);
+  }
+  residuals_.clear();
+}
+
+}  // namespace bagua
