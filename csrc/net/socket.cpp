@@ -55,14 +55,14 @@ std::string numeric(const sockaddr* address, socklen_t length) {
 }
 
 // Small frames leave at once. A host that vanished without a word is noticed on an idle connection after about 20 s. At
-// most 1 MiB waits in the kernel unsent (what is in flight is not limited): the rest stays with the caller, who can
+// most 256 KiB wait in the kernel unsent (what is in flight is not limited): the rest stays with the caller, who can
 // still give it to whichever stream drains first. Buffer sizes are left to the kernel.
 void tune(int fd) {
   const int on = 1;
   const int idle_s = 10;
   const int interval_s = 3;
   const int probes = 4;
-  const int unsent_bytes = 1 << 20;
+  const int unsent_bytes = 256 << 10;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);

@@ -141,6 +141,7 @@ void Mesh::send(int peer, uint64_t op, uint64_t tag, const void* data, size_t by
   if (!impl_->check_peer(peer, bytes, kMaxMessage, "a message")) return;
   Peer& to = impl_->peers[static_cast<size_t>(peer)];
   to.data.push_back({FrameType::kData, op, tag, data, bytes, cookie, now_ns(), {}});
+  to.queued_bytes += bytes;
   impl_->note_need(&to);
   impl_->pump(&to);
 }
@@ -211,6 +212,15 @@ Mesh::Counters Mesh::counters() const {
   result.bytes_received = impl_->bytes_received.load(std::memory_order_relaxed);
   result.frames_dropped = impl_->frames_dropped.load(std::memory_order_relaxed);
   return result;
+}
+
+std::vector<uint64_t> Mesh::stream_bytes(int peer) const {
+  std::vector<uint64_t> bytes;
+  for (const auto& stream : impl_->peers[static_cast<size_t>(peer)].streams) {
+    bytes.push_back(stream == nullptr ? 0 : stream->written);
+  }
+  bytes.pop_back();  // the control lane
+  return bytes;
 }
 
 std::string Mesh::describe_waits(int64_t now) const {

@@ -63,6 +63,7 @@ class Mesh {
     uint64_t frames_dropped = 0;                  // of another generation or communicator
   };
 
+  static constexpr int kMaxStreams = 64;
   static constexpr size_t kMaxMessage = 16u << 20;
   static constexpr size_t kMaxControl = 64u << 10;  // a longer text is an error of the caller, as is a longer chunk
   static constexpr int64_t kDeadConnectionNs = 20'000'000'000;
@@ -98,6 +99,8 @@ class Mesh {
   void wake();
 
   Counters counters() const;
+  // Bytes sent to `peer` on each data stream (0: not attached). The driving thread's alone.
+  std::vector<uint64_t> stream_bytes(int peer) const;
   // For error messages: peers with sends or receives outstanding, and since when; peers that do not answer.
   std::string describe_waits(int64_t now_ns) const;
 

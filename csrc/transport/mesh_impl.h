@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "transport/mesh.h"
 #include "transport/stream.h"
+#include "transport/stream_rate.h"
 
 namespace bagua::mesh {
 
@@ -61,6 +62,8 @@ struct Stream {
   bool queued = false;      // in Impl::ready
   bool registered = false;  // with epoll
   uint32_t events = 0;      // what epoll watches
+  uint64_t written = 0;     // bytes that the socket took
+  StreamRate rate;
   StreamReader reader;
   StreamWriter writer;
 
@@ -71,6 +74,7 @@ struct Stream {
 struct Peer {
   std::vector<std::unique_ptr<Stream>> streams;  // by index; the last is the control lane; null: not attached
   std::deque<Outgoing> data;
+  size_t queued_bytes = 0;  // of `data`
   std::deque<Outgoing> control;
   std::unordered_map<MessageKey, Posted, HashKey> posted;
   size_t next_stream = 0;   // where the search for a free stream begins
@@ -126,7 +130,8 @@ struct Mesh::Impl {
   void note_need(mesh::Peer* peer);
   void pump(mesh::Peer* peer);
   void flush(mesh::Peer* peer, mesh::Stream* stream);
-  mesh::Stream* free_stream(mesh::Peer* peer, bool control);
+  mesh::Stream* control_stream(mesh::Peer* peer);
+  mesh::Stream* data_stream(mesh::Peer* peer, size_t chunk);
   // Receiving
   void make_ready(mesh::Stream* stream);
   void read(mesh::Stream* stream, int64_t budget);

@@ -1,5 +1,7 @@
 // Sending, receiving and events of a mesh; see mesh.cpp for the interface and what happens when something fails.
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 #include <cerrno>
 #include <utility>
@@ -33,20 +35,55 @@ void Mesh::Impl::note_need(Peer* peer) {
   if (missing > 0 && peer->needed_ns < 0 && peer->attached < options.streams) peer->needed_ns = now_ns();
 }
 
-Stream* Mesh::Impl::free_stream(Peer* peer, bool control) {
-  const auto free = [](const Stream* s) {
-    return s != nullptr && !s->writer.busy() && s->writable && !s->write_broken && !s->ended;
-  };
+namespace {
+
+bool is_free(const Stream* s) {
+  return s != nullptr && !s->writer.busy() && s->writable && !s->write_broken && !s->ended;
+}
+
+void measure(Stream* stream, int64_t now) {
+  if (!stream->rate.due(now)) return;
+  int queued = 0;
+  if (::ioctl(stream->socket.fd(), SIOCOUTQ, &queued) == 0) {
+    stream->rate.sample(now, stream->written, static_cast<uint64_t>(queued));
+  }
+}
+
+}  // namespace
+
+Stream* Mesh::Impl::control_stream(Peer* peer) {
   Stream* lane = peer->streams.back().get();
-  if (control && lane != nullptr) return free(lane) ? lane : nullptr;
-  const auto count = static_cast<size_t>(options.streams);
-  for (size_t i = 0; i < count; ++i) {
-    const size_t index = (peer->next_stream + i) % count;
-    if (!free(peer->streams[index].get())) continue;
-    peer->next_stream = (index + 1) % count;
-    return peer->streams[index].get();
+  if (lane != nullptr) return is_free(lane) ? lane : nullptr;
+  for (const auto& stream : peer->streams) {
+    if (is_free(stream.get())) return stream.get();
   }
   return nullptr;
+}
+
+// The stream for the next chunk, nullptr: wait for an event.
+Stream* Mesh::Impl::data_stream(Peer* peer, size_t chunk) {
+  const auto count = static_cast<size_t>(options.streams);
+  Stream* usable[kMaxStreams];
+  StreamLoad loads[kMaxStreams];
+  int n = 0, begin = 0, free = 0;
+  const int64_t now = now_ns();
+  for (size_t i = 0; i < count; ++i) {
+    Stream* stream = peer->streams[i].get();
+    if (stream == nullptr || stream->write_broken || stream->ended) continue;
+    if (i < peer->next_stream) begin = n + 1;
+    measure(stream, now);
+    const size_t rest = stream->writer.rest();
+    loads[n] = {is_free(stream), stream->rate.rate(now),
+                static_cast<double>(stream->rate.backlog(stream->written) + rest)};
+    free += loads[n].free ? 1 : 0;
+    usable[n++] = stream;
+  }
+  if (free == 0) return nullptr;
+  const int chosen =
+      choose_stream(loads, n, begin, static_cast<double>(chunk), static_cast<double>(peer->queued_bytes));
+  if (chosen < 0) return nullptr;
+  peer->next_stream = (static_cast<size_t>(usable[chosen]->index) + 1) % count;
+  return usable[chosen];
 }
 
 // Hands queued messages to streams until none is free.
@@ -55,13 +92,15 @@ void Mesh::Impl::pump(Peer* peer) {
   size_t handed = 0;
   for (auto* queue : {&peer->control, &peer->data}) {
     while (!queue->empty()) {
-      Stream* stream = free_stream(peer, queue == &peer->control);
+      const size_t bytes = queue->front().bytes;
+      Stream* stream = queue == &peer->control ? control_stream(peer) : data_stream(peer, bytes);
       if (stream == nullptr) break;
       if (handed >= mesh::kPumpBudget) {
         peer->pump_again = any_pump_again = true;
         break;
       }
-      handed += queue->front().bytes;
+      handed += bytes;
+      if (queue == &peer->data) peer->queued_bytes -= bytes;
       stream->writer.start(std::move(queue->front()), options.generation, options.comm);
       queue->pop_front();
       flush(peer, stream);
@@ -73,6 +112,7 @@ void Mesh::Impl::flush(Peer* peer, Stream* stream) {
   uint64_t sent = 0;
   int problem = 0;
   const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &sent, &problem);
+  stream->written += sent;
   bytes_sent.fetch_add(sent, std::memory_order_relaxed);
   switch (progress) {
     case StreamWriter::Progress::kDone: {

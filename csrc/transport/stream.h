@@ -28,6 +28,7 @@ class StreamWriter {
 
   bool busy() const { return busy_; }
   const Outgoing& current() const { return message_; }
+  size_t rest() const { return busy_ ? sizeof header_ + message_.bytes - done_ : 0; }  // bytes still to be written
   // Takes a message. Only while not busy.
   void start(Outgoing message, uint64_t generation, uint32_t comm);
   // Writes until the message is out or the socket takes no more. Adds to `sent`; kBroken: `error` is the errno value.

@@ -1,0 +1,133 @@
+// Chunks go where they arrive first: how rates are measured, how a stream is chosen, and a slow stream among fast ones.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "mesh_rig.h"
+#include "transport/stream_rate.h"
+
+namespace bagua {
+namespace {
+
+using test::collect;
+using test::in_ms;
+using test::pattern;
+
+constexpr double kUnknown = StreamRate::kUnknown;
+
+TEST(rate_of_a_loaded_stream) {
+  StreamRate rate;
+  int64_t now = 1000 * kNsPerMs;
+  uint64_t written = 1 << 20;
+  rate.sample(now, written, written);
+  EXPECT(rate.rate(now) == kUnknown);
+  EXPECT(!rate.due(now) && rate.due(now + StreamRate::kSampleNs));
+  for (int i = 0; i < 100; ++i) {  // 1000 bytes in each ms
+    now += kNsPerMs;
+    written += 1000;
+    rate.sample(now, written, 1 << 20);
+  }
+  EXPECT(rate.rate(now) > 0.99e6 && rate.rate(now) < 1.01e6);
+  EXPECT_EQ(rate.backlog(written + 7), (1u << 20) + 7u);
+  rate.sample(now + 1000 * kNsPerMs, written, 1 << 20);  // stands still
+  EXPECT(rate.rate(now + 1000 * kNsPerMs) < 0.02e6);
+}
+
+TEST(rate_of_an_idle_stream) {
+  StreamRate rate;
+  rate.sample(0, 1000, 1000);
+  rate.sample(kNsPerMs, 2000, 1000);
+  const double measured = rate.rate(kNsPerMs);
+  EXPECT(measured == 1e6);
+  rate.sample(5 * kNsPerS, 2000, 0);  // 1000 bytes in 5 s, but it had nothing to do for most of them
+  EXPECT(rate.rate(5 * kNsPerS) == measured);
+  EXPECT(rate.rate(6 * kNsPerS) == measured);
+  EXPECT(rate.rate(5 * kNsPerS + 10 * StreamRate::kForgetNs) >= 900 * measured);  // to be tried again some day
+}
+
+TEST(choice_among_equal_streams) {
+  const StreamLoad alike[] = {{true, kUnknown, 0}, {true, kUnknown, 0}, {true, kUnknown, 0}};
+  EXPECT_EQ(choose_stream(alike, 3, 0, 100, 100), 0);
+  EXPECT_EQ(choose_stream(alike, 3, 2, 100, 100), 2);
+  const StreamLoad filled[] = {{true, 5, 300}, {true, 5, 100}, {true, 5, 200}};
+  EXPECT_EQ(choose_stream(filled, 3, 0, 100, 100), 1);
+  const StreamLoad busy[] = {{false, 5, 300}, {true, 4, 300}, {false, 5, 200}};
+  EXPECT_EQ(choose_stream(busy, 3, 0, 100, 100), 1);  // about as good: nobody waits
+  const StreamLoad alone[] = {{true, 0, 5000}};
+  EXPECT_EQ(choose_stream(alone, 1, 0, 100, 100), 0);
+  const StreamLoad none[] = {{false, 1, 0}, {false, 1, 0}};
+  EXPECT_EQ(choose_stream(none, 2, 0, 100, 100), -1);
+}
+
+TEST(choice_against_a_slow_stream) {
+  const StreamLoad streams[] = {{false, 100, 150}, {false, 100, 100}, {true, 5, 0}, {false, 100, 200}};
+  EXPECT_EQ(choose_stream(streams, 4, 0, 100, 100), -1);     // 20 s against a few
+  EXPECT_EQ(choose_stream(streams, 4, 0, 100, 10'000), -1);  // however much waits: receivers take chunks in order
+  const StreamLoad stalled[] = {{false, 100, 150}, {true, 0, 0}};
+  EXPECT_EQ(choose_stream(stalled, 2, 0, 100, 10'000), -1);
+  const StreamLoad others_stall[] = {{false, 0, 150}, {true, 5, 0}};
+  EXPECT_EQ(choose_stream(others_stall, 2, 0, 100, 100), 1);
+}
+
+// Passes on one direction of a connection at `rate` bytes per second, with little buffering, and the other freely.
+void relay(int near, int far, double rate) {
+  const int small = 16 << 10;
+  ::setsockopt(near, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  char buffer[4096];
+  int64_t free_at = now_ns();
+  for (;;) {
+    pollfd items[] = {{near, POLLIN, 0}, {far, POLLIN, 0}};
+    if (::poll(items, 2, 20'000) <= 0) return;
+    if (items[1].revents != 0) {
+      const ssize_t got = ::recv(far, buffer, sizeof buffer, 0);
+      if (got <= 0 || !write_exact(near, buffer, static_cast<size_t>(got), in_ms(20'000))) return;
+    }
+    if (items[0].revents == 0) continue;
+    const ssize_t got = ::recv(near, buffer, sizeof buffer, 0);
+    if (got <= 0) return;
+    free_at = std::max(free_at, now_ns() - 5 * kNsPerMs) + static_cast<int64_t>(static_cast<double>(got) / rate * 1e9);
+    while (now_ns() < free_at) ::poll(nullptr, 0, timeout_ms(free_at));
+    if (!write_exact(far, buffer, static_cast<size_t>(got), in_ms(20'000))) return;
+  }
+}
+
+TEST(a_slow_stream_does_not_hold_up_the_others) {
+  constexpr size_t kBytes = 64 << 10, kCount = 256;
+  constexpr int kStreams = 4, kSlow = 1;
+  Mesh a(test::mesh_options(0, 2, kStreams)), b(test::mesh_options(1, 2, kStreams));
+  std::vector<Socket> middle(2 * kStreams);
+  test::Threads threads;
+  for (size_t s = 0; s < kStreams; ++s) {
+    Socket a_end, b_end;
+    test::tcp_pair(&a_end, &middle[2 * s]);
+    test::tcp_pair(&middle[2 * s + 1], &b_end);
+    a.attach(1, static_cast<int>(s), std::move(a_end));
+    b.attach(0, static_cast<int>(s), std::move(b_end));
+    threads.start(
+        [near = middle[2 * s].fd(), far = middle[2 * s + 1].fd(), s] { relay(near, far, s == kSlow ? 1e6 : 20e6); });
+  }
+  const std::string out = pattern(kBytes, 1);
+  std::vector<std::string> in(kCount, std::string(kBytes, '\0'));
+  for (uint64_t i = 0; i < kCount; ++i) b.recv(0, 1, i, in[i].data(), kBytes, i);
+  for (uint64_t i = 0; i < kCount; ++i) a.send(1, 1, i, out.data(), kBytes, i);
+  threads.start([&] {
+    std::vector<Mesh::Completion> sent;
+    CHECK_OK(collect(&a, kCount, &sent));
+  });
+  std::vector<Mesh::Completion> received;
+  CHECK_OK(collect(&b, kCount, &received));
+  for (const Socket& socket : middle) ::shutdown(socket.fd(), SHUT_RDWR);
+  threads.join();
+  for (const std::string& bytes : in) EXPECT(bytes == out);
+  const std::vector<uint64_t> bytes = a.stream_bytes(1);
+  CHECK(bytes.size() == kStreams);
+  uint64_t total = 0;
+  for (const uint64_t n : bytes) total += n;
+  EXPECT_EQ(total, kCount * (kBytes + sizeof(FrameHeader)));
+  EXPECT(bytes[kSlow] <= total / 8);  // a quarter if all were treated alike
+  for (size_t s = 0; s < kStreams; ++s) EXPECT(s == kSlow || bytes[s] >= total / 10);
+}
+
+}  // namespace
+}  // namespace bagua
