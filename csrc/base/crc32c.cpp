@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace bagua {
@@ -121,8 +121,52 @@ __attribute__((target("sse4.2"))) uint32_t update_sse42(uint32_t start, const ui
   return last;
 }
 
+// x^n modulo the polynomial, as a factor of the carry-less multiplication of bit-reversed values (hence the shift).
+constexpr uint64_t fold_factor(uint32_t n) {
+  uint32_t result = 1u << 31, square = 1u << 30;  // 1, x
+  for (; n > 0; n >>= 1) {
+    if ((n & 1) != 0) result = multiply(result, square);
+    square = multiply(square, square);
+  }
+  return uint64_t{result} << 1;
+}
+
+// 256 bytes at a time: what has been read is kept as 256 bytes with the same remainder, folded forward onto those that
+// follow (V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009). About twice
+// as fast as the instruction for CRCs, on data in the cache.
+__attribute__((target("avx512f,avx512dq,vpclmulqdq,sse4.2"))) uint32_t update_folding(uint32_t start, const uint8_t* at,
+                                                                                      size_t n) {
+  constexpr size_t kBlock = 256;
+  if (n < 4 * kBlock) return update_sse42(start, at, n);
+  constexpr auto kLow = static_cast<int64_t>(fold_factor(8 * kBlock + 32));
+  constexpr auto kHigh = static_cast<int64_t>(fold_factor(8 * kBlock - 32));
+  const __m512i factors = _mm512_set4_epi64(kHigh, kLow, kHigh, kLow);
+  __m512i folded[4];
+  for (size_t i = 0; i < 4; ++i) folded[i] = _mm512_loadu_si512(at + 64 * i);
+  folded[0] = _mm512_xor_si512(folded[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(start))));
+  for (at += kBlock, n -= kBlock; n >= kBlock; at += kBlock, n -= kBlock) {
+    for (size_t i = 0; i < 4; ++i) {
+      const __m512i low = _mm512_clmulepi64_epi128(folded[i], factors, 0x00);
+      const __m512i high = _mm512_clmulepi64_epi128(folded[i], factors, 0x11);
+      folded[i] = _mm512_ternarylogic_epi64(low, high, _mm512_loadu_si512(at + 64 * i), 0x96);  // the sum of the three
+    }
+  }
+  alignas(64) uint8_t last[kBlock];
+  for (size_t i = 0; i < 4; ++i) _mm512_store_si512(last + 64 * i, folded[i]);
+  return update_sse42(update_sse42(0, last, kBlock), at, n);
+}
+
 using Update = uint32_t (*)(uint32_t, const uint8_t*, size_t);
-const Update kUpdate = __builtin_cpu_supports("sse4.2") ? update_sse42 : update_portable;
+
+Update best_update() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("sse4.2")) return update_portable;
+  const bool folds =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("vpclmulqdq");
+  return folds ? update_folding : update_sse42;
+}
+
+const Update kUpdate = best_update();
 
 #else
 constexpr auto kUpdate = update_portable;

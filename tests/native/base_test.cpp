@@ -49,7 +49,8 @@ TEST(crc32c_known_values) {
 
 TEST(crc32c_hardware_and_tables_agree) {
   const std::vector<uint8_t> bytes = random_bytes(100'000, 1);
-  for (const size_t size : {0, 1, 7, 8, 9, 63, 383, 384, 385, 3071, 3072, 3073, 24575, 24576, 24577, 50'000, 99'990}) {
+  for (const size_t size : {0,    1,    7,    8,    9,    63,   383,   384,   385,   1023,   1024,
+                            1025, 1279, 1280, 3071, 3072, 3073, 24575, 24576, 24577, 50'000, 99'990}) {
     for (const size_t offset : {0, 1, 3, 8}) {
       EXPECT_EQ(crc32c(bytes.data() + offset, size), crc32c_portable(bytes.data() + offset, size));
     }
