@@ -23,8 +23,8 @@
 //
 // fp16, bf16: to nearest even, too large becomes infinite. A NaN keeps its sign and upper bits, and is quiet.
 // fp8: s is the smallest power of two, at least 2^-126, for which no finite |y| / s is over 448 (e4m3) or 57344 (e5m2);
-//   q = y / s to nearest even, with subnormal codes. Magnitudes under 2^-118 keep an absolute precision of 2^-136.
-//   NaN: 0x7f; infinity: 0x7f in e4m3, 0x7c in e5m2; both with the sign.
+//   q = y / s to nearest even, with subnormal codes; what would become 2^128 is rounded down. Magnitudes under 2^-118
+//   keep an absolute precision of 2^-136. NaN: 0x7f; infinity: 0x7f in e4m3, 0x7c in e5m2; both with the sign.
 // minmax8: low = the minimum (-0 before +0), range = maximum - minimum; q = rn((y - low) * (255 / range)),
 //   step = range / 255. A range under 2^-118 counts as 0: q and step are 0, so constant blocks are exact. If an extreme
 //   is 2^126 or more, differences could overflow: all y are halved first, step is
@@ -35,15 +35,14 @@
 //   elements l, l + 32, ...), then sum[l] += sum[l + 16], then 8, 4, 2, 1. If that is infinite though all y are finite,
 //   every |y| is multiplied by 2^-10, the quotient by 2^10, and the result is at most the largest |y|.
 // topk: k = ceil(n * density / 65536) elements of a block are kept, those of the largest magnitudes (as integers of
-// their
-//   bits, so NaN before infinity before numbers), at equal magnitudes those that come first. The message is all kept
-//   values (float32, as they are), then their positions in the block (uint16), ascending within a block, blocks in
-//   order. There is no padding between the two.
+//   their bits, so NaN before infinity before numbers), at equal magnitudes those that come first. The message is all
+//   kept values (float32, as they are), then their positions in the block (uint16), ascending within a block, blocks
+//   in order. There is no padding between the two.
 //
 // NaN and infinity. fp16, bf16, e5m2: they stay. e4m3: infinity becomes NaN. minmax8, int4, onebit: if an element of a
-// block is not finite, the whole block decodes to NaN (the parameters are NaN, 0x7fc00000; the minmax8 payload is 0).
-// topk: they are the first to be kept, so at least one is seen in each block. Nothing passes from a block to another. A
-// residual that would not be finite is stored as 0: the next step is free of it.
+// block is not finite, the whole block decodes to NaN (the parameters are NaN, 0x7fc00000; the payload of minmax8 and
+// int4 is 0). topk: they are the first to be kept, so at least one is seen in each block. Nothing passes from a block
+// to another. A residual that would not be finite is stored as 0: the next step is free of it.
 #pragma once
 
 #include <cstddef>

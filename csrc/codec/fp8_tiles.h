@@ -24,10 +24,12 @@ struct Fp8Tiles : InPlace {
       const int32_t exponent = scale_exponent(most);
       store(power_of_two(exponent), parameters + b * sizeof(float));
       const float inverse = power_of_two(-exponent);
-      if (special) {
-        encode_block<true>(block, inverse, payload + b * kByteBlock);
+      const bool brink = most > kBrink;
+      if (special || brink) {
+        const float limit = float_of(kBrink) * inverse;
+        encode_block<true>(block, inverse, brink ? bits_of(limit) : kInfinity, payload + b * kByteBlock);
       } else {
-        encode_block<false>(block, inverse, payload + b * kByteBlock);
+        encode_block<false>(block, inverse, kInfinity, payload + b * kByteBlock);
       }
     }
   }
@@ -45,6 +47,8 @@ struct Fp8Tiles : InPlace {
  private:
   static constexpr int kShift = 23 - kFraction;
   static constexpr int32_t kSmallestNormal = (128 - kBias) << 23;  // bits of a float
+  // The largest float that a code times a scale can be: more must not be rounded up to infinity.
+  static constexpr int32_t kBrink = 0x7f7fffff - ((1 << kShift) - 1);
 
   static float power_of_two(int32_t exponent) { return float_of((exponent + 127) << 23); }
 
@@ -55,12 +59,13 @@ struct Fp8Tiles : InPlace {
   }
 
   // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
-  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two.
+  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `special`: some elements
+  // may be infinite or NaN, or over `limit`.
   template <bool special>
-  static I code(F y, float inverse) {
+  static I code(F y, float inverse, int32_t limit) {
     const I bits = bits_of(y * inverse);
     const I magnitude = bits & kMagnitude;
-    const I finite = special ? magnitude & (magnitude < kInfinity) : magnitude;
+    const I finite = special ? lesser(magnitude & (magnitude < kInfinity), I{} + limit) : magnitude;
     const I power = greater(finite & kInfinity, I{} + kSmallestNormal);
     const I magic = power + (kShift << 23);
     const I fraction = bits_of(float_of(finite) + float_of(magic)) - magic;
@@ -73,10 +78,10 @@ struct Fp8Tiles : InPlace {
   }
 
   template <bool special>
-  static void encode_block(const float* y, float inverse, uint8_t* to) {
+  static void encode_block(const float* y, float inverse, int32_t limit, uint8_t* to) {
     for (size_t i = 0; i < kByteBlock; i += kGroup) {
       I codes[4];
-      for (size_t q = 0; q < 4; ++q) codes[q] = code<special>(load<F>(y + i + q * kLanes), inverse);
+      for (size_t q = 0; q < 4; ++q) codes[q] = code<special>(load<F>(y + i + q * kLanes), inverse, limit);
       pack_bytes(codes, to + i);
     }
   }

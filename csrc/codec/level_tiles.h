@@ -182,8 +182,10 @@ struct Int4Tiles {
     float step = 0;
     float inverse = 0;
     if (most >= kInfinity) {
-      step = float_of(kQuietNaN);
-    } else if (float_of(most) >= kSmallest) {
+      std::memset(to, 0, kHalf);
+      return float_of(kQuietNaN);
+    }
+    if (float_of(most) >= kSmallest) {
       step = float_of(most) / 7;
       inverse = 7 / float_of(most);
     }

@@ -58,6 +58,17 @@ struct Candidates {
   }
 };
 
+// Too large for some threads' stacks; kept, since touching new memory costs more than the work on it.
+struct Space {
+  Candidates candidates;
+  alignas(64) float sum[kTopKBlock];
+};
+
+Space& space_of_thread() {
+  thread_local const std::unique_ptr<Space> space(new Space);  // not make_unique(): that would clear it
+  return *space;
+}
+
 class TopK {
  public:
   explicit TopK(const Transcode& work)
@@ -169,15 +180,15 @@ class TopK {
   const Transcode& work_;
   const Streams streams_;
   const size_t positions_at_;
-  Candidates candidates_;
-  alignas(64) float sum_[kTopKBlock];
+  Space& space_ = space_of_thread();
+  Candidates& candidates_ = space_.candidates;
+  float* const sum_ = space_.sum;
 };
 
 }  // namespace
 
 void transcode_top_k(const Transcode& work) {
-  // Too large for some threads' stacks.
-  std::make_unique<TopK>(work)->run();
+  TopK(work).run();
 }
 
 }  // namespace bagua::codec

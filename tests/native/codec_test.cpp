@@ -252,8 +252,8 @@ TEST(messages_of_random_bytes) {
 // The formats, and how values are rounded, are the same on every processor: the checksum of messages and of what they
 // decode to. Whoever changes a format changes the version of the protocol too.
 TEST(bits_are_the_same_everywhere) {
-  constexpr uint32_t kChecksums[] = {0xdf1659e2, 0xdddd9c0c, 0xc48676f2, 0x535cfa88, 0x5ae650fd, 0x0c20514d,
-                                     0x13c25dea, 0x0a90b230, 0x12040ccf, 0xb2539619, 0x500e9b74};
+  constexpr uint32_t kChecksums[] = {0xdf1659e2, 0xdddd9c0c, 0xc48676f2, 0xfa35e383, 0x0c35bd87, 0x0c20514d,
+                                     0x9a556b68, 0x0a90b230, 0x12040ccf, 0xb2539619, 0x500e9b74};
   const size_t count = 80001;
   Exact y(count * 4);
   fill(y.floats(), count, 77);
