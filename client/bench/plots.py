@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import ConfigError
 from bagua.bench.report import Row
-from bagua.bench.units import size_text
+from bagua.bench.units import Network, parse_network, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,14 @@ def check(path: Path) -> None:
         raise ConfigError(f"--plot {path}: there is no folder {path.absolute().parent}.")
 
 
-def _figure(columns: int) -> tuple[Figure, Sequence[Axes]]:
-    """An empty figure of axes side by side, which needs no display."""
+def _figure(columns: int, lines: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """An empty figure of lines of axes side by side, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 * columns, 4.8), layout="constrained")
+    figure = Figure(figsize=(6.4 * columns, 4.8 * lines), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+    axes = [figure.add_subplot(lines, columns, index + 1) for index in range(lines * columns)]
     return figure, axes
 
 
@@ -80,4 +80,105 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
         axes.set_title(f"all-reduce of {settings['dtype']}, {shape}" + (f", {network}" if network else ""))
         axes.grid(True, which="both", alpha=0.3)
         axes.legend()
+    _save(figure, path)
+
+
+def plot_codec(report: dict[str, Any], path: Path) -> None:
+    """Speed of every codec as bars, memcpy as a line; a picture per size."""
+    sizes = _names(report["rows"], "size")
+    figure, all_axes = _figure(len(sizes))
+    kinds = (("encode", "encode"), ("decode_add", "decode-and-add"), ("recode", "recode"))
+    for axes, size in zip(all_axes, sizes, strict=True):
+        rows = [row for row in report["rows"] if row["size"] == size]
+        for index, (key, label) in enumerate(kinds):
+            places = [place + (index - 1) * 0.27 for place in range(len(rows))]
+            axes.bar(places, [row[key] for row in rows], 0.25, label=label)
+        axes.axhline(rows[0]["memcpy"], label="memcpy", **FLOOR_STYLE)
+        axes.set_xticks(range(len(rows)), [row["codec"] for row in rows], rotation=30)
+        axes.set_ylabel("GB/s of float32, one thread")
+        axes.set_title(f"codecs, {size}")
+        axes.grid(True, axis="y", alpha=0.3)
+        axes.legend()
+    _save(figure, path)
+
+
+def plot_train(report: dict[str, Any], path: Path) -> None:
+    """Step time over the rate of the network, and over its delay, a line per system; a row of pictures per model.
+    With one network: bars."""
+    rows = report["rows"]
+    networks = [parse_network(name) if name else Network() for name in _names(rows, "network")]
+    series = [found for found in (_over_rate(networks), _over_delay(networks)) if len(found[1]) > 1]
+    models = _names(rows, "model")
+    figure, all_axes = _figure(max(1, len(series)), len(models))
+    for index, model in enumerate(models):
+        own = [row for row in rows if row["model"] == model]
+        if not series:
+            _bars(all_axes[index], own, model)
+        for column, (label, members) in enumerate(series):
+            axes = all_axes[index * len(series) + column]
+            _lines(axes, own, label, members)
+            axes.set_title(f"{model}: step time over {label}")
+    _save(figure, path)
+
+
+def _over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
+    """(label, [(network, tick)]) of networks of the commonest delay, the slowest first."""
+    delays = [network.delay_s for network in networks]
+    delay = max(delays, key=delays.count)
+    chosen = sorted((n for n in networks if n.delay_s == delay), key=lambda n: n.rate or float("inf"))
+    label = "bandwidth" + (f", {delay * 1e3:g} ms one way" if delay else "")
+    return label, [(n.name, n.name.partition(",")[0].replace("none", "unshaped")) for n in chosen]
+
+
+def _over_delay(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
+    """The same of networks of the commonest rate, the shortest delay first."""
+    rates = [network.rate for network in networks]
+    rate = max(rates, key=rates.count)
+    chosen = sorted((n for n in networks if n.rate == rate), key=lambda n: n.delay_s)
+    label = "latency" + (f", {chosen[0].name.partition(',')[0]}" if rate else "")
+    return label, [(n.name, f"{n.delay_s * 1e3:g} ms") for n in chosen]
+
+
+def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[str, str]]) -> None:
+    """Step times over the members of a series, at equal distances."""
+    for system in _names(rows, "system"):
+        found = {row["network"]: row["ms"] for row in rows if row["system"] == system}
+        times = [found[name] for name, _ in members]
+        alone = {"marker": "o"} if rows[0]["system"] != system else FLOOR_STYLE
+        axes.plot(range(len(times)), times, label=system, **alone)
+    axes.set_xticks(range(len(members)), [tick for _, tick in members])
+    axes.set_yscale("log")
+    axes.set_xlabel(label)
+    axes.set_ylabel("ms per step")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+
+
+def _bars(axes: Axes, rows: Sequence[Row], model: str) -> None:
+    axes.barh([row["system"] for row in rows], [row["ms"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per step")
+    axes.set_title(model)
+    axes.grid(True, axis="x", alpha=0.3)
+
+
+def plot_network(report: dict[str, Any], path: Path) -> None:
+    """Bandwidth between all pairs as a map of colours; a picture per network."""
+    networks = _names(report["rows"], "network")
+    figure, all_axes = _figure(len(networks))
+    for axes, network in zip(all_axes, networks, strict=True):
+        rows = [row for row in report["rows"] if row["network"] == network]
+        names = list(dict.fromkeys([*_names(rows, "source"), *_names(rows, "target")]))
+        grid = [[float("nan")] * len(names) for _ in names]
+        for row in rows:
+            y, x = names.index(row["source"]), names.index(row["target"])
+            grid[y][x] = row["gbits"]
+            axes.text(x, y, f"{row['gbits']:.3g}\n{row['latency_us']:.0f} us", ha="center", va="center")
+        image = axes.imshow(grid, cmap="Blues", vmin=0)
+        figure.colorbar(image, ax=axes, label="Gbit/s")
+        axes.set_xticks(range(len(names)), names, rotation=30)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlabel("to")
+        axes.set_ylabel("from")
+        axes.set_title("between daemons" + (f", {network}" if network else ""))
     _save(figure, path)

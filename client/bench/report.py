@@ -137,3 +137,113 @@ def allreduce_rows(found: Sequence[Mapping[str, Any]], network: str | None, rank
             }
         )
     return rows
+
+
+TRAIN = (
+    Column("network", "network", text),
+    Column("model", "model", text),
+    Column("system", "system", text),
+    Column("ms", "ms/step"),
+    Column("times_ddp", "x DDP"),
+    Column("times_best_ddp", "x best DDP"),
+    Column("over_alone", "/ no comm."),
+    Column("exposed_ms", "exposed ms"),
+    Column("hidden_ms", "hidden ms"),
+    Column("sent_mb", "sent MB/step"),
+)
+
+
+def train_rows(found: Sequence[Mapping[str, Any]], network: str | None, model: str, ddp: str, alone: str) -> list[Row]:
+    """Rows of the table from what the ranks measured on one model: ``system``, ``kind``, ``parameters``, ``s``,
+    ``exposed_s``, ``hidden_s``, ``sent_bytes``."""
+    seconds = {entry["system"]: entry["s"] for entry in found}
+    best = min((entry["s"] for entry in found if entry["kind"] == "ddp"), default=None)
+    rows = []
+    for entry in found:
+        ours = entry["kind"] == "bagua"
+        rows.append(
+            {
+                "network": network,
+                "model": model,
+                "parameters": entry["parameters"],
+                "system": entry["system"],
+                "kind": entry["kind"],
+                "ms": entry["s"] * 1e3,
+                "times_ddp": seconds[ddp] / entry["s"] if ddp in seconds and entry["system"] != ddp else None,
+                "times_best_ddp": best / entry["s"] if best and ours else None,
+                "over_alone": entry["s"] / seconds[alone] if alone in seconds and entry["system"] != alone else None,
+                "exposed_ms": scaled(entry["exposed_s"], 1e3),
+                "hidden_ms": scaled(entry["hidden_s"], 1e3),
+                "sent_mb": scaled(entry["sent_bytes"], 1e-6),
+            }
+        )
+    return rows
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """``value * factor``; None stays None."""
+    return None if value is None else value * factor
+
+
+CODEC = (
+    Column("size", "size", text),
+    Column("codec", "codec", text),
+    Column("encode", "encode GB/s"),
+    Column("decode_add", "decode-and-add GB/s"),
+    Column("recode", "recode GB/s"),
+    Column("ratio", "ratio"),
+    Column("error", "error"),
+    Column("memcpy", "memcpy GB/s"),
+)
+
+
+def codec_rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows of the table from what a rank measured: ``bytes`` of float32, ``codec``, seconds ``encode_s``,
+    ``decode_add_s``, ``recode_s``, ``memcpy_s``, ``message_bytes``, ``error``."""
+    return [
+        {
+            "size": size_text(entry["bytes"]),
+            "bytes": entry["bytes"],
+            "codec": entry["codec"],
+            **{key: entry["bytes"] / entry[f"{key}_s"] / 1e9 for key in ("encode", "decode_add", "recode", "memcpy")},
+            "ratio": entry["bytes"] / entry["message_bytes"],
+            "error": entry["error"],
+        }
+        for entry in found
+    ]
+
+
+NETWORK = (
+    Column("network", "network", text),
+    Column("source", "from", text),
+    Column("target", "to", text),
+    Column("gbits", "Gbit/s"),
+    Column("latency_us", "one way, us"),
+)
+
+
+def network_rows(found: Sequence[Mapping[str, Any]], network: str | None, names: Mapping[int, str]) -> list[Row]:
+    """Rows of the report from what the ranks measured (``source``, ``target``: ranks; ``bits_per_s``,
+    ``latency_s``); ``names``: node of each rank."""
+    return [
+        {
+            "network": network,
+            "source": names[entry["source"]],
+            "target": names[entry["target"]],
+            "gbits": entry["bits_per_s"] / 1e9,
+            "latency_us": entry["latency_s"] * 1e6,
+        }
+        for entry in found
+    ]
+
+
+def matrix(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """(headings, cells): senders down, receivers across, ``Gbit/s / us one way`` in between."""
+    names = list(dict.fromkeys([*(row["source"] for row in rows), *(row["target"] for row in rows)]))
+    figures = {(row["source"], row["target"]): row for row in rows}
+
+    def cell(source: str, target: str) -> str:
+        row = figures.get((source, target))
+        return "" if row is None else f"{number(row['gbits'])} / {number(row['latency_us'])}"
+
+    return ["from \\ to", *names], [[source, *(cell(source, target) for target in names)] for source in names]

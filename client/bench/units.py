@@ -1,4 +1,4 @@
-"""Sizes, rates and networks as they are written on the command line."""
+"""Sizes, rates and networks as they are written on the command line, and what else both sides agree on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua.base.errors import ConfigError
+
+RESULT_MARK = "bagua-bench-result "
+"""Begins the line in which rank 0 prints its results where no file can be shared."""
 
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

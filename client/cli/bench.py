@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bagua.bench import plots, report
+from bagua.bench.emulation import DEVICE, check_possible
 from bagua.bench.units import Network, choose, parse_network, parse_sizes
 from bagua.cli import options
 from bagua.cli.options import Output, UsageError
@@ -21,6 +22,11 @@ bench = typer.Typer(help="Measure: all-reduce, codecs, training steps, networks.
 CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 GLOO = "gloo"
+ALONE = "no communication"
+MODELS = ("mlp", "resnet", "transformer", "tiny")
+PEERS = ("ddp", "fp16", "bf16", "powersgd1", "powersgd2")
+ALGORITHM = "gradient_allreduce"
+DEFAULT_ALGORITHMS = {False: ALGORITHM, True: f"{ALGORITHM},{ALGORITHM}:fp16,{ALGORITHM}:minmax8"}
 T = TypeVar("T")
 
 EmulateOption = Annotated[
@@ -55,8 +61,6 @@ def checked(parse: Callable[..., T], *arguments: Any) -> T:
 
 def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Network | None], int]:
     """(networks to measure in, nodes): [None] is this machine as it is. Raises UsageError, also without rights."""
-    from bagua.bench.emulation import check_possible
-
     if not emulate:
         return [None], nnodes or 1
     if nnodes not in (None, 2):
@@ -79,8 +83,9 @@ def finish(
     save: Path | None,
     plot: Path | None,
     draw: Callable[[dict[str, Any], Path], None],
+    shape: Callable[[list[report.Row]], tuple[list[str], list[list[str]]]] | None = None,
 ) -> None:
-    """Shows the report as it was asked for."""
+    """Shows the report as it was asked for: a row of ``columns`` for each row, or headings and cells by ``shape``."""
     from bagua.cli.tables import table
 
     if save is not None:
@@ -89,6 +94,9 @@ def finish(
         draw(found, plot)
     if output is Output.json:
         print(json.dumps(found), flush=True)
+        return
+    if shape is not None:
+        table(*shape(found["rows"]))
         return
     shown = report.present(found["rows"], columns)
     table([column.heading for column in shown], report.cells(found["rows"], shown))
@@ -176,3 +184,169 @@ def allreduce(
 def _system_name(memory: str, codec: str) -> str:
     parts = ["bagua", *(["ordinary"] if memory == "ordinary" else []), *([codec] if codec != "none" else [])]
     return " ".join(parts)
+
+
+@bench.command()
+def codec(
+    codecs: str = typer.Option(",".join(CODECS[1:]), "--codecs", help="With commas."),
+    sizes: str = typer.Option("1M,64M", help="Bytes of float32, with commas."),
+    seconds: SecondsOption = 5.0,
+    rounds: RoundsOption = 3,
+    output: options.OutputOption = Output.text,
+    plot: PlotOption = None,
+    save: SaveOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever becomes of them.
+
+    encode: a vector into a message. decode-and-add: a message onto a vector. recode: both in one pass, (vector +
+    message) / 2 into a message and its decoded values, with error feedback where the codec has it by default. ratio:
+    bytes of float32 per byte of message. error: of one encoding of normal data, relative, L2.
+    """
+    from bagua.cli.bench_run import Task, measure
+
+    config = {
+        "codecs": checked(choose, codecs, CODECS[1:], "--codecs"),
+        "sizes": checked(parse_sizes, sizes),
+        "seconds": seconds,
+        "rounds": rounds,
+    }
+    if plot is not None:
+        checked(plots.check, plot)
+    task = Task("bagua.bench.ranks.codec", config, 1, 1, {"OMP_NUM_THREADS": "1"}, quiet)
+    rows = report.codec_rows(measure(task, None)["rows"])
+    finish(report.document("codec", command_line(), config, rows), report.CODEC, output, save, plot, plots.plot_codec)
+
+
+@bench.command()
+def train(
+    models: str = typer.Option("mlp,resnet,transformer", help=f"With commas: {', '.join(MODELS)}."),
+    algorithms: str = typer.Option(
+        "",
+        help="With commas: gradient_allreduce, or gradient_allreduce:CODEC. Default: gradient_allreduce, and between "
+        "hosts with fp16 and minmax8 as well.",
+        show_default=False,
+    ),
+    peers: str = typer.Option("ddp,fp16", help=f"With commas: {', '.join(PEERS)} (hooks of DDP), or none."),
+    nnodes: int | None = typer.Option(None, "--nnodes", min=1, max=64, help="Node daemons.", show_default="1"),
+    nproc_per_node: int | None = typer.Option(
+        None, "--nproc-per-node", min=1, max=1024, help="Default: 2; with --emulate 1.", show_default=False
+    ),
+    malloc: str = typer.Option(
+        "raised",
+        help="raised: mmap and trim thresholds as daemons set them for ranks; default: glibc's. For all systems.",
+    ),
+    seconds: SecondsOption = 15.0,
+    rounds: RoundsOption = 3,
+    warm_up: int = typer.Option(4, "--warm-up", min=1, help="Steps of each system that are not counted."),
+    threads: ThreadsOption = 1,
+    emulate: EmulateOption = None,
+    output: options.OutputOption = Output.text,
+    plot: PlotOption = None,
+    save: SaveOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Training steps: Bagua, DDP over Gloo with its hooks, and no communication, in the same processes, turn by turn;
+    medians of the slowest rank.
+
+    mlp: 4 layers of 4096, 67.1 M parameters, batch 32. resnet: ResNet-18, 11.2 M, 32 images of 3x32x32. transformer:
+    6 layers of 512, 26.3 M, 8 sequences of 128 tokens. tiny: 1,000 parameters.
+
+    x DDP: how many times as fast as DDP at its defaults; x best DDP: as the fastest DDP variant of the run. / no comm.:
+    time over that of the step without communication. exposed: communication that a rank waited for; hidden: that ran
+    beside its computation. sent MB/step: by one host; of emulated networks as the device counts them, with headers.
+    """
+    from bagua.cli.bench_run import Task, measure
+
+    if malloc not in ("raised", "default"):
+        raise UsageError(f"--malloc {malloc!r}: choose from raised, default.")
+    if plot is not None:
+        checked(plots.check, plot)
+    chosen = checked(choose, models, MODELS, "--models")
+    networks, nodes = networks_of(emulate, nnodes)
+    ranks = nproc_per_node or (1 if emulate else 2)
+    settings = {
+        "systems": _train_systems(algorithms or DEFAULT_ALGORITHMS[nodes > 1], peers),
+        "device": DEVICE if emulate else "",
+        "malloc": malloc,
+        "seconds": seconds,
+        "rounds": rounds,
+        "warm_up": warm_up,
+        "threads": threads,
+    }
+    rows: list[report.Row] = []
+    for network in networks:
+        for model in chosen:
+            config = {**settings, "model": model}
+            env = {"OMP_NUM_THREADS": str(threads)}
+            found = measure(Task("bagua.bench.ranks.train", config, nodes, ranks, env, quiet), network)["rows"]
+            rows += report.train_rows(found, network.name if network else None, model, "ddp", ALONE)
+    settings |= {"nnodes": nodes, "nproc_per_node": ranks}
+    made = report.document("train", command_line(), settings, rows)
+    if output is not Output.json and not quiet:
+        print(f"{nodes} x {ranks} ranks; malloc's thresholds: {malloc}, for all systems")
+    finish(made, report.TRAIN, output, save, plot, plots.plot_train)
+
+
+def _train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
+    """What to train with, the baselines first. Raises UsageError."""
+    systems = [{"name": ALONE, "kind": "alone"}]
+    for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
+        if peer != "none":
+            systems.append({"name": peer if peer == "ddp" else f"ddp {peer}", "kind": "ddp", "hook": peer})
+    known = [ALGORITHM, *(f"{ALGORITHM}:{codec}" for codec in CODECS[1:])]
+    for text in checked(choose, algorithms, known, "--algorithms"):
+        codec = text.partition(":")[2]
+        systems.append({"name": f"bagua {codec}".strip(), "kind": "bagua", "codec": codec or "none"})
+    return systems
+
+
+@bench.command()
+def network(
+    nnodes: int | None = typer.Option(
+        None, "--nnodes", min=2, max=256, help="Node daemons. Default: 2; of a cluster: all.", show_default=False
+    ),
+    size: str = typer.Option("16M", help="Bytes of one message that measures bandwidth."),
+    seconds: SecondsOption = 1.0,
+    rounds: RoundsOption = 5,
+    emulate: EmulateOption = None,
+    output: options.OutputOption = Output.text,
+    plot: PlotOption = None,
+    save: SaveOption = None,
+    quiet: QuietOption = False,
+    coordinator: options.CoordinatorOption = None,
+    token_file: options.TokenFileOption = None,
+    tls: options.TlsOption = None,
+) -> None:
+    """Bandwidth and latency from every daemon to every other, on the path that gradients take; pair after pair, while
+    the others are silent.
+
+    us one way: half a round trip of 8 bytes between ranks, so both daemons are on the way. Gbit/s: payload of a message
+    over the time until its answer of 8 bytes is back, less such a round trip. With --coordinator, on the nodes of that
+    cluster; else on daemons started here.
+    """
+    from bagua.cli.bench_run import Task, measure, measure_on_cluster
+
+    if plot is not None:
+        checked(plots.check, plot)
+    if coordinator and emulate:
+        raise UsageError("--coordinator and --emulate exclude each other.")
+    sizes = checked(parse_sizes, size)
+    settings = {"size": sizes[0], "seconds": seconds, "rounds": rounds}
+    rows: list[report.Row] = []
+    if coordinator:
+        found, names = measure_on_cluster(
+            lambda nodes: Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet, result="-"),
+            nnodes,
+            (coordinator, token_file, tls),
+        )
+        rows = report.network_rows(found["rows"], None, names)
+    else:
+        networks, nodes = networks_of(emulate, nnodes or 2)
+        for wire in networks:
+            task = Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet)
+            names = {rank: f"node-{rank}" for rank in range(nodes)}
+            rows += report.network_rows(measure(task, wire)["rows"], wire.name if wire else None, names)
+    made = report.document("network", command_line(), settings, rows)
+    show = None if any(row["network"] for row in rows) else report.matrix
+    finish(made, report.NETWORK, output, save, plot, plots.plot_network, show)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,14 +24,15 @@ import typer
 
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.bench.emulation import ADDRESSES, DEVICE, Emulation
-from bagua.bench.units import Network
+from bagua.bench.units import RESULT_MARK, Network
 
 if TYPE_CHECKING:
     from bagua.cli.embedded import EmbeddedCluster
     from bagua.cli.terminal import Terminal
-    from bagua.proto import common_pb2, job_pb2
+    from bagua.proto import common_pb2
 
 _PR_SET_PDEATHSIG = 1
+CANCEL_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Task:
 def run_task(task: Task) -> int:
     """Starts a cluster, runs the job, stops everything; returns the exit code (130 after Ctrl-C). Rank 0's results are
     in ``task.result`` then. Raises BaguaError."""
+    from bagua.cli.describe import SUCCEEDED, summary
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
     from bagua.cli.run import Interrupts, follow_job
@@ -100,7 +102,9 @@ def run_task(task: Task) -> int:
         terminal.close()
         if interrupts.signal:
             return interrupts.exit_code
-        return _judge(job, terminal, time.monotonic() - started)
+        if job.state != SUCCEEDED:
+            raise ServiceError(summary(job, time.monotonic() - started))
+        return 0
     finally:
         terminal.close()
         state.remove()
@@ -123,17 +127,6 @@ def _start(task: Task, cluster: EmbeddedCluster) -> None:
     cluster.start_nodes(names, task.nproc_per_node, hosts=hosts)
 
 
-def _judge(job: job_pb2.Job, terminal: Terminal, seconds: float) -> int:
-    """The exit code of the job; raises ServiceError, after its first error, if it did not succeed."""
-    from bagua.cli.describe import SUCCEEDED, summary
-    from bagua.cli.run import show_first_error
-
-    if job.state == SUCCEEDED:
-        return 0
-    show_first_error(terminal, job)
-    raise ServiceError(summary(job, seconds))
-
-
 def measure(task: Task, network: Network | None) -> dict[str, Any]:
     """What rank 0 found; in an emulated network if there is one. Ends the program after Ctrl-C. Raises BaguaError."""
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
@@ -147,6 +140,66 @@ def measure(task: Task, network: Network | None) -> dict[str, Any]:
         if code:
             raise typer.Exit(code)
         found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def measure_on_cluster(
+    make: Callable[[int], Task], nnodes: int | None, reach: tuple[str | None, Path | None, Path | None]
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
+    connected). Ctrl-C cancels the job. Raises BaguaError."""
+    from bagua.cli.describe import SUCCEEDED, summary
+    from bagua.cli.follow import Follower, Interrupted
+    from bagua.cli.job import connect
+    from bagua.cli.terminal import open_terminal
+
+    with connect(*reach) as client:
+        there = sum(node.connected for node in client.nodes())
+        if (nnodes or there) < 2:
+            raise ServiceError(f"{there} node daemons are connected: pairs need two or more.")
+        task = make(nnodes or there)
+        spec = task.spec()
+        spec.python, spec.workdir = "", "/"  # those of the daemons
+        started = time.monotonic()
+        job = client.submit(spec)
+        catcher = ResultCatcher(open_terminal(task.quiet, aside=True))
+
+        def cancel() -> float:
+            client.cancel(job.job_id, reason="stopped by the user")
+            return CANCEL_PATIENCE_S
+
+        follower = Follower(client, job, catcher.terminal, cancel)
+        signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))
+        try:
+            job = follower.run()
+        finally:
+            catcher.terminal.close()
+        if job.state != SUCCEEDED:
+            raise ServiceError(summary(job, time.monotonic() - started))
+        return catcher.result(), {rank.rank: rank.node_id for rank in job.ranks}
+
+
+class ResultCatcher:
+    """Takes rank 0's result out of the lines that go to a terminal."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self._found = ""
+        self._show = terminal.line
+        terminal.line = self._line  # type: ignore[method-assign]
+
+    def _line(self, text: str) -> None:
+        _, mark, result = text.partition(RESULT_MARK)
+        if mark:
+            self._found = result
+        else:
+            self._show(text)
+
+    def result(self) -> dict[str, Any]:
+        """The document. Raises ServiceError if none came."""
+        if not self._found:
+            raise ServiceError("The job succeeded, but its result did not arrive with its output. Run it again.")
+        found: dict[str, Any] = json.loads(self._found)
         return found
 
 

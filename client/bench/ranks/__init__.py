@@ -1,5 +1,5 @@
 """What the ranks of a benchmark run: ``python -m bagua.bench.ranks.<name> CONFIG RESULT``.
 
 CONFIG is a JSON document. Rank 0 writes the results, a JSON document too, to the file RESULT (``-``: as one line of
-standard output that begins with ``bagua-bench``, for jobs on other machines).
+standard output that begins with ``RESULT_MARK``, for jobs on other machines).
 """

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import bagua.torch_api as bagua
+from bagua.algorithms.codec import Codec
 from bagua.base.errors import BaguaError
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.floor import MemoryFloor
@@ -101,13 +102,8 @@ def wire_bytes(nbytes: int, codec: str, hosts: int) -> float:
     whole = nbytes
     if codec != "none":
         core = load()
-        whole = core.encoded_bytes(core.CODECS[codec], nbytes // 4, density_of(codec))
+        whole = core.encoded_bytes(core.CODECS[codec], nbytes // 4, Codec(codec).density_units)
     return 2 * (hosts - 1) / hosts * whole
-
-
-def density_of(codec: str) -> int:
-    """The share of elements that top-k keeps where nothing else is said, of 65536."""
-    return 655 if codec == "topk" else 0
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:

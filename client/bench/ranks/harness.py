@@ -14,15 +14,24 @@ from typing import Any
 import torch
 
 import bagua.torch_api as bagua
+from bagua.bench.units import RESULT_MARK
 
-RESULT_MARK = "bagua-bench "
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 25
 GLOO = "gloo"
 
 
-def run(measure: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """The main program of a rank: joins the job, measures, and lets rank 0 write what ``measure`` returned there."""
+def run(
+    measure: Callable[[dict[str, Any]], dict[str, Any] | None],
+    unset: Mapping[str, tuple[object, Sequence[str]]] | None = None,
+) -> None:
+    """The main program of a rank: joins the job, measures, and lets rank 0 write what ``measure`` returned there.
+
+    ``unset``: key of the configuration -> (value, variables of the environment that must not be set if it has it).
+    """
     config, result = json.loads(sys.argv[1]), sys.argv[2]
+    for key, (value, names) in (unset or {}).items():
+        if config.get(key) == value:
+            start_again_without(names)
     torch.set_num_threads(int(config.get("threads", 1)))
     bagua.init_process_group()
     found = measure(config)
@@ -77,17 +86,22 @@ def rounds_within(budget_s: float, round_s: float, fewest: int = FEWEST_ROUNDS) 
 
 
 def interleave(
-    variants: Mapping[str, Callable[[], float]], budget_s: float, fewest: int = FEWEST_ROUNDS
+    variants: Mapping[str, Callable[[], float]], budget_s: float, fewest: int = FEWEST_ROUNDS, warm: bool = False
 ) -> dict[str, list[float]]:
-    """Lets every variant run once per round, in an order that turns, until about ``budget_s`` have passed. A round to
-    warm up is not counted. Each variant returns the value of one run. Every rank calls it."""
+    """Lets every variant run once per round, in an order that turns, until about ``budget_s`` have passed. The first
+    round is not counted, unless variants are ``warm``. Each returns the value of one run. Every rank calls it."""
     names = list(variants)
-    warm_up = slowest(seconds(lambda: [variants[name]() for name in names]))
     found: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds_within(budget_s, warm_up, fewest)):
-        start = turn % len(names)
+
+    def round_from(start: int) -> None:
         for name in names[start:] + names[:start]:
             found[name].append(variants[name]())
+
+    first = slowest(seconds(lambda: round_from(0)))
+    if not warm:
+        found = {name: [] for name in names}
+    for turn in range(int(warm), rounds_within(budget_s, first, fewest)):
+        round_from(turn % len(names))
     return found
 
 
@@ -102,9 +116,9 @@ def progress(step: int, total: int, message: str) -> None:
         bagua.communication.report(step, total, message=message)
 
 
-def without_raised_malloc(names: Sequence[str]) -> None:
-    """Starts this program again without these variables of the environment, if there are any: a daemon sets malloc's
-    thresholds for its ranks. The process stays the same."""
+def start_again_without(names: Sequence[str]) -> None:
+    """Starts this program again without these variables of the environment, if there are any: some are read before the
+    first line of a program. The process stays the same."""
     if any(name in os.environ for name in names):
         for name in names:
             os.environ.pop(name, None)

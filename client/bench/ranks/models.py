@@ -1,0 +1,117 @@
+"""The models of ``bagua bench train``, with one fixed batch each: shapes of common kinds of training, data of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and the loss of it on one batch, which stays in memory."""
+
+    model: nn.Module
+    loss_of: Callable[[nn.Module], Tensor]
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut (He et al., 2015, "Deep Residual Learning for Image Recognition")."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, inputs, h, w) -> (n, outputs, h / stride, w / stride)."""
+        return F.relu(self.body(images) + self.shortcut(images))
+
+
+class ResNet(nn.Module):
+    """ResNet-18 for small images and ten classes: a stem of 3x3 with stride 2. 11.2 M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stem = [nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+        blocks = [Block(64, 64, 1), Block(64, 64, 1)]
+        for inputs in (64, 128, 256):
+            blocks += [Block(inputs, 2 * inputs, 2), Block(2 * inputs, 2 * inputs, 1)]
+        self.features = nn.Sequential(*stem, *blocks)
+        self.classes = nn.Linear(512, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) -> logits (n, 10)."""
+        return self.classes(self.features(images).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Six pre-norm layers of width 512 over 7,168 words: 26.3 M parameters."""
+
+    WORDS, WIDTH, TOKENS = 7168, 512, 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(self.WORDS, self.WIDTH)
+        self.places = nn.Parameter(torch.zeros(self.TOKENS, self.WIDTH))
+        layer = nn.TransformerEncoderLayer(self.WIDTH, 8, 2048, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(self.WIDTH, self.WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Words (n, 128) of int64 -> logits (n, 128, 7168) of the word that follows each."""
+        hidden = self.words(tokens) + self.places
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        return self.head(self.layers(hidden, mask=mask, is_causal=True))  # type: ignore[no-any-return]
+
+
+def mlp() -> Workload:
+    """Four layers of 4096: 67.1 M parameters, all of them in few large tensors; batch 32."""
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(4096, 4096), nn.ReLU()]
+    inputs = torch.randn(32, 4096)
+    return Workload(nn.Sequential(*layers), lambda model: model(inputs).square().mean())
+
+
+def resnet() -> Workload:
+    """A small ResNet on 32 images of 3x32x32."""
+    images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+    return Workload(ResNet(), lambda model: F.cross_entropy(model(images), labels))
+
+
+def transformer() -> Workload:
+    """A small language model on 8 sequences of 128 tokens."""
+    tokens = torch.randint(Transformer.WORDS, (8, Transformer.TOKENS + 1))
+
+    def loss_of(model: nn.Module) -> Tensor:
+        logits = model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return Workload(Transformer(), loss_of)
+
+
+def tiny() -> Workload:
+    """1,000 parameters: nothing but the cost of a step itself."""
+    inputs = torch.randn(8, 24)
+    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 16))
+    return Workload(model, lambda model: model(inputs).square().mean())
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "mlp": mlp,
+    "resnet": resnet,
+    "transformer": transformer,
+    "tiny": tiny,
+}
