@@ -107,7 +107,7 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
     With one network: bars."""
     rows = report["rows"]
     networks = [parse_network(name) if name else Network() for name in _names(rows, "network")]
-    series = [found for found in (_over_rate(networks), _over_delay(networks)) if len(found[1]) > 1]
+    series = [found for found in (over_rate(networks), over_delay(networks)) if len(found[1]) > 1]
     models = _names(rows, "model")
     figure, all_axes = _figure(max(1, len(series)), len(models))
     for index, model in enumerate(models):
@@ -121,7 +121,7 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
-def _over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
+def over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
     """(label, [(network, tick)]) of networks of the commonest delay, the slowest first."""
     delays = [network.delay_s for network in networks]
     delay = max(delays, key=delays.count)
@@ -130,7 +130,7 @@ def _over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]
     return label, [(n.name, n.name.partition(",")[0].replace("none", "unshaped")) for n in chosen]
 
 
-def _over_delay(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
+def over_delay(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
     """The same of networks of the commonest rate, the shortest delay first."""
     rates = [network.rate for network in networks]
     rate = max(rates, key=rates.count)

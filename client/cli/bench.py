@@ -266,7 +266,7 @@ def train(
     networks, nodes = networks_of(emulate, nnodes)
     ranks = nproc_per_node or (1 if emulate else 2)
     settings = {
-        "systems": _train_systems(algorithms or DEFAULT_ALGORITHMS[nodes > 1], peers),
+        "systems": train_systems(algorithms or DEFAULT_ALGORITHMS[nodes > 1], peers),
         "device": DEVICE if emulate else "",
         "malloc": malloc,
         "seconds": seconds,
@@ -288,7 +288,7 @@ def train(
     finish(made, report.TRAIN, output, save, plot, plots.plot_train)
 
 
-def _train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
+def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
     """What to train with, the baselines first. Raises UsageError."""
     systems = [{"name": ALONE, "kind": "alone"}]
     for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
