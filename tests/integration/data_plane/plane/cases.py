@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from plane import codecs
 from plane.reference import FLOATS, INTEGERS, OPS, SIZE
 
 Case = dict[str, Any]
@@ -104,6 +105,19 @@ def large(n: int) -> Iterator[Case]:
         yield {**made, "in_place": nbytes >= 1 << 30 or made["in_place"], "special": False}
 
 
+def coded(n: int, sizes: list[int], seed: int = 0) -> list[Case]:
+    """Every codec at every size, with SUM or AVG, in place or not, some with elements that cross as they are."""
+    draw = random.Random(seed)
+    made = []
+    for number, (name, count) in enumerate((name, count) for name in codecs.NAMES for count in sizes):
+        one = case("allreduce", "float32", draw.choice(["SUM", "AVG"]), count, n, draw, number)
+        exact = draw.choice([0, 0, 1, 77]) if count > 100 else 0
+        density = codecs.DENSITY if name == "topk" else 0
+        made.append({**one, "special": False, "codec": name, "density": density, "exact": exact})
+    return made
+
+
 def segment_bytes(cases: list[Case], n: int) -> int:
     """What a rank needs for each of its two segments."""
-    return max(c["count"] * SIZE[c["dtype"]] * (n if c["kind"] in (*GIVES_ALL, *GETS_ALL) else 1) for c in cases) + 4096
+    wide = (*GIVES_ALL, *GETS_ALL)
+    return 4096 + max(c["count"] * SIZE[c["dtype"]] * (n if c["kind"] in wide else 1) for c in cases)

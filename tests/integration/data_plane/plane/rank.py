@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # whatever PYTHONSAFEPATH sa
 import numpy as np
 
 from bagua.csrc import build
-from plane import reference
+from plane import codecs, reference
 from plane.cases import EDGE, GETS_ALL, GIVES_ALL, REDUCING, Case
 from plane.reference import SIZE, STORED, Array
 
@@ -89,6 +89,18 @@ class Rank:
             digests.append(digest)
             share = max(share, used)
         return {"wrong": wrong[:5], "digests": digests, "share": share}
+
+    def do_feedback(self, case: Case, rounds: int) -> dict[str, Any]:
+        """The same case again and again: how far the mean of all results is from what is right, as a share of it (root
+        mean squares)."""
+        operation = Operation(self, case)
+        mean = np.zeros(case["count"])
+        for _ in range(rounds):
+            operation.run(check=False)
+            mean += self.view(operation.target, "float32", case["count"], operation.dst_at) / rounds
+        parts = [reference.window(0, case["count"], r, case["seed"], operation.values) for r in operation.members]
+        want, _ = reference.reduced(parts, case["op"], "float32")
+        return {"error": float(np.sqrt(np.mean((mean - want) ** 2) / np.mean(want**2)))}
 
     # ---- load until a line ends it
 
@@ -270,6 +282,8 @@ class Operation:
 
     def expect(self, begin: int, end: int) -> tuple[Array, Array]:
         """The right elements [begin, end) of this rank's result, and how far from them they may lie."""
+        if self.case.get("codec") and len(self.rank.hosts) > 1:
+            return self.expect_coded(begin, end)
         if self.kind in REDUCING:
             shift = self.me * self.count if self.kind == "reduce_scatter" else 0
             parts = [reference.window(begin + shift, end - begin, r, self.seed, self.values) for r in self.members]
@@ -282,6 +296,18 @@ class Operation:
             if low < high:
                 reference.fill(bits[low - begin : high - begin], first + low - at, rank, self.seed, self.values)
         return reference.from_bits(bits, self.dtype), np.zeros(end - begin)
+
+    def expect_coded(self, begin: int, end: int) -> tuple[Array, Array]:
+        """The same for what crosses between hosts encoded; its last ``exact`` elements cross as they are."""
+        low, high = max(0, begin - codecs.WIDEST), min(self.count, end + codecs.WIDEST)
+        parts = [reference.window(low, high - low, r, self.seed, self.values) for r in self.members]
+        want, magnitude = reference.reduced(parts, self.op, self.dtype)
+        allowed = reference.bound(self.dtype, self.op, self.n, len(self.rank.hosts), want, magnitude)
+        partials = [np.sum([parts[rank].astype(np.float64) for rank in host], axis=0) for host in self.rank.hosts]
+        coded = self.count - self.case.get("exact", 0) - low  # so many of the window
+        divisor = self.n if self.op == "AVG" else 1
+        allowed[:coded] += codecs.all_reduce_bound(self.case["codec"], [part[:coded] for part in partials], divisor)
+        return want[begin - low : end - low], allowed[begin - low : end - low]
 
     def moved(self) -> list[tuple[int, int, int, int]]:
         """Where a result comes from that is only moved: (index, length, rank, index in that rank's source)."""
