@@ -12,10 +12,12 @@ from bagua.algorithms import (
     AlgorithmImpl,
     AllReduce,
     BucketLayout,
+    Codec,
     GlobalAlgorithmRegistry,
     GradientAllReduceAlgorithm,
     Plan,
 )
+from bagua.algorithms.codec import NAMES
 from bagua.algorithms.registry import AlgorithmRegistry
 
 
@@ -46,6 +48,54 @@ def test_gradient_allreduce_is_one_step(average: bool, op: str) -> None:
     bucket = Bucket()
     GradientAllReduceAlgorithm(average=average).reify(None).init_operations(Model(), bucket)
     assert bucket.plan == Plan((AllReduce(op, src="gradient", dst="result"),))
+
+
+@pytest.mark.parametrize(
+    ("codec", "wanted"),
+    [
+        (None, None),
+        ("none", None),
+        (Codec("none"), None),
+        ("minmax8", Codec("minmax8", error_feedback=False)),
+        ("topk", Codec("topk", density=0.01, error_feedback=True)),
+        (Codec("onebit", error_feedback=False), Codec("onebit", None, False)),
+    ],
+)
+def test_codec_of_an_algorithm(codec: Codec | str | None, wanted: Codec | None) -> None:
+    bucket = Bucket()
+    Algorithm.init("gradient_allreduce", codec=codec).reify(None).init_operations(Model(), bucket)
+    assert bucket.plan == Plan((AllReduce("AVG", codec=wanted),))
+
+
+def test_codecs_have_defaults() -> None:
+    fed_back = [name for name in NAMES if Codec(name).error_feedback]
+    assert fed_back == ["int4", "onebit", "topk"]
+    assert [Codec("topk", density).density_units for density in (1e-9, 0.5, 1)] == [1, 32768, 65535]
+    assert Codec("fp16").density_units == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"name": "zip"}, ValueError, "no codec 'zip'. Known: none, fp16"),
+        ({"name": 8}, TypeError, "name of a codec is 8"),
+        ({"name": "topk", "density": 0}, ValueError, "above 0 and at most 1"),
+        ({"name": "topk", "density": 1.5}, ValueError, "above 0 and at most 1"),
+        ({"name": "topk", "density": float("nan")}, ValueError, "above 0 and at most 1"),
+        ({"name": "topk", "density": True}, TypeError, "density is True"),
+        ({"name": "int4", "density": 0.5}, ValueError, "for codec 'topk'"),
+        ({"name": "int4", "error_feedback": 1}, TypeError, "error_feedback is 1"),
+        ({"name": "none", "error_feedback": True}, ValueError, "loses nothing"),
+    ],
+)
+def test_codecs_that_cannot_be(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Codec(**arguments)
+
+
+def test_a_codec_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="codec is a int"):
+        GradientAllReduceAlgorithm(codec=8)  # type: ignore[arg-type]
 
 
 def test_an_algorithm_may_be_used_for_several_models() -> None:

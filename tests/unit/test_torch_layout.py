@@ -22,7 +22,8 @@ from bagua.torch_api.data_parallel.parameters import (
     shared_state,
     trainable_parameters,
 )
-from bagua.torch_api.statistics import union_length
+from bagua.torch_api.progress import figures
+from bagua.torch_api.statistics import StatisticsRecorder, StepTimes, union_length
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -172,3 +173,31 @@ def test_union_of_intervals(pairs: list[tuple[int, int]], begin: int, length: in
     covered = {moment for start, end in intervals for moment in range(start, end)}
     inside = covered & set(range(begin, begin + length))
     assert union_length(intervals, begin, begin + length) == (len(covered), len(inside))
+
+
+COUNTERS = {"bytes_local": 1, "bytes_sent": 2, "bytes_received": 3}
+
+
+def test_time_of_steps_divides() -> None:
+    recorder = StatisticsRecorder()
+    assert recorder.summary(COUNTERS).last_step is None and figures(recorder.last_step()) == {}
+    second = 10**9
+    recorder.begin_step(10 * second)
+    recorder.begin_step(11 * second)  # a second forward pass of the same step
+    # Two overlapping operations, 14 to 18; the rank waits from 16 to 19, the last second of it for nobody.
+    recorder.add_step([(0, 14 * second, 17 * second), (0, 15 * second, 18 * second)], 16 * second, 19 * second)
+    assert recorder.last_step() == StepTimes(compute_seconds=7.0, exposed_seconds=2.0, hidden_seconds=2.0)
+    assert recorder.last_step().step_seconds == 9.0
+    assert figures(recorder.last_step()) == {"comm exposed ms": 2000, "comm hidden ms": 2000, "compute ms": 7000}
+    recorder.begin_step(20 * second)  # has begun where the last one ended
+    recorder.add_step([(0, 21 * second, 22 * second)], 21 * second, 22 * second)
+    assert recorder.last_step() == StepTimes(2.0, 1.0, 0.0)
+    found = recorder.summary(COUNTERS)
+    assert (found.steps, found.compute_seconds, found.exposed_seconds, found.hidden_seconds) == (2, 9.0, 3.0, 2.0)
+    assert (found.comm_seconds, found.hidden_share) == (5.0, 1 - 3 / 5)
+
+
+def test_a_model_trained_without_its_forward_has_times_too() -> None:
+    recorder = StatisticsRecorder()
+    recorder.add_step([(1, 2, 8)], 4, 9)
+    assert recorder.last_step() == StepTimes(1e-9, 4e-9, 2e-9)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -203,6 +206,89 @@ def test_a_second_gradient_after_submission_makes_all_ranks_reduce_again() -> No
     meeting, replicas = together(work)
     assert [len(buckets) for buckets in meeting.submitted] == [9, 9]
     assert [replica.finished for replica in replicas] == [[6, 3], [6, 3]]
+
+
+def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
+    """Layer 1's gradients come first; rank 1 sees another order, and follows what it is told."""
+
+    def work(meeting: Meeting, rank: int) -> list[list[str]]:
+        replica = Replica(meeting, rank)
+        told: list[list[str]] = []
+
+        def rearrange(arrivals: list[str]) -> list[Bucket]:
+            told.append(list(arrivals))
+            assert not meeting.submitted[rank]
+            order = {"1": 0, "2": 1, "0": 2}
+            return sorted(replica.buckets, key=lambda bucket: order[bucket.name])
+
+        replica.reducer = GradientReducer(replica.buckets, ThreadCarrier(meeting, rank), rearrange=rearrange)
+        names = ["1.weight", "1.bias", "2.bias", "2.weight"]
+        for step in range(2):
+            for name in names if rank == 0 else names[::-1]:
+                parameter = dict(replica.model.named_parameters())[name]
+                parameter.grad = torch.full_like(parameter, rank + step)
+                replica.reducer.mark_ready(name, parameter)
+            assert len(meeting.submitted[rank]) == (5 if step else 0)
+            replica.reducer.finish()
+            assert torch.equal(replica.gradient(2), torch.full((3, 3), step + 0.5))
+            assert replica.gradient(0) is None
+        return told
+
+    meeting, told = together(work)
+    assert told == [[["1.weight", "1.bias", "2.bias", "2.weight"]], [["2.weight", "2.bias", "1.bias", "1.weight"]]]
+    assert [[bucket.name for bucket in buckets] for buckets in meeting.submitted] == [["1", "2", "0"] * 2] * 2
+
+
+def test_a_first_pass_that_was_abandoned_is_forgotten() -> None:
+    replica = Replica(Meeting(1), 0)
+    told: list[list[str]] = []
+    replica.reducer = GradientReducer(replica.buckets, ThreadCarrier(Meeting(1), 0), rearrange=told.append)
+    weight, bias = replica.model[0].weight, replica.model[0].bias
+    weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+    replica.reducer.mark_ready("0.weight", weight)
+    assert not replica.reducer.abandon()
+    replica.reducer.mark_ready("0.bias", bias)
+    replica.reducer.mark_ready("0.bias", bias)
+    replica.reducer.finish()
+    assert told == [["0.bias"]]
+    assert torch.equal(bias.grad, torch.ones(3)) and torch.equal(weight.grad, torch.ones(3, 3))
+
+
+def test_large_gradients_are_copied_as_they_come_and_small_ones_together() -> None:
+    large, small = nn.Parameter(torch.zeros(200, 200)), nn.Parameter(torch.zeros(3))
+    bucket = Bucket("0", [("large", large), ("small", small)], allocate)
+    bucket.set_plan(Plan((AllReduce(),)))
+    reducer = GradientReducer([bucket], ThreadCarrier(Meeting(1), 0))
+    for parameter in (large, small):
+        parameter.grad = torch.ones_like(parameter)
+    mine = small.grad
+    reducer.mark_ready("large", large)
+    reducer.mark_ready("small", small)
+    assert large.grad is bucket.slots[0].views[0] and small.grad is mine
+    reducer.finish()
+    assert [slot.parameter.grad is slot.views[1] for slot in bucket.slots] == [True, True]
+    assert torch.equal(whole(bucket, 1)[:40003], torch.ones(40003))
+
+
+def test_a_released_bucket_lets_go_of_its_memory_at_once() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    freed: list[int] = []
+
+    def allocate_watched(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+        memory = (ctypes.c_char * (count * dtype.itemsize))()
+        weakref.finalize(memory, freed.append, count)
+        return torch.frombuffer(memory, dtype=dtype), (1, 0)
+
+    gc.disable()  # what it would find must be gone without it
+    try:
+        bucket = Bucket("0", [("a", weight)], allocate_watched)
+        weight.grad = bucket.slots[0].views[0]
+        bucket.release()
+        assert freed == [5] and torch.equal(weight.grad, torch.zeros(3))
+        weight.grad = None
+        assert freed == [5, 5]
+    finally:
+        gc.enable()
 
 
 def test_a_pass_without_gradients_exchanges_nothing() -> None:

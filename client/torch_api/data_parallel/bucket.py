@@ -21,6 +21,10 @@ Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
 
 BUFFERS = 2  # contributions and results
 
+# Smaller gradients are copied together when their bucket is complete: one call is cheaper than many. A larger one is
+# copied as it comes, while it is in the cache and other ranks still compute.
+ALONE_BYTES = 64 << 10
+
 
 def elements_needed(tensors: Sequence[torch.Tensor]) -> int:
     """Elements of one buffer of a bucket with gradients of these tensors: they, and the tail."""
@@ -34,7 +38,7 @@ class Slot:
     as, a result, which is the same on all ranks. ``aside``: the carried gradient while backward makes a new one.
     """
 
-    __slots__ = ("aside", "bucket", "carried", "index", "name", "parameter", "ready", "views")
+    __slots__ = ("alone", "aside", "bucket", "carried", "index", "name", "parameter", "ready", "views")
     views: tuple[torch.Tensor, ...]
 
     def __init__(self, name: str, parameter: torch.Tensor, bucket: Bucket, index: int) -> None:
@@ -42,24 +46,26 @@ class Slot:
         self.parameter = parameter
         self.bucket = bucket
         self.index = index
+        self.alone = parameter.numel() * parameter.element_size() > ALONE_BYTES
         self.ready = False
         self.carried = False
         self.aside: torch.Tensor | None = None
         self.views = ()
 
-    def store(self, keep_own_memory: bool) -> None:
-        """Copies the gradient to where contributions lie, unless it lies there. Afterwards ``.grad`` is that view, or
-        keeps memory of its own."""
+    def store(self) -> None:
+        """Copies the gradient to where contributions lie, unless it lies there. From then on ``.grad`` is that view."""
         parameter = self.parameter
         gradient = parameter.grad
         view = self.views[self.bucket.side]
-        if gradient is view:
-            return
-        assert gradient is not None
-        # Under create_graph=True gradients have a history, which ends here.
-        view.copy_(gradient.detach() if gradient.requires_grad else gradient)
-        if not keep_own_memory:
+        if gradient is not view:
+            assert gradient is not None
+            view.copy_(_without_history(gradient))
             parameter.grad = view
+
+
+def _without_history(gradient: torch.Tensor) -> torch.Tensor:
+    """Under create_graph=True gradients have a history, which ends in a bucket."""
+    return gradient.detach() if gradient.requires_grad else gradient
 
 
 class Bucket:
@@ -110,19 +116,24 @@ class Bucket:
         """Where a state slot of the plan lies: (segment, byte offset)."""
         return self.places[self.side if slot_name == GRADIENT else 1 - self.side]
 
-    def complete(self, again: bool, keep_own_memory: bool, drop_carried: bool) -> None:
-        """Makes the contribution whole: what was accumulated in earlier passes for parameters that this one did not
-        reach, zeros for those without any gradient (or with a carried one that another rank gives), and the tail."""
+    def complete(self, again: bool, drop_carried: bool) -> None:
+        """Makes the contribution whole: gradients that have not been copied yet, among them what was accumulated in
+        earlier passes for parameters that this one did not reach; zeros for those without any gradient (or with a
+        carried one that another rank gives); and the tail."""
         self.absent = []
-        if self.pending:
-            for slot in self.slots:
-                if slot.ready:
-                    continue
-                if slot.parameter.grad is None or (slot.carried and drop_carried):
-                    slot.views[self.side].zero_()
-                    self.absent.append(slot.index)
-                else:
-                    slot.store(keep_own_memory)
+        views, gradients = [], []
+        side = self.side
+        for slot in self.slots:
+            gradient = slot.parameter.grad
+            view = slot.views[side]
+            if gradient is None or (slot.carried and drop_carried and not slot.ready):
+                view.zero_()
+                self.absent.append(slot.index)
+            elif gradient is not view:
+                views.append(view)
+                gradients.append(_without_history(gradient))
+        if views:
+            torch._foreach_copy_(views, gradients)
         tail = self.tails[self.side]
         tail.fill_(1)
         for index in self.absent:

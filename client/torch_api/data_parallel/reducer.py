@@ -101,7 +101,8 @@ class GradientReducer:
 
     def _fill(self, slot: Slot) -> None:
         """The gradient goes to its place; a full bucket goes out."""
-        slot.store(self._keep_own_memory)
+        if slot.alone and not self._keep_own_memory:
+            slot.store()
         bucket = slot.bucket
         if slot.ready:
             self._again = self._again or len(self._submitted) > self.buckets.index(bucket)
@@ -122,14 +123,14 @@ class GradientReducer:
     def _end_recording(self, rearrange: Rearrange) -> None:
         """All gradients of the first pass are there: they go into buckets that have their order."""
         self._rearrange = None
-        buckets = rearrange(self._arrivals)
+        arrivals, self._arrivals = self._arrivals, []
+        buckets = rearrange(arrivals)
         if buckets is not None:
             self._use(buckets)
-        for name in self._arrivals:
+        for name in arrivals:
             slot = self._slots[name]
             slot.ready = False
             self._fill(slot)
-        self._arrivals.clear()
 
     def _submit_full(self) -> None:
         last = len(self.buckets) - 1
@@ -137,7 +138,7 @@ class GradientReducer:
             self._submit(self.buckets[number])
 
     def _submit(self, bucket: Bucket) -> None:
-        bucket.complete(self._again, self._keep_own_memory, self._drop_carried)
+        bucket.complete(self._again, self._drop_carried)
         self._submitted.append(self._carrier.submit(bucket))
 
     def finish(self) -> None:
@@ -178,6 +179,6 @@ class GradientReducer:
         return under_way
 
     def _begin_anew(self) -> None:
-        self._arrivals.clear()
         self._submitted.clear()
+        self._arrivals.clear()
         self._again = self._touched = False
