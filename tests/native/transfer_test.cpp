@@ -1,0 +1,243 @@
+// Transfers of ranks (threads here) through a real engine: tensors in ordinary and in shared memory, in pieces, ranks
+// that are ahead of others, and memory that a rank scribbled on.
+#include "channel/transfer.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "harness.h"
+#include "kernel/copy.h"
+
+namespace bagua {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class Job {
+ public:
+  explicit Job(int ranks) : ranks_(ranks) {
+    static std::atomic<int> next{0};
+    EngineOptions options;
+    options.job_id = "job";
+    options.hosts.emplace_back();
+    for (int rank = 0; rank < ranks; ++rank) {
+      options.hosts[0].push_back(rank);
+      options.tokens.emplace_back(rank, std::vector<uint8_t>(kTokenBytes, 1));
+    }
+    options.data_socket = "/tmp/bagua-transfer-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
+    options.threads = 2;
+    socket_ = options.data_socket;
+    CHECK_OK(Engine::create(std::move(options), &engine_));
+  }
+  std::unique_ptr<ChannelClient> join(int rank) {
+    const std::vector<uint8_t> token(kTokenBytes, 1);
+    std::unique_ptr<ChannelClient> client;
+    CHECK_OK(ChannelClient::connect(socket_, token.data(), rank, 10 * kNsPerS, &client));
+    return client;
+  }
+  // Runs `body(rank, client, pool)` for every rank on a thread of its own.
+  template <class F>
+  void each(F body) {
+    test::Threads threads;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      threads.start([this, body, rank] {
+        auto client = join(rank);
+        StagePool pool(client.get());
+        body(rank, client.get(), &pool);
+        client->close();
+      });
+    }
+  }
+  Engine& engine() { return *engine_; }
+
+ private:
+  const int ranks_;
+  std::string socket_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TransferRequest request(Kind kind, uint64_t count, const float* src, float* dst, int root = -1) {
+  TransferRequest made;
+  made.descriptor.kind = static_cast<uint8_t>(kind);
+  made.descriptor.count = count;
+  made.descriptor.root = root;
+  made.src = reinterpret_cast<const char*>(src);
+  made.dst = reinterpret_cast<char*>(dst);
+  made.together = kind == Kind::kAllReduce || dst == nullptr;
+  return made;
+}
+
+Status run(ChannelClient* client, StagePool* pool, const TransferRequest& wanted) {
+  Transfer transfer(client, pool, wanted);
+  return transfer.run(now_ns() + 60 * kNsPerS, nullptr);
+}
+
+float value(int rank, uint64_t i) {
+  return static_cast<float>(rank + 1) + static_cast<float>(i % 1021);
+}
+
+void check_sum(const float* values, uint64_t count, int ranks) {
+  const float n = static_cast<float>(ranks);
+  for (uint64_t i = 0; i < count; ++i) CHECK_EQ(values[i], n * (n + 1) / 2 + n * static_cast<float>(i % 1021));
+}
+
+}  // namespace
+
+TEST(copies_past_the_caches_are_copies) {
+  std::vector<char> from(5000), to(5000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
+  for (const size_t bytes : {0, 1, 63, 64, 255, 256, 257, 4001}) {
+    for (const size_t offset : {0, 1, 63}) {
+      std::fill(to.begin(), to.end(), 0);
+      copy_streaming(to.data() + offset, from.data() + 3, bytes);
+      CHECK(memcmp(to.data() + offset, from.data() + 3, bytes) == 0);
+      CHECK(to[offset + bytes] == 0 && (offset == 0 || to[offset - 1] == 0));
+    }
+  }
+}
+
+// Rank 0 in shared memory, rank 1 in ordinary memory and in place, rank 2 from one to the other.
+TEST(ordinary_and_shared_memory_meet) {
+  Job job(3);
+  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+    for (const uint64_t count : {uint64_t{1}, uint64_t{1000}, kMiB / 4, kMiB / 4 + 1, 3 * kMiB + 77}) {
+      ChannelClient::Allocation shared;
+      CHECK_OK(client->alloc(count * 4 + 4, &shared));
+      std::vector<float> ordinary(count, -1);
+      float* const there = reinterpret_cast<float*>(shared.memory->data()) + 1;
+      float* const src = rank == 0 ? there : ordinary.data();
+      float* const dst = rank == 1 ? ordinary.data() : there;
+      for (uint64_t i = 0; i < count; ++i) src[i] = value(rank, i);
+      CHECK_OK(run(client, pool, request(Kind::kAllReduce, count, src, dst)));
+      check_sum(dst, count, 3);
+      CHECK_OK(
+          run(client, pool,
+              request(Kind::kBroadcast, count, rank == 2 ? dst : nullptr, rank == 2 ? nullptr : ordinary.data(), 2)));
+      if (rank != 2) check_sum(ordinary.data(), count, 3);
+      CHECK_OK(client->free_segment(shared.id));
+    }
+  });
+  EXPECT_EQ(job.engine().error(), std::string());
+}
+
+TEST(rows_are_staged_whole) {
+  Job job(2);
+  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+    const uint64_t count = kMiB / 2;
+    std::vector<float> own(count), all(2 * count);
+    for (uint64_t i = 0; i < count; ++i) own[i] = value(rank, i);
+    TransferRequest wanted = request(Kind::kAllGather, count, own.data(), all.data());
+    wanted.dst_rows = 2;
+    CHECK_OK(run(client, pool, wanted));
+    for (uint64_t i = 0; i < count; ++i) CHECK(all[i] == value(0, i) && all[count + i] == value(1, i));
+    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+  });
+}
+
+TEST(stages_are_kept_and_bounded) {
+  Job job(1);
+  auto client = job.join(0);
+  {
+    StagePool pool(client.get());
+    std::vector<float> data(8 * kMiB, 1);
+    const auto held = [&] { return client->counters()->segment_bytes.load(); };
+    CHECK_OK(run(client.get(), &pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+    const uint64_t kept = held();
+    CHECK(kept > 0 && kept <= 8 * kMiB);
+    CHECK_OK(run(client.get(), &pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+    CHECK_EQ(held(), kept);
+    TransferRequest wide = request(Kind::kAllGather, data.size(), data.data(), data.data());
+    CHECK_OK(run(client.get(), &pool, wide));
+    CHECK(held() <= 16 * kMiB);
+  }
+  client->close();
+}
+
+TEST(a_transfer_goes_on_after_a_timeout_and_ends_with_the_engine) {
+  Job job(2);
+  std::atomic<bool> late{false};
+  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
+    std::vector<float> data(2 * kMiB, 1);
+    if (rank == 1) {
+      while (!late.load()) usleep(1000);
+      CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+      CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+      job.engine().abort("enough");
+      return;
+    }
+    Transfer transfer(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data()));
+    CHECK(transfer.run(now_ns() + kNsPerMs, nullptr).code() == Code::kTimeout);
+    late.store(true);
+    CHECK_OK(transfer.run(-1, nullptr));
+    CHECK_EQ(data.back(), 2.0f);
+    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+    const Status status = run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data()));
+    CHECK_EQ(status.message(), std::string("enough"));
+  });
+}
+
+// The rank that comes first does not wake the daemon; who asks for it is told all the same.
+TEST(a_rank_that_came_first_is_seen) {
+  Job job(2);
+  std::atomic<bool> seen{false};
+  test::Threads watcher;
+  watcher.start([&] {
+    while (job.engine().waiting(0).find("rank 0 has been waiting for rank 1") == std::string::npos) usleep(1000);
+    seen.store(true);
+  });
+  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
+    while (rank == 1 && !seen.load()) usleep(1000);
+    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+  });
+}
+
+// Ranks take turns at being ahead by several operations.
+TEST(ranks_ahead_of_others) {
+  Job job(3);
+  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+    ChannelClient::Allocation shared;
+    CHECK_OK(client->alloc(4096, &shared));
+    Descriptor descriptor{};
+    descriptor.kind = static_cast<uint8_t>(Kind::kAllReduce);
+    descriptor.count = 16;
+    descriptor.src_segment = descriptor.dst_segment = static_cast<uint32_t>(shared.id);
+    ChannelClient::Times times;
+    for (int round = 0; round < 60; ++round) {
+      std::vector<uint64_t> tickets(round % 3 == rank ? 20 : 20 - static_cast<size_t>(rank));
+      for (uint64_t& ticket : tickets) CHECK_OK(client->submit(descriptor, &ticket));
+      for (size_t more = tickets.size(); more < 20; ++more) {
+        uint64_t ticket = 0;
+        CHECK_OK(client->submit(descriptor, &ticket));
+        tickets.push_back(ticket);
+      }
+      for (const uint64_t ticket : tickets) CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
+    }
+    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+  });
+  EXPECT_EQ(job.engine().error(), std::string());
+}
+
+// What a rank writes over the arrival counters costs time, not results: the daemon looks by itself.
+TEST(scribbled_arrival_counters_cost_only_time) {
+  Job job(2);
+  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+    JobPage* page = reinterpret_cast<JobPage*>(const_cast<char*>(reinterpret_cast<const char*>(client->counters())) -
+                                               offsetof(JobPage, counters));
+    std::vector<float> data(100, 1);
+    for (const uint64_t garbage : {uint64_t{0}, UINT64_MAX, uint64_t{7}}) {
+      for (std::atomic<uint64_t>& count : page->arrivals[0].submitted) count.store(garbage);
+      std::fill(data.begin(), data.end(), static_cast<float>(rank));
+      CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+      CHECK_EQ(data[99], 1.0f);
+    }
+  });
+}
+
+}  // namespace bagua
