@@ -35,7 +35,7 @@ RANK_MAIN = Path(__file__).with_name("rank_main.py")
 class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
 
-    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], index: int) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], index: int, memory_limit: int = 0) -> None:
         self.core = csrc.load()
         self.hosts = [list(ranks) for ranks in hosts]
         self.index = index
@@ -53,6 +53,7 @@ class EngineHost(RankServiceServicer):
             tokens=self.tokens,
             job_key=b"k" * 32,
             listen="127.0.0.1:0",
+            memory_limit=memory_limit,
         )
         self._stop_read, self._stop_write = os.pipe()
         self._watcher = threading.Thread(target=self._watch)
@@ -133,11 +134,14 @@ class Ranks:
         nprocs: int | None = None,
         hosts: Sequence[Sequence[int]] | None = None,
         environment: dict[str, str] | None = None,
+        memory_limits: Sequence[int] | None = None,
         **arguments: Any,
     ) -> list[RankProcess]:
-        """One process for each rank, all of which run ``function(**arguments)`` of the test's file."""
+        """One process for each rank, all of which run ``function(**arguments)`` of the test's file. ``memory_limits``:
+        bytes of shared memory of each host, 0: all there is."""
         layout = [list(ranks) for ranks in hosts] if hosts else [list(range(nprocs or 2))]
-        self.hosts = [EngineHost(self.folder, layout, index) for index in range(len(layout))]
+        limits = memory_limits or [0] * len(layout)
+        self.hosts = [EngineHost(self.folder, layout, index, limit) for index, limit in enumerate(limits)]
         if len(layout) > 1:
             for host in self.hosts:
                 host.engine.set_peers([other.engine.address() for other in self.hosts])

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.session import current
 
 
 def wrap(model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
@@ -333,3 +334,26 @@ def test_memory_goes_back_when_a_model_is_wrapped_again(ranks: Any) -> None:
 def test_import_starts_nothing() -> None:
     code = "import threading, bagua.torch_api; assert threading.active_count() == 1"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def rank_too_large() -> tuple[str, int, bool]:
+    """What a rank is told of a model that one host has no memory for; and that a smaller one can be trained after it."""
+    bagua.init_process_group()
+    before = current().connection.counters()["segment_bytes"]
+    with pytest.raises(BaguaError) as told:
+        torch.nn.Linear(2000, 2000).with_bagua([], GradientAllReduceAlgorithm())
+    bagua.barrier()
+    held = current().connection.counters()["segment_bytes"] - before
+    bagua.barrier()
+    small = torch.nn.Linear(20, 20).with_bagua([], GradientAllReduceAlgorithm())
+    small(torch.ones(1, 20)).sum().backward()
+    return str(told.value), held, bool((small.weight.grad == 1).all())
+
+
+def test_a_model_that_memory_does_not_suffice_for_is_refused_on_every_rank(ranks: Any) -> None:
+    """Each rank needs 31 MiB, twice 4 million float32. The second host has 40 MiB for two ranks."""
+    found = ranks.run(rank_too_large, hosts=[[0], [1, 2]], memory_limits=[0, 40 << 20])
+    for text, held, trained in found:
+        assert "31 MiB for rank" in text and "the limit of this engine, 40 MiB" in text, text
+        assert held < 10 << 20 and trained
+    assert "Another rank failed. rank 1" in found[0][0]
