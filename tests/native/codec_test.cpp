@@ -18,8 +18,7 @@ namespace {
 const Encoding kEncodings[] = {{Codec::kNone, 0}, {Codec::kF16, 0},     {Codec::kBF16, 0},    {Codec::kE4M3, 0},
                                {Codec::kE5M2, 0}, {Codec::kMinMax8, 0}, {Codec::kInt4, 0},    {Codec::kSign1, 0},
                                {Codec::kTopK, 1}, {Codec::kTopK, 700},  {Codec::kTopK, 65535}};
-const size_t kCounts[] = {0,   1,    2,    7,    9,    63,   64,   65,   127,   128,   129,   511,
-                          513, 1000, 1023, 1024, 1025, 1151, 2048, 5001, 16383, 16384, 16385, 33001};
+const size_t kCounts[] = {0, 1, 2, 7, 9, 64, 65, 127, 129, 513, 1023, 1024, 1025, 1151, 2048, 5001, 16385};
 
 // Bytes whose end is the end of an allocation, `shift` bytes past a cache line; a pattern lies before them.
 class Exact {
@@ -209,7 +208,6 @@ TEST(every_way_of_calling) {
 TEST(large_vectors) {
   check_way({Codec::kF16, 0}, (size_t{4} << 20) + 777, {2, 0, 0.5f, true, true, 1, false, 0});
   check_way({Codec::kMinMax8, 0}, (size_t{2} << 20) + 777, {1, 1, 1, false, false, 1, true, 4});
-  check_way({Codec::kSign1, 0}, (size_t{1} << 20) + 777, {1, 1, 1, false, true, 2, false, 0});
 }
 
 TEST(lengths) {
