@@ -68,7 +68,7 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
             if row["system"] == first and row["floor_ms"]
         ]
         if floor:
-            axes.plot(*zip(*floor, strict=True), label="floor", **FLOOR_STYLE)
+            axes.plot(*zip(*floor, strict=True), label="floor", marker=".", **FLOOR_STYLE)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         sizes = _names(rows, "bytes")

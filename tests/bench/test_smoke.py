@@ -58,9 +58,7 @@ def test_allreduce(tmp_path: Path) -> None:
     check_picture(plot)
 
 
-def test_allreduce_of_another_dtype_and_a_codec_between_hosts() -> None:
-    found = bench("allreduce", "--sizes", "4K", "--peers", "none", "--dtype", "int32", "--nproc-per-node", "1")
-    assert [row["system"] for row in found["rows"]] == ["bagua"]
+def test_allreduce_with_a_codec_between_hosts() -> None:
     found = bench(
         "allreduce",
         "--sizes",
