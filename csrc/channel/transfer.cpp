@@ -12,8 +12,8 @@ namespace {
 // Inside a host the pieces of all ranks should lie in the last-level cache together, and a piece should be worth its
 // wake-ups. Between hosts a piece should be worth a trip.
 constexpr uint64_t kLocalPiece = 512 << 10, kRemotePiece = 4 << 20;  // bytes
-constexpr uint64_t kLocalStaged = 4, kRemoteStaged = 3;            // pieces in flight through a stage
-constexpr uint64_t kUnstaged = 256;                                // and from shared memory
+constexpr uint64_t kLocalStaged = 4, kRemoteStaged = 3;              // pieces in flight through a stage
+constexpr uint64_t kUnstaged = 256;                                  // and from shared memory
 constexpr uint64_t kStreamingBytes = 8 << 20;
 
 constexpr uint64_t line(uint64_t bytes) {
