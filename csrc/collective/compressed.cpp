@@ -77,7 +77,7 @@ class Compressed {
     while (chunk_ < kLargestRaw * raw && encoded_bytes(encoding_, chunk_) * kMessages < b_->chunk_bytes()) chunk_ *= 2;
     while (chunk_ > unit_ && encoded_bytes(encoding_, chunk_) > b_->chunk_bytes()) chunk_ = units(chunk_ / 2) * unit_;
     const uint64_t piece = std::max(kSmallestChunk, units(block(0).count / kPieces) * unit_);
-    chunk_ = std::min(chunk_, piece);
+    chunk_ = std::min({chunk_, piece, units(block(0).count) * unit_});
   }
 
   uint64_t units(uint64_t elements) const { return std::max<uint64_t>(1, (elements + unit_ - 1) / unit_); }

@@ -7,11 +7,14 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "channel/client.h"
+#include "codec/codec.h"
+#include "engine/exchange.h"
 #include "harness.h"
 
 namespace bagua {
@@ -36,6 +39,20 @@ class Rank {
     d.root = root;
     d.src_segment = static_cast<uint32_t>(src_.id);
     d.dst_segment = static_cast<uint32_t>(dst_.id);
+    return client_->submit(d, ticket);
+  }
+  // An all-reduce that crosses between hosts encoded, with a residual if its number is not 0.
+  Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket) {
+    Descriptor d{};
+    d.kind = static_cast<uint8_t>(Kind::kAllReduce);
+    d.count = count;
+    d.root = -1;
+    d.src_segment = static_cast<uint32_t>(src_.id);
+    d.dst_segment = static_cast<uint32_t>(dst_.id);
+    d.codec = static_cast<uint8_t>(codec);
+    d.density = codec == Codec::kTopK ? 1000 : 0;
+    d.residual = residual;
+    d.exact = 3;
     return client_->submit(d, ticket);
   }
   Status wait(uint64_t ticket) {
@@ -168,6 +185,63 @@ TEST(every_kind_on_two_hosts) {
   });
   EXPECT_EQ(job.engine(0).error(), std::string());
   EXPECT_EQ(job.engine(1).error(), std::string());
+}
+
+// The same bits on every rank; operations that share a residual take their turns, however many are in flight.
+TEST(every_codec_on_two_hosts) {
+  constexpr uint64_t kCount = 5000;
+  constexpr int kSteps = 4;
+  Job job({{0, 1}, {2}});
+  std::mutex mutex;
+  std::vector<std::vector<float>> results;  // all that any rank got in the end, by codec
+  results.resize(kCodecs);
+  job.each([&](Rank& rank) {
+    for (uint64_t i = 0; i < kCount; ++i) {
+      rank.src()[i] = static_cast<float>((i * 7919 + static_cast<uint64_t>(rank.rank()) * 104729) % 1000) / 500 - 1;
+    }
+    for (int codec = 1; codec < kCodecs; ++codec) {
+      for (const bool one_by_one : {true, false}) {
+        const uint32_t residual = static_cast<uint32_t>(2 * codec + (one_by_one ? 0 : 1));
+        std::vector<uint64_t> tickets(kSteps);
+        for (uint64_t& ticket : tickets) {
+          CHECK_OK(rank.start_encoded(kCount, static_cast<Codec>(codec), residual, &ticket));
+          if (one_by_one) CHECK_OK(rank.wait(ticket));
+        }
+        for (const uint64_t ticket : tickets) {
+          if (!one_by_one) CHECK_OK(rank.wait(ticket));
+        }
+        std::lock_guard<std::mutex> lock(mutex);
+        std::vector<float>& known = results[static_cast<size_t>(codec)];
+        if (known.empty()) known.assign(rank.dst(), rank.dst() + kCount);
+        CHECK_EQ(memcmp(known.data(), rank.dst(), kCount * sizeof(float)), 0);
+      }
+    }
+  });
+  EXPECT_EQ(job.engine(0).error(), std::string());
+  EXPECT(job.engine(0).counters().residual_bytes >= 2 * (kCodecs - 1) * kCount * sizeof(float));
+  job.close();
+  EXPECT_EQ(job.engine(0).counters().residual_bytes.load(), uint64_t{0});
+}
+
+TEST(order_of_a_ring) {
+  EngineOptions options;
+  options.job_id = "job";
+  options.hosts = {{0}, {1}, {2}};
+  options.data_socket = "/tmp/bagua-unused.sock";
+  options.tokens.emplace_back(0, std::vector<uint8_t>(kTokenBytes, 1));
+  options.listen = "127.0.0.1:0";
+  EngineState state(options);
+  CHECK_OK(state.open());
+  RankTable ranks({0});
+  const Communicator comm(0, {0, 1, 2}, options.hosts, 0);
+  MeshOptions mesh_options;
+  mesh_options.hosts = 3;
+  Mesh mesh(mesh_options);
+  Exchange exchange(&state, &ranks, &comm, &mesh);
+  CHECK_OK(exchange.set_ring({2, 0, 1}));
+  for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{0, 1}, {0, 1, 1}, {1, 2, 3}, {-1, 0, 1}}) {
+    CHECK(!exchange.set_ring(wrong));
+  }
 }
 
 TEST(many_in_flight) {
