@@ -4,10 +4,10 @@
 // others.
 //
 // A message is one chunk of one operation, named by (op, tag) and at most kMaxMessage bytes. A chunk travels as one
-// frame on whichever stream to that host drains first; header and payload are checksummed. A frame whose receive is not
-// posted yet stays in the socket ("parked"): it blocks that stream alone, and TCP holds the sender back, so that memory
-// is bounded without credits. Senders send in an order that receivers post (see collective/program.h), so parking can't
-// deadlock.
+// frame on the stream to that host where it is expected to arrive first (stream_rate.h); both parts are checksummed. A
+// frame whose receive is not posted yet stays in the socket ("parked"): it blocks that stream alone, and TCP holds the
+// sender back, so that memory is bounded without credits. Senders send in an order that receivers post (see
+// collective/program.h), so parking can't deadlock.
 //
 // Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
 // carries control messages only, so that a parked or slow chunk never holds one up, and its keep-alive notices a host

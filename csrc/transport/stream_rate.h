@@ -12,7 +12,7 @@ namespace bagua {
 
 class StreamRate {
  public:
-  static constexpr int64_t kSampleNs = 500'000;        // shorter intervals say nothing
+  static constexpr int64_t kSampleNs = 1'000'000;      // shorter intervals say nothing
   static constexpr int64_t kSmoothNs = 10'000'000;     // time constant of the mean
   static constexpr int64_t kForgetNs = 2'000'000'000;  // an unused stream is thought twice as fast after each of these
   static constexpr double kUnknown = -1;
