@@ -40,7 +40,7 @@ EmulateOption = Annotated[
     ),
 ]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result (needs bagua[bench]).")
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result (pip install bagua\\[bench]).")
 ]
 SaveOption = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the result as JSON.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
@@ -124,14 +124,18 @@ def allreduce(
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn; medians, of the slowest rank.
+    """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn;
+    medians, of the slowest rank.
 
-    GB/s is algorithm bandwidth: bytes of one rank's vector / time. bus GB/s is that times 2(n-1)/n for n ranks, as in
-    nccl-tests: what crosses each rank's boundary at the least.
+    GB/s is algorithm bandwidth: bytes of one rank's vector / time. bus GB/s is
+    that times 2(n-1)/n for n ranks, as in nccl-tests: what crosses each rank's
+    boundary at the least.
 
-    floor, on one host: a native loop measured in the same run, one pass over memory (every rank sums its slice of all
-    vectors into all results). Between emulated hosts: 2(h-1)/h of the (encoded) bytes at the rate, as TCP payload
-    in Ethernet frames, less what fits into the shaper's bucket, plus one delay. "of floor" is floor / time.
+    floor, on one host: a native loop measured in the same run, one pass over
+    memory (every rank sums its slice of all vectors into all results). Between
+    emulated hosts: 2(h-1)/h of the (encoded) bytes at the rate, as TCP payload
+    in Ethernet frames, less what fits into the shaper's bucket, plus one delay.
+    "of floor" is floor / time.
     """
     from bagua.cli.bench_run import Task, measure
 
@@ -197,11 +201,14 @@ def codec(
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever becomes of them.
+    """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever
+    becomes of them.
 
-    encode: a vector into a message. decode-and-add: a message onto a vector. recode: both in one pass, (vector +
-    message) / 2 into a message and its decoded values, with error feedback where the codec has it by default. ratio:
-    bytes of float32 per byte of message. error: of one encoding of normal data, relative, L2.
+    encode: a vector into a message. decode-and-add: a message onto a vector.
+    recode: both in one pass, (vector + message) / 2 into a message and its
+    decoded values, with error feedback where the codec has it by default.
+    ratio: bytes of float32 per byte of message. error: of one encoding of
+    normal data, relative, L2.
     """
     from bagua.cli.bench_run import Task, measure
 
@@ -246,15 +253,18 @@ def train(
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Training steps: Bagua, DDP over Gloo with its hooks, and no communication, in the same processes, turn by turn;
-    medians of the slowest rank.
+    """Training steps: Bagua, DDP over Gloo with its hooks, and no communication,
+    in the same processes, turn by turn; medians of the slowest rank.
 
-    mlp: 4 layers of 4096, 67.1 M parameters, batch 32. resnet: ResNet-18, 11.2 M, 32 images of 3x32x32. transformer:
-    6 layers of 512, 26.3 M, 8 sequences of 128 tokens. tiny: 1,000 parameters.
+    mlp: 4 layers of 4096, 67.1 M parameters, batch 32. resnet: ResNet-18, 11.2
+    M, 32 images of 3x32x32. transformer: 6 layers of 512, 26.3 M, 8 sequences
+    of 128 tokens. tiny: 1,000 parameters.
 
-    x DDP: how many times as fast as DDP at its defaults; x best DDP: as the fastest DDP variant of the run. / no comm.:
-    time over that of the step without communication. exposed: communication that a rank waited for; hidden: that ran
-    beside its computation. sent MB/step: by one host; of emulated networks as the device counts them, with headers.
+    x DDP: how many times as fast as DDP at its defaults; x best DDP: as the
+    fastest DDP variant of the run. / no comm.: time over that of the step
+    without communication. exposed: communication that a rank waited for;
+    hidden: that ran beside its computation. sent MB/step: by one host; of
+    emulated networks as the device counts them, with headers.
     """
     from bagua.cli.bench_run import Task, measure
 
@@ -318,12 +328,13 @@ def network(
     token_file: options.TokenFileOption = None,
     tls: options.TlsOption = None,
 ) -> None:
-    """Bandwidth and latency from every daemon to every other, on the path that gradients take; pair after pair, while
-    the others are silent.
+    """Bandwidth and latency from every daemon to every other, on the path that
+    gradients take; pair after pair, while the others are silent.
 
-    us one way: half a round trip of 8 bytes between ranks, so both daemons are on the way. Gbit/s: payload of a message
-    over the time until its answer of 8 bytes is back, less such a round trip. With --coordinator, on the nodes of that
-    cluster; else on daemons started here.
+    us one way: half a round trip of 8 bytes between ranks, so both daemons are
+    on the way. Gbit/s: payload of a message over the time until its answer of 8
+    bytes is back, less such a round trip. With --coordinator, on the nodes of
+    that cluster; else on daemons started here.
     """
     from bagua.cli.bench_run import Task, measure, measure_on_cluster
 
