@@ -37,7 +37,7 @@ Status check_options(const EngineOptions& options) {
     });
     if (!has) return invalid("rank " + std::to_string(rank) + " needs a token of 32 bytes");
   }
-  if (options.streams < 1 || options.streams > 64) return invalid("streams must be 1 to 64");
+  if (options.streams < 1 || options.streams > Mesh::kMaxStreams) return invalid("streams must be 1 to 64");
   if (options.chunk_bytes < 64 || options.chunk_bytes > Mesh::kMaxMessage) {
     return invalid("chunk_bytes must be 64 to " + std::to_string(Mesh::kMaxMessage));
   }
