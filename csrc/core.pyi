@@ -119,9 +119,10 @@ class Rank:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed.
 
-        All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (see
-        ``CODECS``); ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
-        float32) at first use and keeps until ``destroy_comm``; the last ``exact`` elements cross as they are."""
+        All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (``CODECS``).
+        ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
+        float32) at first use and keeps until ``destroy_comm``. The last ``exact`` elements cross as they are."""
+
     def transfer(
         self,
         comm: int,
