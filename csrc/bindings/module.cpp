@@ -73,7 +73,8 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     std::vector<std::vector<int>> hosts, std::string data_socket,
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
-                                    double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s) {
+                                    double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
+                                    bool measure_ring) {
   EngineOptions options;
   options.job_id = std::move(job_id);
   options.generation = generation;
@@ -94,6 +95,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   options.memory_limit = memory_limit;
   options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
   options.peer_timeout_ns = std::max<int64_t>(kNsPerMs, seconds(peer_timeout_s));
+  options.measure_ring = measure_ring;
   std::unique_ptr<Engine> engine;
   py::gil_scoped_release release;
   check(Engine::create(std::move(options), &engine));
@@ -118,7 +120,8 @@ void bind_engine(py::module_* module) {
       .def(py::init(&make_engine), py::kw_only(), py::arg("job_id"), py::arg("generation"), py::arg("host_index"),
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
-           py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0)
+           py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
+           py::arg("measure_ring") = true)
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },

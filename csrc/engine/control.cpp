@@ -37,7 +37,8 @@ bool decode(const std::string& bytes, Control* control) {
   Fixed fixed;
   if (bytes.size() < sizeof fixed) return false;
   memcpy(&fixed, bytes.data(), sizeof fixed);
-  if (fixed.type < 1 || fixed.type > 6 || !kind_known(fixed.descriptor.kind)) return false;
+  if (fixed.type < 1 || fixed.type > static_cast<uint32_t>(Control::Type::kRing) || !kind_known(fixed.descriptor.kind))
+    return false;
   control->type = static_cast<Control::Type>(fixed.type);
   control->rank = fixed.rank;
   control->sequence = fixed.sequence;

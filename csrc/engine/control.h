@@ -17,6 +17,13 @@ struct Control {
     kError = 4,     // the engine there has failed: text
     kClose = 5,     // the engine there, or the communicator, is being closed in good order
     kClosed = 6,    // answer: nothing is pending here that needs you
+    // The order of the ring, see ring_survey.h. Hosts are named by their index in the communicator.
+    kConnected = 7,  // to host 0: every host is connected here
+    kMeasure = 8,    // from host 0: measure what you can send to host `source`
+    kProbe = 9,      // `source` bytes come as data, a measurement: say when they are there; sequence: its number
+    kProbed = 10,    // they are there; sequence: as above
+    kMeasured = 11,  // to host 0: this host can send `sequence` bytes per second to host `source`
+    kRing = 12,      // from host 0: the order; text: indices, and after a line break what is to be told about it
   };
   Type type = Type::kError;
   int32_t rank = -1;  // global

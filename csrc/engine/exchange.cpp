@@ -43,12 +43,13 @@ Status Exchange::set_ring(std::vector<int> order) {
   for (size_t i = 0; i < sorted.size(); ++i) {
     if (sorted[i] != static_cast<int>(i)) sorted.clear();
   }
-  if (sorted.size() != topology_.members.size() || !history_.empty() || !queued_.empty()) {
+  if (sorted.size() != topology_.members.size() || !history_.empty()) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the order of a ring must name each of its " +
                                 std::to_string(comm_->hosts()) + " hosts once, before the first operation"};
   }
   topology_.ring = std::move(order);
   ring_digest_ = static_cast<uint32_t>(digest_of(topology_.ring));
+  ring_awaited_ = false;
   return Status::ok();
 }
 
@@ -57,6 +58,7 @@ void Exchange::add(Collective operation) {
 }
 
 Status Exchange::pump() {
+  if (ring_awaited_) return Status::ok();
   while (!queued_.empty() && active_.size() < kMaxActive && !residual_busy(queued_.front())) {
     Collective next = std::move(queued_.front());
     queued_.pop_front();
@@ -270,6 +272,10 @@ std::string Exchange::oldest() const {
 }
 
 std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
+  if (ring_awaited_ && !queued_.empty() && queued_.front().started_ns <= before_ns) {
+    return oldest() + ": all ranks of this host have submitted it and have been waiting for " +
+           duration_text(now - queued_.front().started_ns) + " until the order of the hosts' ring is known";
+  }
   if (active_.empty() || active_.front()->operation.started_ns > before_ns) return "";
   std::string silent;
   const Active& active = *active_.front();

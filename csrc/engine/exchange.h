@@ -30,8 +30,12 @@ class Exchange {
   Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh);
 
   // The order in which rings and chains of this communicator go round its hosts (collective/program.h); the same at all
-  // hosts, or the first collective says that it is not. Before the first add(). kInvalid: no permutation of the hosts.
+  // hosts, or the first collective says that it is not. Before the first collective has begun. kInvalid: no permutation
+  // of the hosts.
   Status set_ring(std::vector<int> order);
+  // Collectives do not begin until set_ring(). Before the first add().
+  void await_ring() { ring_awaited_ = true; }
+  bool ring_awaited() const { return ring_awaited_; }
 
   void add(Collective operation);
   // A peer's description. kInvalid names both sides if it is not what this host's ranks called.
@@ -89,6 +93,7 @@ class Exchange {
   const uint64_t members_digest_;
   collective::Topology topology_;  // of comm_, with the ring's order
   uint32_t ring_digest_ = 0;
+  bool ring_awaited_ = false;
   ScratchPool scratch_;
   ResidualTable residuals_;
 

@@ -39,8 +39,11 @@ HostExecutor::HostExecutor(EngineState* state, RankTable* ranks, Network* networ
       mesh_(mesh_options(*state, *comm)),
       exchange_(state, ranks, comm, &mesh_),
       p2p_(state, ranks, comm, &mesh_),
+      survey_(state, network, comm, &mesh_),
       departures_(static_cast<size_t>(comm->hosts())),
-      heard_end_(static_cast<size_t>(comm->hosts()), false) {}
+      heard_end_(static_cast<size_t>(comm->hosts()), false) {
+  if (!survey_.settled()) exchange_.await_ring();
+}
 
 void HostExecutor::start() {
   network_->enroll(comm_->id(), this);
@@ -82,6 +85,7 @@ bool HostExecutor::attach(int host, int stream, Socket socket) {
   const auto found = std::find(hosts.begin(), hosts.end(), host);
   if (found == hosts.end()) return false;
   mesh_.attach(static_cast<int>(found - hosts.begin()), stream, std::move(socket));
+  mesh_.wake();  // the survey waits for the last one
   return true;
 }
 
@@ -111,6 +115,7 @@ std::string HostExecutor::describe(int64_t before_ns) {
 
 void HostExecutor::run() {
   if (await_peers() && dial_all()) serve();
+  survey_.give_up();
   if (closing()) {
     leave();
   } else if (state_->failed()) {
@@ -197,7 +202,9 @@ void HostExecutor::serve() {
 bool HostExecutor::turn() {
   take_inbox();
   say_who_left();
-  if (Status status = exchange_.pump(); !status) {
+  Status status = settle_ring();
+  if (status) status = exchange_.pump();
+  if (!status) {
     state_->fail(status.message());
     return false;
   }
@@ -209,13 +216,19 @@ bool HostExecutor::turn() {
   count_traffic();
   if (!network) return network_failed(network);
   for (const Mesh::Completion& completion : completions_) {
-    Status status = on_completion(completion);
+    status = on_completion(completion);
     if (status) continue;
     state_->fail(status.message());
     return false;
   }
   exchange_.compute();
   return true;
+}
+
+Status HostExecutor::settle_ring() {
+  if (!exchange_.ring_awaited()) return Status::ok();
+  survey_.advance(!exchange_.idle());
+  return survey_.settled() ? exchange_.set_ring(survey_.order()) : Status::ok();
 }
 
 // A host that said goodbye before may go while nothing is pending; anything else is a failure. Returns false.
@@ -279,7 +292,9 @@ Status HostExecutor::on_completion(const Mesh::Completion& completion) {
     }
     return on_control(completion.peer, control);
   }
-  if (completion.cookie & PointToPoint::kCookie) {
+  if (completion.cookie == RingSurvey::kSent || completion.cookie == RingSurvey::kReceived) {
+    survey_.complete(completion.cookie);
+  } else if (completion.cookie & PointToPoint::kCookie) {
     p2p_.complete(completion.cookie);
   } else {
     exchange_.complete(completion.cookie);
@@ -309,20 +324,25 @@ Status HostExecutor::on_control(int peer, const Control& control) {
       return {Code::kAborted, control.text};
     case Control::Type::kClose:
       if (departure.since_ns < 0) departure = {now_ns(), false, control.text};
+      survey_.departing(peer);
       return Status::ok();
     case Control::Type::kClosed:
       heard_end_[static_cast<size_t>(peer)] = true;
       return Status::ok();
+    default:
+      return survey_.on_control(peer, control);
   }
-  return Status::ok();
 }
 
 int64_t HostExecutor::next_deadline() const {
-  if (exchange_.idle() && p2p_.idle()) return -1;
+  const int64_t survey = survey_.deadline();
+  if (exchange_.idle() && p2p_.idle()) return survey;
   for (const Departure& departure : departures_) {
-    if (departure.since_ns >= 0) return now_ns() + kDepartureCheckNs;
+    if (departure.since_ns < 0) continue;
+    const int64_t check = now_ns() + kDepartureCheckNs;
+    return survey < 0 ? check : std::min(check, survey);
   }
-  return -1;
+  return survey;
 }
 
 void HostExecutor::answer_description() {

@@ -23,6 +23,7 @@
 #include "engine/network.h"
 #include "engine/p2p.h"
 #include "engine/ranks.h"
+#include "engine/ring_survey.h"
 #include "engine/state.h"
 #include "transport/mesh.h"
 
@@ -41,7 +42,7 @@ class HostExecutor final : public ConnectionTarget {
   // Local rank `rank` has left, and all that it submitted has been given to submit().
   void note_left(int rank);
   // Something outside changed: the engine failed, peers are known.
-  void wake();
+  void wake() override;
   bool attach(int host, int stream, Socket socket) override;
 
   uint64_t begun_elsewhere() const { return begun_elsewhere_.load(std::memory_order_acquire); }
@@ -62,6 +63,7 @@ class HostExecutor final : public ConnectionTarget {
   void take_inbox();
   void say_who_left();
   bool turn();
+  Status settle_ring();
   bool network_failed(const Status& status);
   Status on_completion(const Mesh::Completion& completion);
   Status on_control(int peer, const Control& control);
@@ -107,6 +109,7 @@ class HostExecutor final : public ConnectionTarget {
   // executor's thread only
   Exchange exchange_;
   PointToPoint p2p_;
+  RingSurvey survey_;
   struct Departure {
     int64_t since_ns = -1;  // -1: still here
     bool answered = false;

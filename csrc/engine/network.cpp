@@ -81,6 +81,13 @@ void Network::enroll(uint32_t comm, ConnectionTarget* target) {
   parked_.erase(found);
 }
 
+void Network::wake_targets() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [comm, target] : targets_) {
+    if (target != nullptr) target->wake();
+  }
+}
+
 void Network::withdraw(uint32_t comm) {
   std::lock_guard<std::mutex> lock(mutex_);
   targets_[comm] = nullptr;

@@ -29,6 +29,8 @@ class ConnectionTarget {
   virtual ~ConnectionTarget() = default;
   // From host `host` of the job. False: that host is no member.
   virtual bool attach(int host, int stream, Socket socket) = 0;
+  // Something that all communicators look at has changed. Must not call the network.
+  virtual void wake() = 0;
 };
 
 class Network {
@@ -49,6 +51,8 @@ class Network {
 
   // Connections of communicator `comm` go to `target`, those that came before included, until withdraw().
   void enroll(uint32_t comm, ConnectionTarget* target);
+  // Wakes every target.
+  void wake_targets();
   // Afterwards they are refused: its number is never used again.
   void withdraw(uint32_t comm);
 

@@ -122,6 +122,16 @@ std::vector<Event> EngineState::take_events() {
   return taken;
 }
 
+void EngineState::set_ring(std::vector<int> order) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ring_.empty()) ring_ = std::move(order);
+}
+
+std::vector<int> EngineState::ring() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ring_;
+}
+
 void EngineState::await_no_more(int rank) {
   const auto& locals = options_.local_ranks();
   const auto at = static_cast<size_t>(std::find(locals.begin(), locals.end(), rank) - locals.begin());

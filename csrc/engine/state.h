@@ -37,6 +37,7 @@ struct EngineOptions {
   uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
+  bool measure_ring = true;                  // that of host 0 counts; see ring_survey.h
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
 };
@@ -45,7 +46,7 @@ struct EngineOptions {
 Status check_options(const EngineOptions& options);
 
 struct Event {
-  const char* kind;  // "joined", "left", "lost", "error"
+  const char* kind;  // "joined", "left", "lost", "error", "ring"
   int rank;          // -1: none
   std::string text;
 };
@@ -87,6 +88,11 @@ class EngineState {
   std::vector<Event> take_events();
   int event_fd() const { return events_ready_.fd(); }
 
+  // The order in which rings go round the hosts of the job. The first one stays.
+  void set_ring(std::vector<int> order);
+  // Empty: not known yet.
+  std::vector<int> ring() const;
+
   // Nothing more comes from this rank: whoever submits rings, so that those who need it hear of it at once.
   void await_no_more(int rank);
   // Wakes the dispatcher as a submission does.
@@ -101,9 +107,10 @@ class EngineState {
 
   bool set_error(const std::string& reason, bool ended);
 
-  mutable std::mutex mutex_;  // guards error_ and events_
+  mutable std::mutex mutex_;  // guards the next three
   std::string error_;
   std::vector<Event> events_;
+  std::vector<int> ring_;
   std::atomic<bool> failed_{false};  // set after error_
   std::atomic<bool> ended_{false};   // the first error is the end; set before failed_
 };

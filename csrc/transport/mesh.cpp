@@ -137,6 +137,12 @@ bool Mesh::connected() const {
   return impl_->missing == 0;
 }
 
+void Mesh::need_all() {
+  for (int peer = 0; peer < impl_->options.hosts; ++peer) {
+    if (peer != impl_->options.host) impl_->note_need(&impl_->peers[static_cast<size_t>(peer)]);
+  }
+}
+
 void Mesh::send(int peer, uint64_t op, uint64_t tag, const void* data, size_t bytes, uint64_t cookie) {
   if (!impl_->check_peer(peer, bytes, kMaxMessage, "a message")) return;
   Peer& to = impl_->peers[static_cast<size_t>(peer)];

@@ -79,6 +79,9 @@ class Mesh {
   // True once every data stream to every other host is there (the control lanes are not counted).
   bool connected() const;
 
+  // From now on every host must connect within the timeout, as if something were sent to each.
+  void need_all();
+
   // Queues one chunk for `peer` (before it is connected, too). `data` must stay readable until kSent. Frames to a peer
   // leave in the order of the calls.
   void send(int peer, uint64_t op, uint64_t tag, const void* data, size_t bytes, uint64_t cookie);

@@ -50,6 +50,7 @@ class NodeContext:
 
     node_id: str
     data_host: str
+    zero_copy: bool
     jobs_folder: Path
     socket_folder: Path
     rank_socket: Path
@@ -266,6 +267,7 @@ class Job:
             self.plan,
             data_socket=self.data_socket,
             data_host=self._node.data_host,
+            zero_copy=self._node.zero_copy,
             tokens=self.tokens,
         )
         self._loop.add_reader(self.engine.event_fd(), self._take_engine_events)
@@ -340,6 +342,8 @@ class Job:
                     self.post(events.RankLost(rank, text or "its connection broke", time.time()))
                 case "error":
                     self.post(events.EngineFailed(text))
+                case "ring":
+                    self._log.info("order of the hosts in rings", order=text)
 
     async def _watch_waits(self) -> None:
         while self.state.phase is Phase.RUNNING and self.engine is not None:

@@ -1,9 +1,10 @@
-// Engines of one or two hosts with ranks as threads: every kind of operation, and the ways to end. What the sanitizers
+// Engines of one to five hosts with ranks as threads: every kind of operation, and the ways to end. What the sanitizers
 // watch.
 #include "engine/engine.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -82,7 +83,8 @@ class Rank {
 
 class Job {
  public:
-  explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096) : hosts_(std::move(hosts)) {
+  explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true)
+      : hosts_(std::move(hosts)) {
     static std::atomic<int> next{0};
     std::vector<std::string> addresses;
     for (size_t h = 0; h < hosts_.size(); ++h) {
@@ -99,6 +101,7 @@ class Job {
       options.streams = 2;
       options.chunk_bytes = chunk;
       options.threads = 2;
+      options.measure_ring = measure_ring;
       sockets_.push_back(options.data_socket);
       engines_.emplace_back();
       CHECK_OK(Engine::create(std::move(options), &engines_.back()));
@@ -108,11 +111,11 @@ class Job {
   }
   ~Job() { close(); }
 
-  // Runs `body` for every rank on a thread of its own.
+  // Runs `body` for every rank of the first `hosts` hosts on a thread of its own.
   template <class F>
-  void each(F body) {
+  void each(F body, size_t hosts = SIZE_MAX) {
     test::Threads threads;
-    for (size_t h = 0; h < hosts_.size(); ++h) {
+    for (size_t h = 0; h < std::min(hosts, hosts_.size()); ++h) {
       for (const int rank : hosts_[h]) {
         threads.start([this, body, h, rank] {
           Rank member(sockets_[h], rank);
@@ -128,6 +131,13 @@ class Job {
     for (auto& engine : engines_) threads.start([&engine] { engine->close(); });
   }
   Engine& engine(size_t host) { return *engines_[host]; }
+  // What host `host` was told about the ring; empty: nothing.
+  std::string ring(size_t host) {
+    for (const Event& event : engines_[host]->events()) {
+      if (std::string(event.kind) == "ring") return event.text;
+    }
+    return "";
+  }
 
  private:
   const std::vector<std::vector<int>> hosts_;
@@ -241,6 +251,73 @@ TEST(order_of_a_ring) {
   CHECK_OK(exchange.set_ring({2, 0, 1}));
   for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{0, 1}, {0, 1, 1}, {1, 2, 3}, {-1, 0, 1}}) {
     CHECK(!exchange.set_ring(wrong));
+  }
+}
+
+// Whatever the ring: all ranks have the same bits, in the world and in communicators that leave hosts out.
+TEST(every_kind_on_four_hosts) {
+  constexpr uint64_t kCount = 30'000;
+  std::mutex mutex;
+  std::vector<float> known[2];
+  Job job({{0}, {1, 2}, {3}, {4}, {5}}, 4096);
+  job.each([&](Rank& rank) {
+    for (const uint64_t count : {1, 160, 20'000}) every_kind(&rank, 6, count);
+    for (uint32_t comm = 0; comm < 2; ++comm) {
+      if (comm == 1 && rank.rank() == 0) break;
+      if (comm == 1) CHECK_OK(rank.client().create_comm(1, {1, 2, 3, 4, 5}, 10 * kNsPerS));
+      for (uint64_t i = 0; i < kCount; ++i) {
+        rank.src()[i] = 1.0f / static_cast<float>(1 + i % 97 + 31 * static_cast<uint64_t>(rank.rank()));
+      }
+      CHECK_OK(rank.run(Kind::kAllReduce, kCount, -1, comm));
+      std::lock_guard<std::mutex> lock(mutex);
+      if (known[comm].empty()) known[comm].assign(rank.dst(), rank.dst() + kCount);
+      CHECK_EQ(memcmp(known[comm].data(), rank.dst(), kCount * sizeof(float)), 0);
+    }
+  });
+  const std::string told = job.ring(0);
+  EXPECT(told.find("ring order 0 ") == 0 && told.find("slowest link ") != std::string::npos);
+  for (size_t host = 1; host < 5; ++host) EXPECT_EQ(job.ring(host), told);
+  EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
+TEST(a_ring_that_is_not_measured) {
+  Job job({{0}, {1}, {2}, {3}}, 4096, false);
+  job.each([](Rank& rank) { every_kind(&rank, 4, 20'000); });
+  for (size_t host = 0; host < 4; ++host) EXPECT_EQ(job.ring(host), std::string());
+}
+
+// Hosts that go at any moment of the measurement. Those that stay can work without them.
+TEST(a_host_leaves_while_the_ring_is_measured) {
+  for (int round = 0; round < 6; ++round) {
+    Job job({{0}, {1}, {2}, {3}, {4}}, 4096);
+    // A host that is gone before all are connected fails the job; the first thing that host 0 says follows that.
+    while (job.engine(0).counters().bytes_sent == 0) usleep(200);
+    usleep(static_cast<unsigned>(3000 * round));
+    job.engine(4).close();
+    job.each(
+        [](Rank& rank) {
+          CHECK_OK(rank.client().create_comm(1, {0, 1, 2, 3}, 10 * kNsPerS));
+          fill(&rank, 20'000);
+          CHECK_OK(rank.run(Kind::kAllReduce, 20'000, -1, 1));
+          expect(rank.dst(), 20'000, 6, 4);
+        },
+        4);
+    for (size_t host = 0; host < 4; ++host) EXPECT_EQ(job.engine(host).error(), std::string());
+  }
+}
+
+TEST(the_end_while_the_ring_is_measured) {
+  for (int round = 0; round < 6; ++round) {
+    Job job({{0}, {1}, {2}, {3}}, 4096);
+    test::Threads ending;
+    ending.start([&] {
+      usleep(static_cast<unsigned>(3000 * (round / 2)));
+      if (round % 2 == 0) return job.close();
+      job.engine(static_cast<size_t>(round / 2)).abort("enough");
+    });
+    ending.join();
+    if (round % 2 == 0) continue;
+    job.each([](Rank& rank) { CHECK_EQ(rank.run(Kind::kAllReduce, 5000).message(), std::string("enough")); }, 0);
   }
 }
 
