@@ -44,6 +44,8 @@ class Engine:
         # With at least 4 hosts: measure the bandwidths between them before the first operation and let rings go round
         # accordingly. Host 0's word counts. Sums of floats depend on the order.
         measure_ring: bool = True,
+        # Large chunks leave without a copy into the kernel; given up by itself for a stream where it copies anyway.
+        zero_copy: bool = False,
     ) -> None: ...
     def address(self) -> str:
         """``host:port`` of the TCP listener; empty with one host."""
@@ -62,7 +64,7 @@ class Engine:
         """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
     def stats(self) -> dict[str, int]:
         """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
-        residual_bytes."""
+        residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying)."""
     def close(self) -> None:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 

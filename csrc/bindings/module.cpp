@@ -66,6 +66,8 @@ py::dict counters_dict(const Counters& counters) {
   values["segment_bytes"] = counters.segment_bytes.load();
   values["comm_ns"] = counters.comm_ns.load();
   values["residual_bytes"] = counters.residual_bytes.load();
+  values["zero_copy_bytes"] = counters.zero_copy_bytes.load();
+  values["zero_copy_off"] = counters.zero_copy_off.load();
   return values;
 }
 
@@ -74,7 +76,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
-                                    bool measure_ring) {
+                                    bool zero_copy) {
   EngineOptions options;
   options.job_id = std::move(job_id);
   options.generation = generation;
@@ -93,6 +95,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   options.chunk_bytes = static_cast<size_t>(chunk_bytes);
   options.threads = threads;
   options.memory_limit = memory_limit;
+  options.zero_copy = zero_copy;
   options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
   options.peer_timeout_ns = std::max<int64_t>(kNsPerMs, seconds(peer_timeout_s));
   options.measure_ring = measure_ring;
@@ -121,7 +124,7 @@ void bind_engine(py::module_* module) {
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
-           py::arg("measure_ring") = true)
+           py::arg("zero_copy") = false)
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },

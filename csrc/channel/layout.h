@@ -27,8 +27,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "3";
-constexpr uint32_t kLayoutVersion = 3;
+constexpr const char* kCoreVersion = "4";
+constexpr uint32_t kLayoutVersion = 4;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -125,6 +125,8 @@ struct Counters {
   std::atomic<uint64_t> segment_bytes;    // tensor memory handed out now
   std::atomic<uint64_t> comm_ns;          // time during which at least one operation was running
   std::atomic<uint64_t> residual_bytes;   // memory of error feedback held now
+  std::atomic<uint64_t> zero_copy_bytes;  // of bytes_sent, those that were to leave without a copy
+  std::atomic<uint64_t> zero_copy_off;    // streams that went back to copying
 };
 
 // Collectives of one communicator that each local rank has submitted, by its position among the host's ranks.

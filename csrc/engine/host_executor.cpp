@@ -22,6 +22,7 @@ MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
   mesh.host = comm.topology().host;
   mesh.hosts = comm.hosts();
   mesh.streams = options.streams;
+  mesh.zero_copy = options.zero_copy ? ZeroCopyMode::kAuto : ZeroCopyMode::kOff;
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm.id() == 0 ? options.connect_timeout_ns : kNever;
   mesh.silence_timeout_ns = options.peer_timeout_ns;
@@ -381,6 +382,8 @@ std::string HostExecutor::host_text(int peer) const {
   const auto& ranks = state_->options().hosts[static_cast<size_t>(host)];
   std::string text = "host " + std::to_string(host) + (ranks.size() == 1 ? " (rank " : " (ranks ");
   for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  counters.zero_copy_bytes.fetch_add(now.zero_copy_bytes - counted_.zero_copy_bytes, std::memory_order_relaxed);
+  counters.zero_copy_off.fetch_add(now.zero_copy_off - counted_.zero_copy_off, std::memory_order_relaxed);
   return text + ")";
 }
 

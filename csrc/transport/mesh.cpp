@@ -57,6 +57,10 @@ void Mesh::Impl::add_stream(int peer_index, int index, Socket socket) {
   if (!slot->lane) {
     --missing;
     ++peer.attached;
+    const bool asked = options.zero_copy != ZeroCopyMode::kOff;
+    if (asked && !slot->zero_copy.enable(slot->socket.fd(), options.zero_copy)) {
+      zero_copy_off.fetch_add(1, std::memory_order_relaxed);
+    }
   }
   watch(slot.get(), EPOLLIN | EPOLLRDHUP);
   pump(&peer);
@@ -101,17 +105,21 @@ void Mesh::Impl::lose(Stream* failed, const std::string& how) {
 void Mesh::Impl::settle_losses() {
   for (Peer& peer : peers) {
     if (peer.lost_ns < 0) continue;
-    bool held = false;    // something has arrived and waits for its recv()
-    bool coming = false;  // something may still arrive
-    bool unread = false;  // something is there to be read at once
+    bool held = false;     // something has arrived and waits for its recv()
+    bool coming = false;   // something may still arrive
+    bool unread = false;   // something is there to be read at once
+    bool pending = false;  // the kernel has not given a payload back
     for (const auto& stream : peer.streams) {
-      if (stream == nullptr || stream->ended) continue;
+      if (stream == nullptr) continue;
+      reap(stream.get());  // no event may tell of it any more
+      pending = pending || stream->zero_copy.ledger().outstanding();
+      if (stream->ended) continue;
       unread = unread || stream->queued;
       held = held || stream->parked;
       coming = coming || !stream->parked;
     }
-    const bool ended = !unread && (!coming || now_ns() >= peer.lost_ns + mesh::kLossGraceNs);
-    bool wanted = !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
+    const bool ended = !unread && ((!coming && !pending) || now_ns() >= peer.lost_ns + mesh::kLossGraceNs);
+    bool wanted = pending || !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
     for (const auto& stream : peer.streams) wanted = wanted || (stream != nullptr && stream->writer.busy());
     peer.settled = ended && held && !wanted;
     if (ended && !peer.settled) fail(peer.lost);
@@ -227,6 +235,8 @@ std::vector<uint64_t> Mesh::stream_bytes(int peer) const {
   }
   bytes.pop_back();  // the control lane
   return bytes;
+  result.zero_copy_bytes = impl_->zero_copy_bytes.load(std::memory_order_relaxed);
+  result.zero_copy_off = impl_->zero_copy_off.load(std::memory_order_relaxed);
 }
 
 std::string Mesh::describe_waits(int64_t now) const {
@@ -239,7 +249,11 @@ std::string Mesh::describe_waits(int64_t now) const {
       if (!queue->empty()) since = std::min(since, queue->front().since_ns);
     }
     for (const auto& stream : peer.streams) {
-      if (stream == nullptr || !stream->writer.busy()) continue;
+      if (stream == nullptr) continue;
+      const ZeroCopyLedger& unsent = stream->zero_copy.ledger();
+      sends += unsent.held();
+      if (unsent.held() > 0) since = std::min(since, unsent.oldest_ns());
+      if (!stream->writer.busy()) continue;
       ++sends;
       since = std::min(since, stream->writer.current().since_ns);
     }

@@ -30,6 +30,7 @@
 #include "base/status.h"
 #include "net/socket.h"
 
+#include "transport/zero_copy.h"
 namespace bagua {
 
 struct MeshOptions {
@@ -44,11 +45,12 @@ struct MeshOptions {
   // The same for a peer that has never spoken: it may make this communicator much later.
   int64_t first_word_timeout_ns = INT64_MAX / 4;
 };
+  ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on the data streams; see transport/zero_copy.h
 
 class Mesh {
  public:
   enum class Event : uint8_t {
-    kSent,      // the payload of a send may be reused
+    kSent,      // the payload of a send may be reused: the kernel does not read it any more
     kReceived,  // the payload of a recv is in place and its checksum right
     kControl,   // a control message arrived: see `control`
   };
@@ -62,6 +64,8 @@ class Mesh {
     uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers
     uint64_t frames_dropped = 0;                  // of another generation or communicator
   };
+    uint64_t zero_copy_bytes = 0;                 // of bytes_sent, those asked to be sent without a copy
+    uint64_t zero_copy_off = 0;                   // streams that have gone back to copying
 
   static constexpr int kMaxStreams = 64;
   static constexpr size_t kMaxMessage = 16u << 20;

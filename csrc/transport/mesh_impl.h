@@ -67,6 +67,7 @@ struct Stream {
   StreamReader reader;
   StreamWriter writer;
 
+  ZeroCopy zero_copy;
   // No event tells of what comes: read until the socket is empty.
   bool eager() const { return !registered; }
 };
@@ -113,6 +114,7 @@ struct Mesh::Impl {
 
   // Of the driving thread:
   std::vector<mesh::Peer> peers;
+  std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
   std::vector<mesh::Stream*> ready;  // to be read without an event
   std::vector<Completion> done;
   int missing = 0;  // data streams not attached yet
@@ -137,6 +139,7 @@ struct Mesh::Impl {
   void read(mesh::Stream* stream, int64_t budget);
   bool on_header(mesh::Stream* stream);
   bool claim(mesh::Stream* stream);
+  bool reap(mesh::Stream* stream);
   void on_payload(mesh::Stream* stream);
   // Events
   void watch(mesh::Stream* stream, uint32_t events);
@@ -146,6 +149,7 @@ struct Mesh::Impl {
   int64_t next_deadline(int64_t deadline_ns) const;
   // Signs of life, in mesh_watch.cpp
   bool watched(const mesh::Peer& peer) const;
+  bool is_error(mesh::Stream* stream, uint32_t events);
   int64_t quiet_since(const mesh::Peer& peer) const;
   int64_t ping_after() const;
   void watch_peers();

@@ -2,9 +2,11 @@
 #include <linux/sockios.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "transport/mesh_impl.h"
@@ -111,13 +113,20 @@ void Mesh::Impl::pump(Peer* peer) {
 void Mesh::Impl::flush(Peer* peer, Stream* stream) {
   uint64_t sent = 0;
   int problem = 0;
-  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &sent, &problem);
+  ZeroCopy& zero_copy = stream->zero_copy;
+  const bool was_on = zero_copy.on();
+  const uint64_t bytes_before = zero_copy.bytes();
+  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &zero_copy, &sent, &problem);
+  zero_copy_bytes.fetch_add(zero_copy.bytes() - bytes_before, std::memory_order_relaxed);
+  if (was_on && !zero_copy.on()) zero_copy_off.fetch_add(1, std::memory_order_relaxed);
   stream->written += sent;
   bytes_sent.fetch_add(sent, std::memory_order_relaxed);
   switch (progress) {
     case StreamWriter::Progress::kDone: {
       const Outgoing& message = stream->writer.current();
-      if (message.type == FrameType::kData) done.push_back({Event::kSent, stream->peer, message.cookie, {}});
+      if (message.type == FrameType::kData && !zero_copy.hold(message.cookie, message.since_ns)) {
+        done.push_back({Event::kSent, stream->peer, message.cookie, {}});
+      }
       break;
     }
     case StreamWriter::Progress::kBlocked:
@@ -129,6 +138,18 @@ void Mesh::Impl::flush(Peer* peer, Stream* stream) {
       if (peer->lost_ns < 0) lose(stream, "the connection broke: " + errno_text(problem));
       break;
   }
+}
+
+// Takes the kernel's word for payloads that it has sent without a copy. False: it had none.
+bool Mesh::Impl::reap(Stream* stream) {
+  ZeroCopy& zero_copy = stream->zero_copy;
+  if (retired || !zero_copy.enabled()) return false;
+  const bool was_on = zero_copy.on();
+  std::vector<uint64_t> cookies;
+  const bool any = zero_copy.reap(stream->socket.fd(), &cookies);
+  if (was_on && !zero_copy.on()) zero_copy_off.fetch_add(1, std::memory_order_relaxed);
+  for (const uint64_t cookie : cookies) done.push_back({Event::kSent, stream->peer, cookie, {}});
+  return any;
 }
 
 // ---- receiving
@@ -257,7 +278,20 @@ void Mesh::Impl::unwatch(Stream* stream) {
 void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
   Peer& peer = peers[static_cast<size_t>(stream->peer)];
   if ((events & EPOLLOUT) != 0) {
+// Whether EPOLLERR may tell of a connection that broke. The error queue raises it, too, and until it is empty; a broken
+// connection is also hung up.
+bool Mesh::Impl::is_error(Stream* stream, uint32_t events) {
+  if ((events & EPOLLERR) == 0) return false;
+  if (!stream->zero_copy.enabled()) return true;
+  if (reap(stream) || (events & (EPOLLRDHUP | EPOLLHUP)) != 0) return false;
+  if (!stream->parked) return true;  // read() will see
+  int error = 0;
+  socklen_t length = sizeof error;
+  return ::getsockopt(stream->socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0;
+}
+
     stream->writable = true;
+  if (!is_error(stream, events)) events &= ~uint32_t{EPOLLERR};
     if (stream->writer.busy()) flush(&peer, stream);
     pump(&peer);
     // Watched until it reports with nothing left to write: then the next message is written without an event.

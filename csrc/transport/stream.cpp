@@ -32,23 +32,33 @@ void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
   busy_ = true;
 }
 
-StreamWriter::Progress StreamWriter::flush(int fd, uint64_t* sent, int* error) {
+// One call, with the result of send(2).
+ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
+  const size_t offset = done_ > sizeof header_ ? done_ - sizeof header_ : 0;
+  // The header is always copied: the next message has its own in the same place.
+  const bool apart = message_.type == FrameType::kData && zero_copy->wants(message_.bytes);
+  if (apart && done_ >= sizeof header_) {
+    return zero_copy->send(fd, static_cast<const char*>(message_.data) + offset, message_.bytes - offset);
+  }
+  iovec parts[2];
+  size_t count = 0;
+  if (done_ < sizeof header_) {
+    parts[count++] = {reinterpret_cast<char*>(&header_) + done_, sizeof header_ - done_};
+  }
+  if (!apart && offset < message_.bytes) {
+    char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec knows no const
+    parts[count++] = {payload + offset, message_.bytes - offset};
+  }
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (apart ? MSG_MORE : 0));
+}
+
+StreamWriter::Progress StreamWriter::flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error) {
   const size_t total = sizeof header_ + message_.bytes;
   while (done_ < total) {
-    iovec parts[2];
-    size_t count = 0;
-    if (done_ < sizeof header_) {
-      parts[count++] = {reinterpret_cast<char*>(&header_) + done_, sizeof header_ - done_};
-    }
-    const size_t offset = done_ > sizeof header_ ? done_ - sizeof header_ : 0;
-    if (offset < message_.bytes) {
-      char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec knows no const
-      parts[count++] = {payload + offset, message_.bytes - offset};
-    }
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = count;
-    const ssize_t put = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t put = write_some(fd, zero_copy);
     if (put < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kBlocked;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "transport/frame.h"
+#include "transport/zero_copy.h"
 
 namespace bagua {
 
@@ -32,7 +33,8 @@ class StreamWriter {
   // Takes a message. Only while not busy.
   void start(Outgoing message, uint64_t generation, uint32_t comm);
   // Writes until the message is out or the socket takes no more. Adds to `sent`; kBroken: `error` is the errno value.
-  Progress flush(int fd, uint64_t* sent, int* error);
+  // A chunk that `zero_copy` wants is sent by it; then the payload is still read after kDone (see ZeroCopy::hold()).
+  Progress flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error);
 
  private:
   bool busy_ = false;
@@ -40,6 +42,8 @@ class StreamWriter {
   FrameHeader header_;
   Outgoing message_;
   size_t done_ = 0;  // bytes of header and payload that the socket took
+
+  ssize_t write_some(int fd, ZeroCopy* zero_copy);
 };
 
 class StreamReader {

@@ -57,6 +57,14 @@ def node(
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
+    zero_copy: Annotated[
+        bool,
+        typer.Option(
+            help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
+            "on fast networks. Given up for connections where the kernel copies anyway.",
+            envvar="BAGUA_ZERO_COPY",
+        ),
+    ] = False,
 ) -> None:
     """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
     if death_signal and not die_with_parent(signal.SIGTERM):
@@ -75,6 +83,7 @@ def node(
         exit_when_idle_s=exit_when_idle,
         log_max_bytes=log_max_bytes,
         log_files=log_files,
+        zero_copy=zero_copy,
     )
     _allow_many_files()
     try:

@@ -47,7 +47,7 @@ class CoreHost:
 
 
 async def make_engine(
-    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes]
+    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes], zero_copy: bool
 ) -> core.Engine:
     """The engine of one generation of a job, listening. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
@@ -61,6 +61,7 @@ async def make_engine(
             tokens=tokens,
             job_key=plan.job_key,
             listen=join_address(data_host, 0),
+            zero_copy=zero_copy,
         )
     )
 

@@ -23,6 +23,8 @@ _HELP = {
     "frames_dropped": "Frames of another generation or communicator, dropped.",
     "bad_connections": "Connections that were refused or closed for what they sent.",
     "segment_bytes": "Shared memory held for ranks.",
+    "zero_copy_bytes": "Of the bytes sent, those that were to leave without a copy into the kernel.",
+    "zero_copy_off": "Connections on which sending without a copy was given up.",
     "comm_ns": "Time spent in communication, in nanoseconds.",
 }
 

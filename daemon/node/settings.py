@@ -32,6 +32,7 @@ class Settings:
     exit_when_idle_s: float | None
     log_max_bytes: int
     log_files: int
+    zero_copy: bool
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
