@@ -76,7 +76,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
-                                    bool zero_copy) {
+                                    bool measure_ring, bool zero_copy) {
   EngineOptions options;
   options.job_id = std::move(job_id);
   options.generation = generation;
@@ -124,7 +124,7 @@ void bind_engine(py::module_* module) {
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
-           py::arg("zero_copy") = false)
+           py::arg("measure_ring") = true, py::arg("zero_copy") = false)
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },

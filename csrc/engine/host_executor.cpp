@@ -374,6 +374,8 @@ void HostExecutor::count_traffic() {
   counters.bytes_sent.fetch_add(now.bytes_sent - counted_.bytes_sent, std::memory_order_relaxed);
   counters.bytes_received.fetch_add(now.bytes_received - counted_.bytes_received, std::memory_order_relaxed);
   counters.frames_dropped.fetch_add(now.frames_dropped - counted_.frames_dropped, std::memory_order_relaxed);
+  counters.zero_copy_bytes.fetch_add(now.zero_copy_bytes - counted_.zero_copy_bytes, std::memory_order_relaxed);
+  counters.zero_copy_off.fetch_add(now.zero_copy_off - counted_.zero_copy_off, std::memory_order_relaxed);
   counted_ = now;
 }
 
@@ -382,8 +384,6 @@ std::string HostExecutor::host_text(int peer) const {
   const auto& ranks = state_->options().hosts[static_cast<size_t>(host)];
   std::string text = "host " + std::to_string(host) + (ranks.size() == 1 ? " (rank " : " (ranks ");
   for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  counters.zero_copy_bytes.fetch_add(now.zero_copy_bytes - counted_.zero_copy_bytes, std::memory_order_relaxed);
-  counters.zero_copy_off.fetch_add(now.zero_copy_off - counted_.zero_copy_off, std::memory_order_relaxed);
   return text + ")";
 }
 

@@ -225,6 +225,8 @@ Mesh::Counters Mesh::counters() const {
   result.bytes_sent = impl_->bytes_sent.load(std::memory_order_relaxed);
   result.bytes_received = impl_->bytes_received.load(std::memory_order_relaxed);
   result.frames_dropped = impl_->frames_dropped.load(std::memory_order_relaxed);
+  result.zero_copy_bytes = impl_->zero_copy_bytes.load(std::memory_order_relaxed);
+  result.zero_copy_off = impl_->zero_copy_off.load(std::memory_order_relaxed);
   return result;
 }
 
@@ -235,8 +237,6 @@ std::vector<uint64_t> Mesh::stream_bytes(int peer) const {
   }
   bytes.pop_back();  // the control lane
   return bytes;
-  result.zero_copy_bytes = impl_->zero_copy_bytes.load(std::memory_order_relaxed);
-  result.zero_copy_off = impl_->zero_copy_off.load(std::memory_order_relaxed);
 }
 
 std::string Mesh::describe_waits(int64_t now) const {

@@ -29,8 +29,8 @@
 
 #include "base/status.h"
 #include "net/socket.h"
-
 #include "transport/zero_copy.h"
+
 namespace bagua {
 
 struct MeshOptions {
@@ -44,8 +44,8 @@ struct MeshOptions {
   int64_t silence_timeout_ns = 30'000'000'000;  // for an answer from a peer, while waiting
   // The same for a peer that has never spoken: it may make this communicator much later.
   int64_t first_word_timeout_ns = INT64_MAX / 4;
-};
   ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on the data streams; see transport/zero_copy.h
+};
 
 class Mesh {
  public:
@@ -63,9 +63,9 @@ class Mesh {
   struct Counters {
     uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers
     uint64_t frames_dropped = 0;                  // of another generation or communicator
-  };
     uint64_t zero_copy_bytes = 0;                 // of bytes_sent, those asked to be sent without a copy
     uint64_t zero_copy_off = 0;                   // streams that have gone back to copying
+  };
 
   static constexpr int kMaxStreams = 64;
   static constexpr size_t kMaxMessage = 16u << 20;

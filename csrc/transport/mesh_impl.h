@@ -66,8 +66,8 @@ struct Stream {
   StreamRate rate;
   StreamReader reader;
   StreamWriter writer;
-
   ZeroCopy zero_copy;
+
   // No event tells of what comes: read until the socket is empty.
   bool eager() const { return !registered; }
 };
@@ -111,10 +111,10 @@ struct Mesh::Impl {
   std::atomic<bool> any_attached{false};
   std::atomic<bool> woken{false};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, frames_dropped{0};
+  std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
 
   // Of the driving thread:
   std::vector<mesh::Peer> peers;
-  std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
   std::vector<mesh::Stream*> ready;  // to be read without an event
   std::vector<Completion> done;
   int missing = 0;  // data streams not attached yet
@@ -134,22 +134,22 @@ struct Mesh::Impl {
   void flush(mesh::Peer* peer, mesh::Stream* stream);
   mesh::Stream* control_stream(mesh::Peer* peer);
   mesh::Stream* data_stream(mesh::Peer* peer, size_t chunk);
+  bool reap(mesh::Stream* stream);
   // Receiving
   void make_ready(mesh::Stream* stream);
   void read(mesh::Stream* stream, int64_t budget);
   bool on_header(mesh::Stream* stream);
   bool claim(mesh::Stream* stream);
-  bool reap(mesh::Stream* stream);
   void on_payload(mesh::Stream* stream);
   // Events
   void watch(mesh::Stream* stream, uint32_t events);
   void unwatch(mesh::Stream* stream);
+  bool is_error(mesh::Stream* stream, uint32_t events);
   void on_event(mesh::Stream* stream, uint32_t events);
   bool wait(int64_t deadline_ns);
   int64_t next_deadline(int64_t deadline_ns) const;
   // Signs of life, in mesh_watch.cpp
   bool watched(const mesh::Peer& peer) const;
-  bool is_error(mesh::Stream* stream, uint32_t events);
   int64_t quiet_since(const mesh::Peer& peer) const;
   int64_t ping_after() const;
   void watch_peers();

@@ -143,7 +143,7 @@ void Mesh::Impl::flush(Peer* peer, Stream* stream) {
 // Takes the kernel's word for payloads that it has sent without a copy. False: it had none.
 bool Mesh::Impl::reap(Stream* stream) {
   ZeroCopy& zero_copy = stream->zero_copy;
-  if (retired || !zero_copy.enabled()) return false;
+  if (!zero_copy.enabled()) return false;
   const bool was_on = zero_copy.on();
   std::vector<uint64_t> cookies;
   const bool any = zero_copy.reap(stream->socket.fd(), &cookies);
@@ -275,9 +275,6 @@ void Mesh::Impl::unwatch(Stream* stream) {
   stream->registered = false;
 }
 
-void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
-  Peer& peer = peers[static_cast<size_t>(stream->peer)];
-  if ((events & EPOLLOUT) != 0) {
 // Whether EPOLLERR may tell of a connection that broke. The error queue raises it, too, and until it is empty; a broken
 // connection is also hung up.
 bool Mesh::Impl::is_error(Stream* stream, uint32_t events) {
@@ -290,8 +287,11 @@ bool Mesh::Impl::is_error(Stream* stream, uint32_t events) {
   return ::getsockopt(stream->socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0;
 }
 
-    stream->writable = true;
+void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
   if (!is_error(stream, events)) events &= ~uint32_t{EPOLLERR};
+  Peer& peer = peers[static_cast<size_t>(stream->peer)];
+  if ((events & EPOLLOUT) != 0) {
+    stream->writable = true;
     if (stream->writer.busy()) flush(&peer, stream);
     pump(&peer);
     // Watched until it reports with nothing left to write: then the next message is written without an event.
