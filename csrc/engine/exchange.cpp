@@ -263,6 +263,16 @@ void Exchange::finish(Active* active) {
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
 }
 
+void Exchange::mark_awaited(std::vector<bool>* peers) const {
+  if (ring_awaited_ && !queued_.empty()) peers->assign(peers->size(), true);
+  for (const auto& active : active_) {
+    for (const int peer : active->program.peers) {
+      const auto at = static_cast<size_t>(peer);
+      if (!active->described[at]) (*peers)[at] = true;
+    }
+  }
+}
+
 std::string Exchange::oldest() const {
   if (!active_.empty()) {
     const Collective& operation = active_.front()->operation;

@@ -48,6 +48,8 @@ class Exchange {
   void complete(uint64_t cookie);
 
   bool idle() const { return active_.empty() && queued_.empty(); }
+  // Marks the hosts whose descriptions of collectives in progress have not come.
+  void mark_awaited(std::vector<bool>* peers) const;
   bool computing() const { return !ready_.empty(); }
   // How many collectives some other host has begun.
   uint64_t begun_elsewhere() const { return begun_elsewhere_; }

@@ -44,12 +44,19 @@ void HostExecutor::leave() {
   converse(now_ns() + kLeaveNs);
 }
 
+// Also after the mesh has failed: the lanes that still work carry the cause. Who could not be told, or does not listen,
+// loses its connections to us: nobody waits for us for ever.
 void HostExecutor::report_failure() {
+  mesh_.retire();
   Control control;
   control.type = Control::Type::kError;
   control.text = state_->error();
   tell_all(control);
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    if (!mesh_.can_tell(peer)) heard_end_[static_cast<size_t>(peer)] = true;
+  }
   converse(now_ns() + kErrorLingerNs);
+  mesh_.shut_down();
 }
 
 // Answers a goodbye when we are ending, too: neither needs the other any more.
@@ -109,8 +116,8 @@ void HostExecutor::finish() {
   for (const Half& half : halves) ranks_->complete(half.operation, half.operation.submitted_ns, false);
 }
 
-// The mesh keeps its connections, though nobody moves bytes any more: a host that saw the true cause of the failure
-// must not make others believe that it was the one that died.
+// After a failure the connections have ended, after the cause was told; after a departure they are kept, though nobody
+// moves bytes any more, until this host leaves, too.
 void HostExecutor::stay_until_closed() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closing_.load()) {
@@ -118,6 +125,7 @@ void HostExecutor::stay_until_closed() {
       lock.unlock();
       state_->fail("another host has left the job in good order, but an operation of " + comm_name(comm_->id()) +
                    " still needs it");
+      report_failure();
       finish();
       lock.lock();
       continue;

@@ -212,7 +212,7 @@ bool HostExecutor::turn() {
   watch_departures();
   answer_description();
   completions_.clear();
-  mesh_.set_waiting(!exchange_.idle() || !p2p_.idle());
+  tell_mesh_what_we_await();
   const Status network = mesh_.poll(exchange_.computing() ? now_ns() : next_deadline(), &completions_);
   count_traffic();
   if (!network) return network_failed(network);
@@ -230,6 +230,14 @@ Status HostExecutor::settle_ring() {
   if (!exchange_.ring_awaited()) return Status::ok();
   survey_.advance(!exchange_.idle());
   return survey_.settled() ? exchange_.set_ring(survey_.order()) : Status::ok();
+}
+
+void HostExecutor::tell_mesh_what_we_await() {
+  mesh_.set_waiting(!exchange_.idle() || !p2p_.idle());
+  awaited_.assign(static_cast<size_t>(comm_->hosts()), false);
+  exchange_.mark_awaited(&awaited_);
+  p2p_.mark_awaited(&awaited_);
+  mesh_.set_awaited(awaited_);
 }
 
 // A host that said goodbye before may go while nothing is pending; anything else is a failure. Returns false.

@@ -64,6 +64,7 @@ class HostExecutor final : public ConnectionTarget {
   void say_who_left();
   bool turn();
   Status settle_ring();
+  void tell_mesh_what_we_await();
   bool network_failed(const Status& status);
   Status on_completion(const Mesh::Completion& completion);
   Status on_control(int peer, const Control& control);
@@ -116,6 +117,7 @@ class HostExecutor final : public ConnectionTarget {
     std::string why;
   };
   std::vector<Departure> departures_;  // by peer
+  std::vector<bool> awaited_;          // by peer: a word from it is needed; kept for its memory
   std::vector<bool> heard_end_;        // by peer: said kError or kClosed
   std::vector<int> left_seen_;         // copy of left_
   std::vector<int> told_left_;         // those whose leaving the others know

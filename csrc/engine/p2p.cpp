@@ -113,6 +113,12 @@ void PointToPoint::finish(uint64_t id, Transfer* transfer) {
   running_.erase(id);
 }
 
+void PointToPoint::mark_awaited(std::vector<bool>* peers) const {
+  for (const auto& [key, half] : waiting_) {
+    (*peers)[static_cast<size_t>(comm_->topology().host_of(half.destination))] = true;
+  }
+}
+
 bool PointToPoint::pending(int rank) const {
   const auto of_rank = [rank](const Half& half) { return half.operation.rank == rank; };
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return of_rank(item.second); }) ||

@@ -35,6 +35,8 @@ class PointToPoint {
   // Names an operation whose other end has left; empty if there is none.
   std::string needs_departed() const;
   void complete(uint64_t cookie);
+  // Marks the hosts whose ranks have not said that they are ready for a send that has been called.
+  void mark_awaited(std::vector<bool>* peers) const;
   bool idle() const { return waiting_.empty() && running_.empty(); }
   bool pending(int rank) const;  // of a local rank
   std::string describe_pending(int64_t now, int64_t before_ns) const;

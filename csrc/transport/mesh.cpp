@@ -62,6 +62,8 @@ void Mesh::Impl::add_stream(int peer_index, int index, Socket socket) {
       zero_copy_off.fetch_add(1, std::memory_order_relaxed);
     }
   }
+  slot->ended = retired && !slot->lane;
+  if (slot->ended) return;
   watch(slot.get(), EPOLLIN | EPOLLRDHUP);
   pump(&peer);
 }
@@ -97,12 +99,15 @@ void Mesh::Impl::lose(Stream* failed, const std::string& how) {
     unwatch(failed);
     make_ready(failed);
   }
-  if (peer.lost_ns >= 0) return;
+  if (peer.lost_ns >= 0 || retired) return;
   peer.lost_ns = now_ns();
   peer.lost = {Code::kUnavailable, "lost host " + std::to_string(failed->peer) + ": " + how};
 }
 
 void Mesh::Impl::settle_losses() {
+  if (retired && !any_lane()) {
+    fail(cause ? Status(Code::kUnavailable, "no connection to any other host is left") : cause);
+  }
   for (Peer& peer : peers) {
     if (peer.lost_ns < 0) continue;
     bool held = false;     // something has arrived and waits for its recv()
@@ -119,7 +124,7 @@ void Mesh::Impl::settle_losses() {
       coming = coming || !stream->parked;
     }
     const bool ended = !unread && ((!coming && !pending) || now_ns() >= peer.lost_ns + mesh::kLossGraceNs);
-    bool wanted = pending || !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
+    bool wanted = pending || peer.awaited || !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
     for (const auto& stream : peer.streams) wanted = wanted || (stream != nullptr && stream->writer.busy());
     peer.settled = ended && held && !wanted;
     if (ended && !peer.settled) fail(peer.lost);
@@ -134,6 +139,7 @@ Mesh::~Mesh() = default;
 void Mesh::attach(int peer, int stream, Socket socket) {
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
+    if (impl_->closed) return;
     impl_->attached.push_back({peer, stream, std::move(socket)});
     impl_->any_attached.store(true, std::memory_order_release);
   }
@@ -193,6 +199,10 @@ void Mesh::set_waiting(bool waiting) {
   if (waiting == (impl_->waiting_ns >= 0)) return;
   impl_->waiting_ns = waiting ? now_ns() : -1;
   for (Peer& peer : impl_->peers) peer.ping_ns = -1;  // what was asked before counts no more
+}
+
+void Mesh::set_awaited(const std::vector<bool>& peers) {
+  for (size_t i = 0; i < impl_->peers.size(); ++i) impl_->peers[i].awaited = peers[i];
 }
 
 Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {

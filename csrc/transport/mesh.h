@@ -19,7 +19,8 @@
 // nothing is acknowledged any more (a cut cable) is lost after kDeadConnectionNs.
 //
 // Loss of a peer: what had already arrived is delivered first (kReceived, kControl), then poll() fails. After poll()
-// has failed the mesh touches no posted buffer any more.
+// has failed the mesh touches no posted buffer any more, and says nothing to anybody until retire(): the control lanes
+// that still work can then carry the cause to the other hosts, and shut_down() makes their poll() fail in any case.
 #pragma once
 
 #include <cstdint>
@@ -96,6 +97,9 @@ class Mesh {
 
   // True while the caller waits for other hosts in whatever way: they are asked for signs of life.
   void set_waiting(bool waiting);
+  // By peer: the caller waits for a control message from it. The loss of such a peer is an error even while frames that
+  // it sent before wait for their receives.
+  void set_awaited(const std::vector<bool>& peers);
 
   // Errors of send(), recv() and send_control() come from the next poll(). Moves bytes until at least one completion is
   // there, wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has passed; appends to `out`. An error
@@ -104,6 +108,15 @@ class Mesh {
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
   // Makes a poll() in progress (or the next) return. Any thread.
   void wake();
+
+  // From now on, after an error too, only control messages move, on the control lanes; what was queued or posted is
+  // forgotten. poll() fails again when no lane is left. Idempotent.
+  void retire();
+  // True while control messages can go to `peer` on its control lane.
+  bool can_tell(int peer) const;
+  // Ends every connection, those of a later attach() too. Control messages that are in the sockets still arrive, the
+  // rest is thrown away. poll() fails from now on. Idempotent.
+  void shut_down();
 
   Counters counters() const;
   // Bytes sent to `peer` on each data stream (0: not attached). The driving thread's alone.

@@ -58,6 +58,7 @@ struct Stream {
   bool ended = false;    // nothing will come from it any more
   bool writable = true;  // until the socket refuses
   bool write_broken = false;
+  bool damaged = false;     // what came from it was no frame: it is read no more
   bool parked = false;      // its frame waits for a recv()
   bool queued = false;      // in Impl::ready
   bool registered = false;  // with epoll
@@ -84,6 +85,7 @@ struct Peer {
   int64_t heard_ns = -1;    // the latest bytes from it
   int64_t ping_ns = -1;     // when it was asked for a sign of life that has not come
   int64_t lost_ns = -1;     // when the first stream failed
+  bool awaited = false;     // the caller waits for a control message from it
   bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
   bool pump_again = false;  // pump() stopped at its budget
   Status lost;
@@ -108,6 +110,7 @@ struct Mesh::Impl {
     Socket socket;
   };
   std::vector<Attached> attached;  // protected by mutex
+  bool closed = false;             // protected by mutex: takes no connections any more
   std::atomic<bool> any_attached{false};
   std::atomic<bool> woken{false};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, frames_dropped{0};
@@ -122,6 +125,8 @@ struct Mesh::Impl {
   int64_t waiting_ns = -1;   // since when the caller waits for others
   int64_t inspected_ns = 0;  // when the connections were looked at
   Status status;             // the first error
+  bool retired = false;      // only control messages move
+  Status cause;              // `status` when it was retired
 
   // Attaching
   void adopt();
@@ -161,6 +166,10 @@ struct Mesh::Impl {
   void fail(Status first);
   void lose(mesh::Stream* stream, const std::string& how);
   void settle_losses();
+  // After the end, in mesh_ending.cpp
+  void retire();
+  bool any_lane() const;
+  void shut_down();
 };
 
 }  // namespace bagua

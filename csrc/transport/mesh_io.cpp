@@ -143,7 +143,7 @@ void Mesh::Impl::flush(Peer* peer, Stream* stream) {
 // Takes the kernel's word for payloads that it has sent without a copy. False: it had none.
 bool Mesh::Impl::reap(Stream* stream) {
   ZeroCopy& zero_copy = stream->zero_copy;
-  if (!zero_copy.enabled()) return false;
+  if (retired || !zero_copy.enabled()) return false;
   const bool was_on = zero_copy.on();
   std::vector<uint64_t> cookies;
   const bool any = zero_copy.reap(stream->socket.fd(), &cookies);
@@ -163,7 +163,7 @@ void Mesh::Impl::make_ready(Stream* stream) {
 void Mesh::Impl::read(Stream* stream, int64_t budget) {
   using Step = StreamReader::Step;
   uint64_t received = 0;
-  bool more = !stream->ended;
+  bool more = !stream->ended && !stream->damaged;
   Peer& peer = peers[static_cast<size_t>(stream->peer)];
   while (more && status) {
     const Step step = stream->reader.advance(stream->socket.fd(), stream->eager(), &budget, &received);
@@ -191,6 +191,9 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
         lose(stream, "the connection broke: " + errno_text(stream->reader.error()));
         break;
       case Step::kCorrupt:
+        stream->damaged = true;
+        unwatch(stream);
+        if (retired) break;  // what others still have to say matters more
         fail({Code::kCorrupt, "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index) +
                                   ": " + stream->reader.problem()});
         break;
