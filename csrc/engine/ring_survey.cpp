@@ -184,20 +184,22 @@ void RingSurvey::send_message() {
   }
 }
 
-// The message under way has arrived: a longer one, or that was it.
+// The message under way has arrived: a longer one, the same again, or that was it. One that took long may have met with
+// a processor that was busy elsewhere.
 void RingSurvey::arrived(int64_t now) {
   const int64_t took = std::max<int64_t>(1, now - sent_ns_);
-  const double rate = static_cast<double>(bytes_) * 1e9 / static_cast<double>(took);
-  const bool longest = bytes_ == kMostBytes;
-  best_ = longest ? std::max(best_, rate) : rate;
+  best_ = std::max(best_, static_cast<double>(bytes_) * 1e9 / static_cast<double>(took));
   if (settled_) {
     target_ = -1;
-  } else if (took >= kEnoughNs || (longest && ++repeats_ == kRepeats)) {
-    report(best_);
-  } else {
-    if (!longest) bytes_ = std::min(4 * bytes_, kMostBytes);
-    if (bytes_ == kMostBytes && !longest) best_ = 0;
+  } else if (took < kEnoughNs && bytes_ < kMostBytes) {
+    bytes_ = std::min(4 * bytes_, kMostBytes);
+    repeats_ = 0;
+    best_ = 0;
     send_message();
+  } else if (++repeats_ < kRepeats) {
+    send_message();
+  } else {
+    report(best_);
   }
 }
 

@@ -39,8 +39,8 @@ class RingSurvey {
   static constexpr size_t kFrameBytes = 64u << 10;    // a message is cut into frames of this length
   static constexpr size_t kFirstBytes = 16u << 10;    // the first message
   static constexpr size_t kMostBytes = 1u << 20;      // the longest one
-  static constexpr int kRepeats = 3;                  // of the longest one: the best counts
-  static constexpr int64_t kEnoughNs = 20'000'000;    // a message that took so long is the last
+  static constexpr int kRepeats = 3;                  // of the last length: the best counts
+  static constexpr int64_t kEnoughNs = 20'000'000;    // what takes so long is long enough
   static constexpr int64_t kLimitNs = 5'000'000'000;  // for all rounds
   static constexpr uint64_t kSent = UINT64_MAX;       // cookies
   static constexpr uint64_t kReceived = UINT64_MAX - 1;

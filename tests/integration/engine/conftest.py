@@ -17,6 +17,8 @@ import pytest
 
 from bagua.csrc import load
 
+sys.path.insert(0, str(Path(__file__).parent))  # for engine_relay
+
 WORKER = Path(__file__).with_name("worker.py")
 
 
