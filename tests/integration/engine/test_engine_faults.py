@@ -146,8 +146,9 @@ def test_a_stalled_host_is_named(make_pair: Callable[..., Pair]) -> None:
     await_text(pair.hosts[0], "has not answered for")
     text = check_end(pair, 0, "host 1 (rank 1) has not answered for ")
     assert "all-reduce" in text
-    pair.hosts[1].popen.send_signal(signal.SIGCONT)  # it hears what the others said meanwhile
-    check_end(pair, 1, "host 0")
+    pair.hosts[1].popen.send_signal(signal.SIGCONT)
+    # It hears what host 0 said meanwhile: the cause, not merely that host 0 has closed.
+    check_end(pair, 1, "host 1 (rank 1) has not answered for ")
 
 
 def test_a_host_that_is_cut_off_silently(make_pair: Callable[..., Pair]) -> None:
