@@ -169,6 +169,7 @@ void RingSurvey::begin(int target) {
   bytes_ = kFirstBytes;
   repeats_ = 0;
   best_ = 0;
+  last_ns_ = 0;
   out_.resize(kFrameBytes);
   send_message();
 }
@@ -195,8 +196,9 @@ void RingSurvey::arrived(int64_t now) {
     bytes_ = std::min(4 * bytes_, kMostBytes);
     repeats_ = 0;
     best_ = 0;
+    last_ns_ = 0;
     send_message();
-  } else if (++repeats_ < kRepeats) {
+  } else if (last_ns_ += took; ++repeats_ < kRepeats || (last_ns_ < kEnoughNs && repeats_ < kMostRepeats)) {
     send_message();
   } else {
     report(best_);

@@ -40,6 +40,7 @@ class RingSurvey {
   static constexpr size_t kFirstBytes = 16u << 10;    // the first message
   static constexpr size_t kMostBytes = 1u << 20;      // the longest one
   static constexpr int kRepeats = 3;                  // of the last length: the best counts
+  static constexpr int kMostRepeats = 10;             // while all together took less than kEnoughNs
   static constexpr int64_t kEnoughNs = 20'000'000;    // what takes so long is long enough
   static constexpr int64_t kLimitNs = 5'000'000'000;  // for all rounds
   static constexpr uint64_t kSent = UINT64_MAX;       // cookies
@@ -104,6 +105,7 @@ class RingSurvey {
   size_t bytes_ = 0;     // of the message under way
   uint64_t number_ = 0;  // of messages
   int repeats_ = 0;
+  int64_t last_ns_ = 0;  // all messages of this length together
   int64_t sent_ns_ = 0;
   double best_ = 0;  // bytes per second
   std::vector<char> out_;
