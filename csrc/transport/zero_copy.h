@@ -13,7 +13,8 @@
 // all buffers back to the caller. The kernel holds references to the pages: memory that is freed or unmapped stays
 // there until TCP is done with it. If the caller writes new values there, bytes that TCP still sends (or sends again)
 // may have them. They can reach only the peers of a job that has failed here, and a peer that does not know it yet
-// finds the checksum wrong, which was computed before: it never takes them for a message.
+// finds the checksum wrong, which was computed before: it never takes them for a message. Mesh::shut_down() resets the
+// data connections; then the kernel lets go of what it had queued.
 #pragma once
 
 #include <sys/types.h>
