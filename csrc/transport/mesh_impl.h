@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "transport/mesh.h"
 #include "transport/stream.h"
+#include "transport/stream_count.h"
 #include "transport/stream_rate.h"
 
 namespace bagua::mesh {
@@ -79,6 +80,8 @@ struct Peer {
   size_t queued_bytes = 0;  // of `data`
   std::deque<Outgoing> control;
   std::unordered_map<MessageKey, Posted, HashKey> posted;
+  StreamCount stream_count;
+  int single = -1;          // the stream that carries all chunks now; -1: none alone
   size_t next_stream = 0;   // where the search for a free stream begins
   int attached = 0;         // data streams
   int64_t needed_ns = -1;   // first send or recv while not connected

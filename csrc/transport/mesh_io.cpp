@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 #include <vector>
@@ -81,6 +82,16 @@ Stream* Mesh::Impl::data_stream(Peer* peer, size_t chunk) {
     usable[n++] = stream;
   }
   if (free == 0) return nullptr;
+  if (!peer->stream_count.all()) {
+    // Stays with its stream: another one would have to find the link's rate anew.
+    const auto same = [peer](const Stream* s) { return s->index == peer->single; };
+    const auto found = std::find_if(usable, usable + n, same);
+    const auto faster = [](const StreamLoad& x, const StreamLoad& y) { return x.rate < y.rate; };
+    const auto best = found != usable + n ? found - usable : std::max_element(loads, loads + n, faster) - loads;
+    peer->single = usable[best]->index;
+    return loads[best].free ? usable[best] : nullptr;
+  }
+  peer->single = -1;
   const int chosen =
       choose_stream(loads, n, begin, static_cast<double>(chunk), static_cast<double>(peer->queued_bytes));
   if (chosen < 0) return nullptr;
@@ -108,6 +119,16 @@ void Mesh::Impl::pump(Peer* peer) {
       flush(peer, stream);
     }
   }
+  if (!peer->stream_count.due(now_ns(), !peer->data.empty())) return;
+  const int64_t now = now_ns();
+  uint64_t arrived = 0;
+  for (int i = 0; i < options.streams; ++i) {
+    Stream* stream = peer->streams[static_cast<size_t>(i)].get();
+    if (stream == nullptr) continue;
+    measure(stream, now);
+    arrived += stream->rate.arrived();
+  }
+  peer->stream_count.update(now, arrived, !peer->data.empty());
 }
 
 void Mesh::Impl::flush(Peer* peer, Stream* stream) {

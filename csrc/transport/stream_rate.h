@@ -22,6 +22,7 @@ class StreamRate {
   void sample(int64_t now, uint64_t written, uint64_t queued);
   // Bytes handed to the socket that are not known to have arrived.
   uint64_t backlog(uint64_t written) const { return written - acknowledged_; }
+  uint64_t arrived() const { return acknowledged_; }  // bytes, at the last sample
   // Bytes per second; kUnknown before the first measurement.
   double rate(int64_t now) const;
 
