@@ -93,7 +93,7 @@ void relay(int near, int far, double rate) {
 }
 
 TEST(a_slow_stream_does_not_hold_up_the_others) {
-  constexpr size_t kBytes = 64 << 10, kCount = 256;
+  constexpr size_t kBytes = 64 << 10, kCount = 768;  // enough that all streams are tried
   constexpr int kStreams = 4, kSlow = 1;
   Mesh a(test::mesh_options(0, 2, kStreams)), b(test::mesh_options(1, 2, kStreams));
   std::vector<Socket> middle(2 * kStreams);
