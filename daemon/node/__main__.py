@@ -21,7 +21,7 @@ from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.process import die_with_parent
-from bagua.daemon.node.settings import Settings
+from bagua.daemon.node.settings import Settings, WireSettings
 
 MAX_FILES = 65536
 
@@ -65,6 +65,14 @@ def node(
             envvar="BAGUA_ZERO_COPY",
         ),
     ] = False,
+    measure_ring: Annotated[
+        bool,
+        typer.Option(
+            help="Jobs of four hosts and more: measure the bandwidths between them first, and order the ring by them. "
+            "Without it the last bits of sums are the same in every run, whatever was measured.",
+            envvar="BAGUA_MEASURE_RING",
+        ),
+    ] = True,
 ) -> None:
     """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
     if death_signal and not die_with_parent(signal.SIGTERM):
@@ -83,7 +91,7 @@ def node(
         exit_when_idle_s=exit_when_idle,
         log_max_bytes=log_max_bytes,
         log_files=log_files,
-        zero_copy=zero_copy,
+        wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),
     )
     _allow_many_files()
     try:

@@ -59,7 +59,7 @@ class NodeDaemon:
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
-            zero_copy=settings.zero_copy,
+            wire=settings.wire,
             jobs_folder=folder.jobs,
             socket_folder=self._sockets,
             rank_socket=self._rank_socket,

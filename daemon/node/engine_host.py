@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import bagua.csrc
 from bagua.base.address import join_address
 from bagua.daemon.node.plan import Plan
+from bagua.daemon.node.settings import WireSettings
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -47,7 +48,7 @@ class CoreHost:
 
 
 async def make_engine(
-    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes], zero_copy: bool
+    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes], wire: WireSettings
 ) -> core.Engine:
     """The engine of one generation of a job, listening. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
@@ -61,7 +62,8 @@ async def make_engine(
             tokens=tokens,
             job_key=plan.job_key,
             listen=join_address(data_host, 0),
-            zero_copy=zero_copy,
+            zero_copy=wire.zero_copy,
+            measure_ring=wire.measure_ring,
         )
     )
 

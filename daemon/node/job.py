@@ -22,6 +22,7 @@ from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.proc import marks_of, start_time
 from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group
 from bagua.daemon.node.runtime_dir import data_socket
+from bagua.daemon.node.settings import WireSettings
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
 
@@ -50,7 +51,7 @@ class NodeContext:
 
     node_id: str
     data_host: str
-    zero_copy: bool
+    wire: WireSettings
     jobs_folder: Path
     socket_folder: Path
     rank_socket: Path
@@ -267,7 +268,7 @@ class Job:
             self.plan,
             data_socket=self.data_socket,
             data_host=self._node.data_host,
-            zero_copy=self._node.zero_copy,
+            wire=self._node.wire,
             tokens=self.tokens,
         )
         self._loop.add_reader(self.engine.event_fd(), self._take_engine_events)

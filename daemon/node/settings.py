@@ -17,6 +17,14 @@ from bagua.daemon.node.plan import is_safe_name
 
 
 @dataclass(frozen=True)
+class WireSettings:
+    """How engines of this node talk to other hosts; see ``Engine`` in csrc/core.pyi."""
+
+    zero_copy: bool
+    measure_ring: bool
+
+
+@dataclass(frozen=True)
 class Settings:
     """As given. ``exit_when_idle_s`` and ``metrics_port`` are None where they were not asked for."""
 
@@ -32,7 +40,7 @@ class Settings:
     exit_when_idle_s: float | None
     log_max_bytes: int
     log_files: int
-    zero_copy: bool
+    wire: WireSettings
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
