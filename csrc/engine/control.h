@@ -13,7 +13,7 @@ struct Control {
     kDescribe = 1,  // what this host's ranks called as collective `sequence`: descriptor, rank, members; source: bytes
                     // of a chunk; destination: digest of the ring's order
     kReady = 2,     // the recv number `sequence` from `source` at `destination` is posted: descriptor, rank
-    kLeft = 3,      // rank `rank` has left and will send or receive nothing more
+    kLeft = 3,      // rank `rank` has left and will send or receive nothing more; sequence: sends to this host so far
     kError = 4,     // the engine there has failed: text
     kClose = 5,     // the engine there, or the communicator, is being closed in good order
     kClosed = 6,    // answer: nothing is pending here that needs you

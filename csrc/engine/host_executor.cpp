@@ -288,7 +288,11 @@ void HostExecutor::say_who_left() {
     Control control;
     control.type = Control::Type::kLeft;
     control.rank = rank;
-    tell_all(control);
+    for (int peer = 0; peer < comm_->hosts(); ++peer) {
+      if (peer == comm_->topology().host) continue;
+      control.sequence = p2p_.sends_begun(comm_->index_of(rank), peer);
+      mesh_.send_control(peer, encode(control));
+    }
   }
 }
 
@@ -326,7 +330,7 @@ Status HostExecutor::on_control(int peer, const Control& control) {
     case Control::Type::kReady:
       return p2p_.ready(peer, control);
     case Control::Type::kLeft:
-      if (const int index = comm_->index_of(control.rank); index >= 0) p2p_.left(index);
+      if (const int index = comm_->index_of(control.rank); index >= 0) p2p_.left(index, control.sequence);
       return Status::ok();
     case Control::Type::kError:
       heard_end_[static_cast<size_t>(peer)] = true;

@@ -75,6 +75,7 @@ void PointToPoint::begin(Half half) {
   const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
   const size_t bytes = moved.operation.bytes(), chunk = state_->options().chunk_bytes;
   transfer.remaining = (bytes + chunk - 1) / chunk;
+  if (sends) ++sent_[{moved.source, peer}];
   for (size_t at = 0, tag = 0; at < bytes; at += chunk, ++tag) {
     const size_t length = std::min(chunk, bytes - at);
     if (sends) {
@@ -106,6 +107,8 @@ void PointToPoint::finish(uint64_t id, Transfer* transfer) {
   Counters& counters = state_->counters();
   if (transfer->half.operation.kind() == Kind::kSend) {
     counters.bytes_local.fetch_add(transfer->half.operation.bytes(), std::memory_order_relaxed);
+  } else {
+    ++received_[transfer->half.source];
   }
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->busy().stop(now_ns(), &counters.comm_ns);
@@ -125,6 +128,11 @@ bool PointToPoint::pending(int rank) const {
          std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
 }
 
+uint64_t PointToPoint::sends_begun(int index, int peer) const {
+  const auto found = sent_.find({index, peer});
+  return found == sent_.end() ? 0 : found->second;
+}
+
 std::string PointToPoint::needs_departed() const {
   for (const auto& [key, half] : waiting_) {
     if (gone_.count(half.destination) > 0) {
@@ -132,9 +140,15 @@ std::string PointToPoint::needs_departed() const {
              operation_name(half.operation.descriptor, half.sequence) + " needs it";
     }
   }
+  // A receive begins with a word to the source, which sends only after it. So what has not arrived of its sends belongs
+  // to receives that run; any more of them wait for what will never come.
+  std::map<int, uint64_t> running;
   for (const auto& [id, transfer] : running_) {
     const Half& half = transfer.half;
-    if (half.operation.kind() == Kind::kRecv && gone_.count(half.source) > 0) {
+    const auto gone = half.operation.kind() == Kind::kRecv ? gone_.find(half.source) : gone_.end();
+    if (gone == gone_.end()) continue;
+    const auto received = received_.find(half.source);
+    if (++running[half.source] + (received == received_.end() ? 0 : received->second) > gone->second) {
       return "rank " + std::to_string(comm_->rank_of(half.source)) + " has left the job in good order, but " +
              operation_name(half.operation.descriptor, half.sequence) + " needs it";
     }

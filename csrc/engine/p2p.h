@@ -8,9 +8,9 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "engine/communicator.h"
 #include "engine/control.h"
@@ -30,8 +30,11 @@ class PointToPoint {
   // kInvalid names both sides if the other end is ready for something else.
   Status add(Half half);
   Status ready(int peer, const Control& control);
-  // Rank `index` of the communicator has left.
-  void left(int index) { gone_.insert(index); }
+  // Rank `index` of the communicator has left, after `sends` sends to ranks of this host. Some may still be on their
+  // way: the word of its leaving overtakes them.
+  void left(int index, uint64_t sends) { gone_[index] = sends; }
+  // How many sends of member `index` to ranks of host `peer` have begun.
+  uint64_t sends_begun(int index, int peer) const;
   // Names an operation whose other end has left; empty if there is none.
   std::string needs_departed() const;
   void complete(uint64_t cookie);
@@ -61,10 +64,12 @@ class PointToPoint {
   const Communicator* const comm_;
   Mesh* const mesh_;
 
-  std::map<Key, Half> waiting_;           // sends whose receiver is not ready
-  std::map<Key, Control> ready_;          // receivers that are ready before the send was called
-  std::map<uint64_t, Transfer> running_;  // by number: moving, or receives that are posted
-  std::set<int> gone_;
+  std::map<Key, Half> waiting_;                   // sends whose receiver is not ready
+  std::map<Key, Control> ready_;                  // receivers that are ready before the send was called
+  std::map<uint64_t, Transfer> running_;          // by number: moving, or receives that are posted
+  std::map<int, uint64_t> gone_;                  // by index: what left() was told
+  std::map<std::pair<int, int>, uint64_t> sent_;  // by source and host: sends begun
+  std::map<int, uint64_t> received_;              // by source: receives that ended
   uint64_t next_id_ = 1;
 };
 
