@@ -161,7 +161,10 @@ def cache_folder(fallback: Path) -> Path:
     return Path(given) / "native-tests" if given else fallback
 
 
-@pytest.fixture(scope="module", params=list(BUILDS))
+# The plain build is the core that all other tests run; the suites run in it with --full.
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in BUILDS]
+)
 def native_build(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Name of the build and its program."""
     if shutil.which(COMPILER) is None:
