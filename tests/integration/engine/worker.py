@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -369,6 +370,8 @@ def leave(rank: Rank, who: int, send: bool) -> dict[str, Any]:
 
 
 def interrupted(rank: Rank) -> dict[str, Any]:
+    # What a shell starts in the background inherits that SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     say(ready=True)
     try:
         rank.run("allreduce", count=10)
