@@ -1,8 +1,8 @@
 """The interface of algorithms: ``Algorithm`` is a description, ``AlgorithmImpl`` is it at work on one wrapped model.
 
 An ``Algorithm`` may be used for several models: each wrapping calls ``reify``. The wrapped model asks the
-implementation, in this order: which tensors are exchanged (``init_tensors``), how they are grouped
-(``tensors_to_buckets``), what happens to a full bucket (``init_operations``: a plan), and what to do at four moments
+implementation, in this order: which tensors are exchanged (``init_tensors``, ``exchanged``), how they are grouped
+(``tensors_to_buckets``), what happens to a bucket (``init_operations``: a plan), and what to do at four moments
 of a training step (``init_*_hook``).
 """
 
@@ -14,27 +14,114 @@ from typing import Any, Protocol
 
 import torch
 
-from bagua.algorithms.plan import Plan
+from bagua.algorithms.plan import GRADIENT, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
-class ReduceBucket(Protocol):
-    """A bucket in shared memory, as algorithms see it."""
+class Communicator(Protocol):
+    """Ranks that communicate among themselves, as algorithms see it. Positions count from 0, in the order of
+    ``ranks``."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global numbers, ascending."""
+        ...
+
+    def rank(self) -> int: ...
+    def nranks(self) -> int: ...
+
+
+class ProcessGroup(Protocol):
+    """The ranks among which a model is trained, as algorithms see it."""
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """Global numbers of the group's ranks on every host that has one."""
+        ...
+
+    def get_global_communicator(self) -> Communicator:
+        """All ranks of the group."""
+        ...
+
+    def get_intra_node_communicator(self) -> Communicator:
+        """The group's ranks on this host."""
+        ...
+
+    def get_inter_node_communicator(self) -> Communicator | None:
+        """The first rank of each host; None on other ranks."""
+        ...
+
+    def communicator(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator for some of the group's ranks (global numbers), this one among them; the same object each
+        time. Members alone call it, the first time all of them, in the same order."""
+        ...
+
+
+class Bucket(Protocol):
+    """Tensors that travel together, with the state slots of the algorithm, in memory that the daemon sees."""
 
     @property
     def name(self) -> str: ...
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The parameters whose gradients lie in the bucket, in order."""
+        """The parameters, in order."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def elements(self) -> int:
+        """Of all parameters together."""
+        ...
+
+    def add_slot(self, name: str, elements: int | None = None, *, communicated: bool = True) -> torch.Tensor:
+        """A new slot of zeros, as a flat tensor: ``elements`` long, or as long as the parameters together.
+        ``communicated``: steps other than ``Local`` use it. Raises ValueError if there is one of that name."""
+        ...
+
+    def slot(self, name: str) -> torch.Tensor:
+        """The flat tensor of a slot. Those of gradients and results change from step to step: ask each time."""
+        ...
+
+    def views(self, name: str) -> Sequence[torch.Tensor]:
+        """The parameters' parts of a slot that is as long as they are together, in their shapes."""
         ...
 
     def set_plan(self, plan: Plan) -> None:
-        """What the engine does with the bucket once every local rank has filled it."""
+        """What happens to the bucket. Buckets of gradients start by themselves when they are full, and are joined at
+        the end of backward; those of weights when the algorithm says so. Raises ValueError for slots that don't
+        exist."""
+        ...
+
+    def start(self) -> None:
+        """Runs the plan's steps up to and including the first that communicates, and returns without waiting for it."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the step that ``start`` began is over: ``join`` would not wait for it. True if not started."""
+        ...
+
+    def join(self) -> None:
+        """Waits, and runs what is left of the plan. Nothing if it has not been started. Raises CommunicationError."""
         ...
 
 
 class DataParallel(Protocol):
     """A wrapped model, as algorithms see it."""
+
+    @property
+    def bagua_optimizers(self) -> Sequence[torch.optim.Optimizer]: ...
+    @property
+    def bagua_buckets(self) -> Sequence[Bucket]: ...
+    @property
+    def bagua_train_step_counter(self) -> int:
+        """Forward passes in training so far."""
+        ...
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Trainable parameters in the order of their registration, each once."""
@@ -45,7 +132,12 @@ class DataParallel(Protocol):
         ...
 
     def finish_backward(self) -> None:
-        """Submits what is left, waits for all buckets and shows the results in ``.grad``."""
+        """In buckets of gradients: submits what is left, waits for all buckets and shows the results in ``.grad``."""
+        ...
+
+    def own_communicator(self) -> Communicator:
+        """A new communicator of all ranks of the model, for what may come at different moments on different ranks.
+        All ranks call it together. It lives as long as the wrapped model or the algorithm's next reset."""
         ...
 
 
@@ -67,32 +159,36 @@ class AlgorithmImpl:
 
     Every rank runs the same methods at the same moments; what they return must agree between ranks.
 
+    ``exchanged``: what buckets hold, GRADIENT or WEIGHT; asked after each reset. Buckets of weights hold the parameters
+    themselves (slot WEIGHT); gradients then stay this rank's own, and backward waits for nothing of itself.
+
     ``follows_arrival``: buckets are made once more, in the order in which the gradients of the first synchronised pass
-    came, as rank 0 saw it. An algorithm that exchanges something else, or whose own order matters, sets it to False.
+    came, as rank 0 saw it. An algorithm whose own order matters sets it to False. It has no meaning for weights.
     """
 
+    exchanged: str = GRADIENT
     follows_arrival = True
 
-    def __init__(self, process_group: object) -> None:
+    def __init__(self, process_group: ProcessGroup) -> None:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
         """Asked before every forward pass in training. True: tensors, buckets and plans are made again, and with them
-        what error feedback has kept: it begins anew."""
+        what error feedback has kept: it begins anew. Parameters become rank 0's once more."""
         return False
 
     def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """Parameters whose gradients are exchanged, in the order in which buckets are filled and sent at first.
+        """Parameters that are exchanged, in the order in which buckets are filled and sent at first.
 
         Backward reaches the last layers first, so the order is that of registration reversed. See ``follows_arrival``.
         """
         return [parameter for _, parameter in reversed(ddp.bagua_build_params())]
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
-        """Buckets for the suggested grouping. ``do_flatten`` is False where ``.grad`` must keep memory of its own."""
+        """Buckets for the suggested grouping. ``do_flatten`` is False where tensors must keep memory of their own."""
         return [BucketLayout(str(index), tuple(group)) for index, group in enumerate(tensors)]
 
-    def init_operations(self, ddp: DataParallel, bucket: ReduceBucket) -> None:
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
         """Gives the bucket its plan. Called for every bucket at wrap, after each reset, and when buckets are
         made again in the order of arrival."""
         raise NotImplementedError(f"{type(self).__name__} must override init_operations and give each bucket a plan.")
@@ -113,11 +209,15 @@ class AlgorithmImpl:
         """The returned function gets the optimizer after each of its steps."""
         return _nothing
 
+    def close(self) -> None:
+        """The model is about to be unwrapped, or wrapped anew: the last chance to end what runs in the background.
+        Waits for no other rank."""
+
 
 class Algorithm:
     """Description of an algorithm, given to ``with_bagua``."""
 
-    def reify(self, process_group: object) -> AlgorithmImpl:
+    def reify(self, process_group: ProcessGroup) -> AlgorithmImpl:
         """A new implementation for one model on ``process_group``."""
         raise NotImplementedError(f"{type(self).__name__} must override reify and return its AlgorithmImpl.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, DataParallel, ReduceBucket
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import AllReduce, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
@@ -13,7 +13,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
 
     def __init__(
         self,
-        process_group: object,
+        process_group: ProcessGroup,
         hierarchical: bool = False,
         average: bool = True,
         codec: Codec | str | None = None,
@@ -23,7 +23,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         self.average = average
         self.codec = Codec.of(codec)
 
-    def init_operations(self, ddp: DataParallel, bucket: ReduceBucket) -> None:
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
         bucket.set_plan(Plan((AllReduce("AVG" if self.average else "SUM", codec=self.codec),)))
 
@@ -51,7 +51,7 @@ class GradientAllReduceAlgorithm(Algorithm):
         self.average = average
         self.codec = Codec.of(codec)
 
-    def reify(self, process_group: object) -> GradientAllReduceAlgorithmImpl:
+    def reify(self, process_group: ProcessGroup) -> GradientAllReduceAlgorithmImpl:
         """A new implementation for one model."""
         return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average, self.codec)
 

@@ -1,44 +1,145 @@
-"""Plans: what happens to a bucket once every local rank has filled it.
+"""Plans: what happens to a bucket, as a value. The language between algorithms and what carries them out.
 
-A plan is a list of steps over the named state slots of a bucket. Slots are equally long runs of elements of the
-bucket's dtype. ``GRADIENT`` holds this rank's contribution and is never written by a plan, so that a step can be run
-again from it; ``RESULT`` is what the rank sees in ``.grad`` afterwards.
+A plan is a list of steps over the named state slots of a bucket. A slot is a flat run of elements. Three have a meaning
+of their own; an algorithm adds others with ``Bucket.add_slot``.
+
+* ``GRADIENT``: this rank's contribution, in buckets of gradients. No step but ``Local`` writes it, so that a step can
+  be run again from it.
+* ``RESULT``: what the rank sees in ``.grad`` afterwards, in buckets of gradients. A plan that does not fill it leaves
+  ``.grad`` as it is.
+* ``WEIGHT``: the parameters themselves, in buckets of weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from bagua.algorithms.codec import Codec
 
 GRADIENT = "gradient"
 RESULT = "result"
+WEIGHT = "weight"
+
+EVERYONE = "everyone"
+HOST = "host"
+LEADERS = "leaders"
+PLACES = (EVERYONE, HOST, LEADERS)
 
 # A rank without a gradient contributes zeros, so that only these make sense.
 REDUCTIONS = ("SUM", "AVG")
 
+Over = str | Callable[[], Any]
+"""Among whom: all ranks of the model's process group, the ranks of this host, one rank of each host, or a function that
+is called each time and returns a communicator (a pair of this step), None where this rank has no part in it."""
+
+
+def _check_over(over: Over) -> None:
+    if not callable(over) and over not in PLACES:
+        raise ValueError(f"A step can't go over {over!r}: choose one of {', '.join(PLACES)}, or pass a function.")
+
 
 @dataclass(frozen=True)
 class AllReduce:
-    """``dst`` = reduction over all ranks of ``src``, the same bits on every rank.
+    """``dst`` = reduction over the ranks of ``over`` of ``src``, the same bits on each of them. May be the same slot.
 
     Moves, per rank and step, one pass over the bucket inside a host, and 2(h-1)/h of the bucket's bytes in and out of
     each of h hosts. ``op`` is a name of ``bagua.torch_api.ReduceOp``; AVG divides by the number of ranks.
     ``codec``: how float32 crosses between hosts (``codec.py``). Without one, and for other dtypes, it crosses as it is.
+    ``everywhere``: ranks of one host exchange encoded values, too: each rank's contribution and the result pass through
+    the codec, as in the original's algorithms that are not hierarchical.
     """
 
     op: str = "AVG"
     src: str = GRADIENT
     dst: str = RESULT
     codec: Codec | None = None
+    everywhere: bool = False
+    over: Over = EVERYONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", Codec.of(self.codec))
+        _check_over(self.over)
         if self.op not in REDUCTIONS:
             raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}.")
+        if self.everywhere and self.codec is None:
+            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere.")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
 
 
-Step = AllReduce
+@dataclass(frozen=True)
+class Broadcast:
+    """``slot`` of the rank at position ``root`` of ``over`` replaces everybody's."""
+
+    slot: str
+    root: int = 0
+    over: Over = HOST
+
+    def __post_init__(self) -> None:
+        _check_over(self.over)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.slot,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.slot,)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sends ``src``, encoded once, to both neighbours in the ring of ``over``; positions r-1 and r+1 modulo n.
+
+    Afterwards ``own``, ``left`` and ``right`` hold what this rank's, the left and the right neighbour's message decode
+    to: the same bits on all who decode one message. Two messages leave and two arrive per rank; one each with two
+    ranks, where both neighbours are the same; none with one rank (``left`` and ``right`` are then zeros). Without a
+    codec the elements travel as they are.
+    """
+
+    src: str
+    own: str
+    left: str
+    right: str
+    codec: Codec | None = None
+    over: Over = EVERYONE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", Codec.of(self.codec))
+        _check_over(self.over)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.own, self.left, self.right)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Computation of this rank alone, on slots of the bucket: ``run(bucket)``.
+
+    At the beginning of a plan of gradients it runs inside backward, when the bucket is full, and otherwise where the
+    plan is joined, always in the user's thread. What it raises reaches the user. ``reads`` and ``writes`` name slots.
+    """
+
+    run: Callable[[Any], None]
+    name: str = "local"
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = field(default=())
+
+
+Step = AllReduce | Broadcast | Neighbours | Local
 
 
 @dataclass(frozen=True)
@@ -50,14 +151,14 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.steps:
             raise ValueError("A plan needs at least one step.")
-        filled = {GRADIENT}
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
-                raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step (AllReduce).")
-            if step.src not in filled:
-                raise ValueError(f"Step {number} of a plan reads slot {step.src!r}, which no earlier step has filled.")
-            if step.dst == GRADIENT:
+                known = "AllReduce, Broadcast, Neighbours, Local"
+                raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step ({known}).")
+            if GRADIENT in step.writes and not isinstance(step, Local):
                 raise ValueError(f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are.")
-            filled.add(step.dst)
-        if RESULT not in filled:
-            raise ValueError(f"A plan must fill slot {RESULT!r}; this one fills {sorted(filled - {GRADIENT})}.")
+
+    @property
+    def slots(self) -> frozenset[str]:
+        """Every slot that a step reads or writes."""
+        return frozenset(slot for step in self.steps for slot in (*step.reads, *step.writes))
