@@ -15,6 +15,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,11 +24,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one folder that ranks import too
+
 START_S = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked 'full' too: everything, up to 1 GiB")
+    parser.addoption(
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="in tests/contract: check this algorithm, too (may be repeated)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,223 @@
+"""Real ranks on a real engine: the part of a node daemon that ranks need, in the test's process.
+
+The whole daemon is tested beside this (test_torch_daemon.py); here the engine's host is the test, so that faults can be
+made and hosts multiplied without a coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from bagua import csrc
+from bagua.proto import common_pb2, rank_pb2
+from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
+
+RANK_MAIN = Path(__file__).with_name("rank_main.py")
+
+
+class EngineHost(RankServiceServicer):
+    """One host of a job: its engine, and the service that ranks join through."""
+
+    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], index: int, memory_limit: int = 0) -> None:
+        self.core = csrc.load()
+        self.hosts = [list(ranks) for ranks in hosts]
+        self.index = index
+        self.socket = str(folder / f"rank-{index}.sock")
+        self.data_socket = str(folder / f"data-{index}.sock")
+        self.tokens = {rank: os.urandom(32) for rank in hosts[index]}
+        self.progress: list[common_pb2.Progress] = []
+        self.told: list[dict[str, Any]] = []
+        self.engine = self.core.Engine(
+            job_id="test",
+            generation=1,
+            host_index=index,
+            hosts=self.hosts,
+            data_socket=self.data_socket,
+            tokens=self.tokens,
+            job_key=b"k" * 32,
+            listen="127.0.0.1:0",
+            memory_limit=memory_limit,
+        )
+        self._stop_read, self._stop_write = os.pipe()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        self._pool = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._pool)
+        add_RankServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def _watch(self) -> None:
+        """A rank that is lost ends the job, as the node daemon does it."""
+        while self._stop_read not in select.select([self.engine.event_fd(), self._stop_read], [], [])[0]:
+            for event in self.engine.events():
+                self.told.append(event)
+                if event["kind"] == "lost":
+                    self.engine.abort(f"rank {event['rank']} was lost")
+
+    def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
+        if request.rank not in self.tokens:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"rank {request.rank} is not on this node")
+        return rank_pb2.JoinReply(
+            generation=1,
+            world_size=sum(len(ranks) for ranks in self.hosts),
+            host_index=self.index,
+            hosts=[rank_pb2.Host(node_id=f"node-{i}", ranks=ranks) for i, ranks in enumerate(self.hosts)],
+            data_socket=self.data_socket,
+            data_token=self.tokens[request.rank],
+        )
+
+    def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
+        self.progress.append(request)
+        return rank_pb2.ReportProgressReply()
+
+    def DescribeWaits(self, request: Any, context: Any) -> rank_pb2.DescribeWaitsReply:
+        return rank_pb2.DescribeWaitsReply(waiting=self.engine.waiting(0.0))
+
+    def close(self) -> None:
+        os.write(self._stop_write, b"x")
+        self._watcher.join()
+        self._server.stop(0).wait()
+        self._pool.shutdown()
+        self.engine.close()
+        os.close(self._stop_read)
+        os.close(self._stop_write)
+
+
+@dataclass
+class RankProcess:
+    """A rank that was started."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    result_file: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def result(self) -> Any:
+        """What the rank's function returned; fails the test with the rank's output if it did not end well."""
+        assert self.process.returncode == 0, f"rank {self.rank}: exit code {self.process.returncode}\n{self.output}"
+        return torch.load(self.result_file, weights_only=False)
+
+
+@dataclass
+class Ranks:
+    """Starts ranks and ends them."""
+
+    folder: Path
+    hosts: list[EngineHost] = field(default_factory=list)
+    started: list[RankProcess] = field(default_factory=list)
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        nprocs: int | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
+        environment: dict[str, str] | None = None,
+        memory_limits: Sequence[int] | None = None,
+        **arguments: Any,
+    ) -> list[RankProcess]:
+        """One process for each rank, all of which run ``function(**arguments)`` of the test's file. ``memory_limits``:
+        bytes of shared memory of each host, 0: all there is."""
+        layout = [list(ranks) for ranks in hosts] if hosts else [list(range(nprocs or 2))]
+        limits = memory_limits or [0] * len(layout)
+        self.hosts = [EngineHost(self.folder, layout, index, limit) for index, limit in enumerate(limits)]
+        if len(layout) > 1:
+            for host in self.hosts:
+                host.engine.set_peers([other.engine.address() for other in self.hosts])
+        for host in self.hosts:
+            for local_rank, rank in enumerate(layout[host.index]):
+                self.started.append(self._start_rank(function, host, rank, local_rank, environment or {}, arguments))
+        return self.started
+
+    def _start_rank(
+        self,
+        function: Callable[..., Any],
+        host: EngineHost,
+        rank: int,
+        local_rank: int,
+        environment: dict[str, str],
+        arguments: dict[str, Any],
+    ) -> RankProcess:
+        variables = {
+            "RANK": rank,
+            "WORLD_SIZE": sum(len(ranks) for ranks in host.hosts),
+            "LOCAL_RANK": local_rank,
+            "LOCAL_WORLD_SIZE": len(host.hosts[host.index]),
+            "NODE_RANK": host.index,
+            "BAGUA_JOB_ID": "test",
+            "BAGUA_DAEMON_SOCKET": host.socket,
+            "PYTHONUNBUFFERED": 1,
+            "OMP_NUM_THREADS": 1,
+        }
+        log, result_file = self.folder / f"rank-{rank}.log", self.folder / f"rank-{rank}.pt"
+        command = [RANK_MAIN, function.__code__.co_filename, function.__name__, result_file, json.dumps(arguments)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                env={**os.environ, **{name: str(value) for name, value in variables.items()}, **environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return RankProcess(rank, process, log, result_file)
+
+    def wait(self, deadline_s: float = 60.0) -> None:
+        """Waits for all ranks; the test fails, with their output and who waits for whom, if they don't end in time."""
+        deadline = time.monotonic() + deadline_s
+        for rank in self.started:
+            try:
+                rank.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                waits = "\n".join(host.engine.waiting(0.0) for host in self.hosts)
+                outputs = "\n".join(f"rank {one.rank}: {one.output}" for one in self.started)
+                pytest.fail(f"rank {rank.rank} did not end in {deadline_s} s\nwaiting: {waits}\n{outputs}")
+
+    def run(self, function: Callable[..., Any], nprocs: int | None = None, **options: Any) -> list[Any]:
+        """Starts the ranks and returns what their functions returned, in the order of ranks."""
+        self.start(function, nprocs, **options)
+        self.wait()
+        failed = [one for one in self.started if one.process.returncode]
+        if failed:
+            pytest.fail("\n".join(f"rank {one.rank}: {one.process.returncode}\n{one.output}" for one in failed))
+        return [rank.result() for rank in self.started]
+
+    def close(self) -> None:
+        for rank in self.started:
+            if rank.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
+                rank.process.wait()
+        for host in self.hosts:
+            host.close()
+        self.started, self.hosts = [], []
+
+
+@contextlib.contextmanager
+def make_ranks(folder: Path) -> Iterator[Ranks]:
+    """Ranks whose engines and files live in ``folder``; whatever is left is killed at the end."""
+    made = Ranks(folder)
+    try:
+        yield made
+    finally:
+        made.close()
