@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "job(world, name): what ranks of the contract suite must have done")
     config.addinivalue_line("markers", "full: runs with --full only (see tests/README.md)")
 
 

@@ -1,0 +1,109 @@
+"""Every algorithm on real ranks of real engines, on one or two hosts, against one process of plain torch.
+
+Ranks are started once per world and do one job after the other: the cases of tests/contract/algorithms, and the checks
+that every algorithm must stand. After an error they are started again for the jobs that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.algorithms import load_cases, rank_side
+from contract.algorithms.case import WORLDS, Case, Simulation, flat
+from rig.engine_hosts import make_ranks
+
+CASES = load_cases()
+DEADLINE_S = 240.0  # ranks end hangs themselves, job by job
+
+
+class Runner:
+    """Runs the jobs of the selected tests of one world when the first of them is asked for."""
+
+    def __init__(self, world: str, names: list[str], folder: Callable[[], Path]) -> None:
+        self.world = WORLDS[world]
+        self._left = names
+        self._folder = folder
+        self._found: dict[str, list[Any]] = {}
+
+    def result(self, name: str) -> list[Any]:
+        """What every rank returned in a job. Fails the test with the ranks' errors if one failed."""
+        while name not in self._found:
+            self._run()
+        found = self._found[name]
+        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
+        if errors:
+            pytest.fail("\n".join(errors), pytrace=False)
+        return [one["result"] for one in found]
+
+    def _run(self) -> None:
+        folder = self._folder()
+        with make_ranks(folder) as ranks:
+            hosts = self.world.hosts
+            started = ranks.start(rank_side.rank_jobs, hosts=hosts, names=self._left, folder=str(folder))
+            ranks.wait(DEADLINE_S)
+            outputs = [rank.output for rank in started]
+        done = 0
+        for number, name in enumerate(self._left):
+            files = [folder / f"{number}-{rank}.pt" for rank in range(self.world.n)]
+            if not any(file.exists() for file in files):
+                break
+            self._found[name] = [
+                torch.load(file, weights_only=False) if file.exists() else {"error": f"ended\n{output[-4000:]}"}
+                for file, output in zip(files, outputs, strict=True)
+            ]
+            done = number + 1
+        if not done or (
+            done < len(self._left) and not any("error" in one for one in self._found[self._left[done - 1]])
+        ):
+            # Nothing was written by any rank: all ended in one job.
+            self._found[self._left[done]] = [{"error": f"ended\n{output[-4000:]}"} for output in outputs]
+            done += 1
+        self._left = self._left[done:]
+
+
+@pytest.fixture(scope="session")
+def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
+    """A runner for every world, which knows the jobs of all tests that were selected."""
+    jobs: dict[str, list[str]] = {}
+    for item in request.session.items:
+        marker = item.get_closest_marker("job")
+        if marker is not None:
+            world, name = marker.args
+            jobs.setdefault(world, []).append(name)
+    return {world: Runner(world, names, lambda: tmp_path_factory.mktemp("ranks")) for world, names in jobs.items()}
+
+
+def in_world(world: str, name: str, *values: Any) -> Any:
+    """Parameters of a test that needs the results of a job in a world."""
+    marks = [pytest.mark.job(world, name)]
+    if world in ("2 ranks",):
+        marks.append(pytest.mark.full)
+    return pytest.param(world, *values, marks=marks, id=f"{world}-{values[-1]}")
+
+
+def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+    """Parameters of all ranks, by the reference, after each step."""
+    torch.set_num_threads(1)  # as in ranks: another number of threads adds in another order
+    sim = Simulation(case, WORLDS[world])
+    for _ in case.reference(sim):
+        yield [flat(model) for model in sim.models]
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [in_world(world, f"case {name}", name) for world in WORLDS for name in CASES if world in CASES[name].worlds],
+)
+def test_equals_reference(runners: dict[str, Runner], world: str, name: str) -> None:
+    """Step by step, on every rank."""
+    found = runners[world].result(f"case {name}")
+    steps = list(training(CASES[name], world))
+    assert len(steps) == CASES[name].steps == len(found[0])
+    for step, wanted in enumerate(steps):
+        allowed = CASES[name].allowed(WORLDS[world], step)
+        for rank, values in enumerate(wanted):
+            error = (found[rank][step] - values).abs().max().item()
+            assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
