@@ -16,15 +16,18 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bagua.algorithms.codec import Codec
+from bagua.torch_api.process_group import BaguaProcessGroup, _get_default_group, from_torch_group, new_group
 from bagua.torch_api.session import CURRENT, Communicator, Session, current
 from bagua.torch_api.start import destroy_process_group, init_process_group
 from bagua.torch_api.statistics import Statistics
 from bagua.torch_api.transfer import ReduceOp, check_reduction, check_tensor, transfer
 
 __all__ = [
+    "BaguaProcessGroup",
     "Communicator",
     "ReduceOp",
     "Statistics",
+    "_get_default_group",
     "allgather",
     "allgather_inplace",
     "allreduce",
@@ -35,10 +38,12 @@ __all__ = [
     "broadcast",
     "destroy_process_group",
     "empty",
+    "from_torch_group",
     "gather",
     "gather_inplace",
     "init_process_group",
     "is_initialized",
+    "new_group",
     "recv",
     "reduce",
     "reduce_inplace",

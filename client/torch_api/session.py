@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import Admission, Connection, DaemonClient
 from bagua.torch_api.memory import SharedMemory
 from bagua.torch_api.progress import ProgressReporter
 from bagua.torch_api.statistics import StatisticsRecorder
 
-
-class Communicator:
-    """Ranks that communicate among themselves. Positions in it (``rank()``, roots) count from 0 in the order of
-    ``ranks``."""
-
-    def __init__(self, id: int, ranks: Sequence[int], global_rank: int) -> None:
-        self.id = id
-        self.ranks = tuple(ranks)
-        self._rank = self.ranks.index(global_rank)
-
-    def rank(self) -> int:
-        """Position of this process."""
-        return self._rank
-
-    def nranks(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
+SUBGROUPS = 0x80000000
+"""Numbers of communicators from here on are hashes; see ``Session.make_communicator``."""
 
 
 class Session:
@@ -43,16 +31,39 @@ class Session:
         last_step = self.statistics.last_step
         self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None
         everyone = sorted(rank for ranks in self.membership.hosts for rank in ranks)
-        self.world = Communicator(0, everyone, self.membership.rank)
-        self._communicators = 0
+        self.world = Communicator(0, everyone, self.membership.rank, self.connection)
+        self._world_ids = 0
+        self._counts: Counter[str] = Counter()
 
     def new_communicator(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of its own for ``ranks`` (global, this one among them). All members must make theirs in the
         same order; operations on different communicators need not be in the same order on all ranks."""
-        self._communicators += 1
-        made = Communicator(self._communicators, sorted(ranks), self.membership.rank)
-        self.connection.create_comm(made.id, made.ranks)
-        return made
+        members = sorted(ranks)
+        if tuple(members) == self.world.ranks:
+            return self.attach_communicator(self.next_world_id(), members)
+        return self.make_communicator(f"{members} {self.count(str(members))}", members)
+
+    def make_communicator(self, key: str, members: Sequence[int]) -> Communicator:
+        """A communicator of some of the ranks whose number follows from ``key``, which its members choose alike and
+        nobody chooses again. Raises CommunicationError if another one has the same number, as one in two thousand
+        million pairs does."""
+        digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
+        return self.attach_communicator(SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1, members)
+
+    def attach_communicator(self, id: int, members: Sequence[int]) -> Communicator:
+        """This rank's end of communicator ``id``."""
+        return Communicator(id, members, self.membership.rank, self.connection)
+
+    def next_world_id(self) -> int:
+        """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
+        quicker than others: see csrc/channel/layout.h."""
+        self._world_ids += 1
+        return self._world_ids
+
+    def count(self, key: str) -> int:
+        """How often this was asked before."""
+        self._counts[key] += 1
+        return self._counts[key] - 1
 
     def close(self) -> None:
         """Leaves the job in good order."""

@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import Store
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api import env, ephemeral
 from bagua.torch_api.connection import DaemonClient, Membership
+from bagua.torch_api.process_group import forget_groups
 from bagua.torch_api.session import CURRENT, Session
 
 DAEMON_SOCKET = "BAGUA_DAEMON_SOCKET"
@@ -88,6 +89,7 @@ def destroy_process_group() -> None:
     if session is None:
         return
     CURRENT.session = None
+    forget_groups()
     atexit.unregister(_leave)
     session.close()
 
