@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from contract.algorithms import load_cases, rank_side
-from contract.algorithms.case import WORLDS, Case, Simulation, flat
+from contract.algorithms import general, load_cases, rank_side
+from contract.algorithms.case import TWO_HOSTS, WORLDS, Case, Simulation, flat, volume_model
 from rig.engine_hosts import make_ranks
 
 CASES = load_cases()
@@ -107,3 +107,46 @@ def test_equals_reference(runners: dict[str, Runner], world: str, name: str) -> 
         for rank, values in enumerate(wanted):
             error = (found[rank][step] - values).abs().max().item()
             assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
+
+
+MEASURED = [name for name in CASES if CASES[name].bytes_sent is not None]
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [
+        in_world(world, f"volume {name}", name)
+        for world in TWO_HOSTS
+        for name in MEASURED
+        if world in CASES[name].worlds
+    ],
+)
+def test_volume_on_the_wire(runners: dict[str, Runner], world: str, name: str) -> None:
+    """Bytes that a host sends per step are those of the formula."""
+    case = CASES[name]
+    assert case.bytes_sent is not None
+    wanted = case.bytes_sent(WORLDS[world], volume_model())
+    found = runners[world].result(f"volume {name}")[0]
+    assert abs(found - wanted) <= case.slack * wanted + 2048, f"{found:.0f} bytes per step, {wanted:.0f} by the formula"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Checks for all registered algorithms, and for those that --algorithm names."""
+    if "check" not in metafunc.fixturenames:
+        return
+    own = metafunc.config.getoption("--algorithm")
+    subjects = own or general.registered_names()
+    metafunc.parametrize(
+        ("world", "subject", "check"),
+        [
+            in_world(world, f"check {subject} {check}", subject, f"{subject}-{check}")
+            for world in WORLDS
+            for subject in subjects
+            for check in (*general.CHECKS, *general.MISTAKES)
+        ],
+    )
+
+
+def test_stands(runners: dict[str, Runner], world: str, subject: str, check: str) -> None:
+    """A check that every algorithm must stand."""
+    runners[world].result(f"check {subject} {check.rpartition('-')[2]}")

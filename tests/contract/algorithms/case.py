@@ -82,6 +82,17 @@ def square(model: nn.Module, rank: int, step: int) -> Tensor:
     return loss
 
 
+def volume_model() -> nn.Module:
+    """1 MiB of float32 in four parameters: (512, 256), (512), (256, 512), (256)."""
+    return nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256))
+
+
+def volume_loss(model: nn.Module, rank: int, step: int) -> Tensor:
+    """A loss for ``volume_model``."""
+    loss: Tensor = (model(batch(rank, step, 4, 256)) - 1).square().mean()
+    return loss
+
+
 def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
     """With momentum and weight decay."""
     return [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)]
@@ -106,6 +117,11 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 def flat(model: nn.Module) -> Tensor:
     """A copy of all parameters in the order of their registration, float64 [elements]."""
     return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()])
+
+
+def nbytes(model: nn.Module) -> int:
+    """Of all parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 # The reference
@@ -215,9 +231,9 @@ class Case:
         train: What a rank does in a step: (model, optimizers, loss, rank, step). None: one pass, one optimizer step.
         replicas_equal: Whether all ranks must hold the same bits after a step: True, False or a function of the step.
         check: Called in every rank after every step with (wrapped model, step): invariants, also by collective calls.
-        bytes_sent: (world, bytes of all parameters) -> bytes that host 0 sends per step, on the average of a whole
-            number of ``period`` steps; None: not measured. Checked on two hosts on a model of 1 MiB, within ``slack``
-            (headers, scales of blocks) times the formula and 2 KiB per step.
+        bytes_sent: (world, model) -> bytes that host 0 sends per step, on the average of a whole number of ``period``
+            steps; None: not measured. Measured on two hosts with ``volume_model``; right if within ``slack`` (a share:
+            headers, scales of blocks) of the formula, and 2 KiB per step.
         period: Steps after which what is sent repeats.
         warm_up: Steps before that which do not count.
     """
@@ -236,7 +252,7 @@ class Case:
     train: Callable[[nn.Module, list[torch.optim.Optimizer], Loss, int, int], None] | None = None
     replicas_equal: bool | Callable[[int], bool] = True
     check: Callable[[nn.Module, int], None] = nothing
-    bytes_sent: Callable[[World, int], float] | None = None
+    bytes_sent: Callable[[World, nn.Module], float] | None = None
     period: int = 1
     warm_up: int = 2
     slack: float = 0.05

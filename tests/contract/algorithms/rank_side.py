@@ -15,8 +15,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 
-from contract.algorithms import load_cases
-from contract.algorithms.case import Case, flat, seeded
+from contract.algorithms import general, load_cases
+from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_model
 
 import bagua.torch_api as bagua
 
@@ -25,8 +25,8 @@ JOB_DEADLINE_S = 60.0
 
 
 def rank_jobs(names: list[str], folder: str) -> None:
-    """Does the jobs ("case NAME" and so on) in their order. Writes what each returned, or its error, to a file; ends at
-    the first error, because ranks may be out of step after it."""
+    """Does the jobs ("case NAME", "volume NAME", "check SUBJECT CHECK") in their order. Writes what each returned, or
+    its error, to a file; ends at the first error, because ranks may be out of step after it."""
     bagua.init_process_group()
     for number, name in enumerate(names):
         faulthandler.dump_traceback_later(JOB_DEADLINE_S, exit=True)
@@ -49,6 +49,11 @@ def job(name: str) -> Callable[[], Any]:
     kind, _, rest = name.partition(" ")
     if kind == "case":
         return lambda: train_case(load_cases()[rest])
+    if kind == "volume":
+        return lambda: volume(load_cases()[rest])
+    if kind == "check":
+        subject, _, check = rest.partition(" ")
+        return lambda: (general.CHECKS | general.MISTAKES)[check](general.subject_of(subject))
     raise ValueError(f"Unknown job {name!r}.")
 
 
@@ -70,20 +75,20 @@ def one_step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: An
         optimizer.step()
 
 
-def wrapped(case: Case) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """The case's model, other parameters on every rank before it is wrapped, and its optimizers."""
+def wrapped(case: Case, make: Callable[[], nn.Module]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """A model with other parameters on every rank before it is wrapped, and its optimizers."""
     if case.bucket_bytes is None:
         os.environ.pop("BAGUA_DEFAULT_BUCKET_SIZE", None)
     else:
         os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = str(case.bucket_bytes)
-    model = seeded(case.model, seed=bagua.get_rank())
+    model = seeded(make, seed=bagua.get_rank())
     optimizers = case.optimizers(model)
     return model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers  # type: ignore[operator]
 
 
 def train_case(case: Case) -> list[torch.Tensor]:
     """Parameters after each step."""
-    model, optimizers = wrapped(case)
+    model, optimizers = wrapped(case, case.model)
     train = case.train or one_step
     found = []
     for step in range(case.steps):
@@ -94,3 +99,25 @@ def train_case(case: Case) -> list[torch.Tensor]:
         case.check(model, step)
     model.bagua_ddp.close()  # type: ignore[operator, union-attr]
     return found
+
+
+def sent_after_barrier() -> int:
+    """Bytes that this host's engine has sent so far, once all ranks are here."""
+    bagua.barrier()
+    return bagua.communication.statistics().bytes_sent
+
+
+def volume(case: Case) -> float:
+    """Bytes that this host sent per step, once the first steps are over."""
+    model, optimizers = wrapped(case, volume_model)
+    train = case.train or one_step
+    idle = sent_after_barrier() - sent_after_barrier()  # what a barrier itself sends, negative
+    first, steps = case.warm_up, max(1, 4 // case.period) * case.period
+    before = 0
+    for step in range(first + steps):
+        if step == first:
+            before = sent_after_barrier()
+        train(model, optimizers, volume_loss, bagua.get_rank(), step)
+    sent = sent_after_barrier() - before + idle
+    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    return sent / steps

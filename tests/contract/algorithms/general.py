@@ -1,0 +1,511 @@
+"""What every algorithm must stand, whatever it computes: run on ranks for all registered names, and for an algorithm of
+a user's own (``pytest tests/contract --algorithm my.module:MyAlgorithm``).
+
+Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input must end in a clear error
+on every rank or in the right result: ranks that wait for each other for a minute fail the test.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from contract.algorithms.case import batch, flat, mlp, seeded, sgd, square
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry, GradientAllReduceAlgorithm
+from bagua.base.errors import BaguaError
+
+Optimizers = list[torch.optim.Optimizer]
+CLEAR = (BaguaError, ValueError, TypeError, NotImplementedError)
+"""What a user may meet who passes something wrong."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An algorithm under check.
+
+    ``replicas_equal``: whether a step ends with the same bits on all ranks. ``optimizers``: makes those that it needs.
+    ``even``: it refuses an odd number of ranks (or of hosts).
+    """
+
+    name: str
+    make: Callable[[], Any]
+    replicas_equal: bool = True
+    optimizers: Callable[[nn.Module], Optimizers] = sgd
+    even: bool = False
+
+
+def q_adam(model: nn.Module) -> Optimizers:
+    """The optimizer of QAdam, which is soon beyond its warm-up."""
+    from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+
+    return [QAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=2)]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """How an algorithm of the registry is checked, where it is not as ``gradient_allreduce``."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    replicas_equal: bool = True
+    optimizers: Callable[[nn.Module], Optimizers] = sgd
+    even: bool = False
+
+
+REGISTERED = {
+    "async": Registered({"sync_interval_ms": 0}, replicas_equal=False),
+    "decentralized": Registered(replicas_equal=False),
+    "low_precision_decentralized": Registered(replicas_equal=False),
+    "qadam": Registered(optimizers=q_adam),
+    "no_loco": Registered(replicas_equal=False),
+    "local_sgd": Registered(replicas_equal=False),
+    "diloco": Registered(replicas_equal=False),
+    "streaming_diloco": Registered(replicas_equal=False),
+}
+
+
+def subject_of(name: str) -> Subject:
+    """The subject that a test's parameter names: a registered name, or MODULE:CLASS, "~" before it if replicas may
+    differ."""
+    if ":" in name:
+        module, _, attribute = name.removeprefix("~").partition(":")
+        made: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
+        return Subject(name, made, replicas_equal=not name.startswith("~"))
+    how = REGISTERED.get(name, Registered())
+    make = lambda: Algorithm.init(name, **how.arguments)  # noqa: E731
+    return Subject(name, make, how.replicas_equal, how.optimizers, how.even)
+
+
+def registered_names() -> list[str]:
+    """Of all algorithms that come with the library."""
+    return GlobalAlgorithmRegistry.available_algorithms()
+
+
+Check = Callable[[Subject], None]
+CHECKS: dict[str, Check] = {}
+MISTAKES: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    """Registers a check that every algorithm must pass."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def mistake(function: Check) -> Check:
+    """Registers a check of bad input."""
+    MISTAKES[function.__name__] = function
+    return function
+
+
+# Helpers of checks
+
+
+def identical(model: nn.Module) -> bool:
+    """Whether all ranks hold the same bits."""
+    mine = flat(model).view(torch.uint8)
+    everyone = torch.zeros(bagua.get_world_size(), mine.numel(), dtype=torch.uint8)
+    bagua.allgather(mine, everyone)
+    return bool((everyone == everyone[0]).all())
+
+
+def take_steps(
+    model: nn.Module,
+    optimizers: Optimizers,
+    steps: int,
+    loss: Callable[[nn.Module, int, int], Tensor] = square,
+    subject: Subject | None = None,
+) -> list[float]:
+    """Trains, and returns the losses. With a subject, its replicas must be equal afterwards."""
+    found = []
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        value = loss(model, bagua.get_rank(), step)
+        value.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        found.append(value.item())
+    assert bool(flat(model).isfinite().all()), "parameters are not finite"
+    if subject is not None and subject.replicas_equal:
+        assert identical(model), "replicas differ"
+    return found
+
+
+def wrap(subject: Subject, make: Callable[[], nn.Module] = mlp, **options: Any) -> tuple[nn.Module, Optimizers]:
+    """A model that is different on every rank until it is wrapped."""
+    model = seeded(make, seed=bagua.get_rank())
+    optimizers = subject.optimizers(model)
+    return model.with_bagua(optimizers, subject.make(), **options), optimizers  # type: ignore[operator]
+
+
+def unwrap(model: nn.Module) -> None:
+    """The model is an ordinary one again, and what it held goes back."""
+    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+
+
+def fixed(model: nn.Module, rank: int, step: int) -> Tensor:
+    """The same batch in every step: what is learned shows."""
+    return square(model, rank, 0)
+
+
+def the_same_everywhere(text: str) -> bool:
+    """Whether all ranks pass the same text (its beginning)."""
+    mine = torch.tensor(list(text.encode()[:64].ljust(64)), dtype=torch.uint8)
+    everyone = torch.zeros(bagua.get_world_size(), 64, dtype=torch.uint8)
+    bagua.allgather(mine, everyone)
+    return bool((everyone == everyone[0]).all())
+
+
+# Checks
+
+
+@check
+def trains(subject: Subject) -> None:
+    """The loss falls."""
+    model, optimizers = wrap(subject)
+    losses = take_steps(model, optimizers, 30, fixed, subject)
+    assert losses[-1] < 0.7 * losses[0], losses
+    unwrap(model)
+
+
+@check
+def begins_with_parameters_of_rank_0(subject: Subject) -> None:
+    """Every replica is rank 0's as soon as it is wrapped."""
+    model, _ = wrap(subject)
+    assert identical(model)
+    assert torch.equal(flat(model), flat(seeded(mlp, seed=0)))
+    unwrap(model)
+
+
+class Branches(nn.Module):
+    """Rank r uses branch r modulo 2; branch 2 is used by none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(10, 6) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        found: Tensor = self.branches[number](x) * self.scale
+        return found
+
+
+@check
+def parameters_without_gradient(subject: Subject) -> None:
+    """Ranks that use different parts of the model do not wait for each other, and parts used by none stay."""
+    model, optimizers = wrap(subject, Branches)
+    before = flat(model.branches[2])  # type: ignore[index, arg-type]
+
+    def loss(one: nn.Module, rank: int, step: int) -> Tensor:
+        found: Tensor = one(batch(rank, step, 4, 10), (rank + step) % 2).square().mean()
+        return found
+
+    take_steps(model, optimizers, 4, loss, subject)
+    assert bool(flat(model.branches[2]).isfinite().all()) and len(before)  # type: ignore[index, arg-type]
+    unwrap(model)
+
+
+@check
+def accumulation_without_synchronisation(subject: Subject) -> None:
+    """Passes under ``no_sync`` add up, and the next one exchanges the whole."""
+    model, optimizers = wrap(subject)
+    rank = bagua.get_rank()
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with model.bagua_ddp.no_sync():  # type: ignore[operator, union-attr]
+            square(model, rank, 2 * step).backward()  # type: ignore[no-untyped-call]
+        square(model, rank, 2 * step + 1).backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+    if subject.replicas_equal:
+        assert identical(model)
+    take_steps(model, optimizers, 2, subject=subject)
+    unwrap(model)
+
+
+@check
+def two_passes_before_a_step(subject: Subject) -> None:
+    """Gradient accumulation by two synchronised passes works, or is refused clearly on every rank."""
+    model, optimizers = wrap(subject)
+    message = ""
+    try:
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for part in range(2):
+                square(model, bagua.get_rank(), 2 * step + part).backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+    except CLEAR as error:
+        message = str(error)
+    assert the_same_everywhere(message), message
+    if not message and subject.replicas_equal:
+        assert identical(model)
+    unwrap(model)
+
+
+@check
+def switching(subject: Subject) -> None:
+    """To gradient all-reduce and back, on a live model, twice."""
+    model, optimizers = wrap(subject)
+    take_steps(model, optimizers, 3, subject=subject)
+    plain = Subject("gradient_allreduce", GradientAllReduceAlgorithm)
+    for _ in range(2):
+        model.with_bagua(optimizers, GradientAllReduceAlgorithm())  # type: ignore[operator]
+        assert identical(model), "the parameters of rank 0 were not taken over"
+        take_steps(model, optimizers, 2, subject=plain)
+        model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+        take_steps(model, optimizers, 3, subject=subject)
+    unwrap(model)
+    losses = take_steps(model, optimizers, 1)  # an ordinary model again
+    assert losses
+
+
+@check
+def reset_between_steps(subject: Subject) -> None:
+    """Tensors, buckets and plans are made again when the algorithm asks for it."""
+    model, optimizers = wrap(subject)
+    take_steps(model, optimizers, 2, subject=subject)
+    implementation: Any = model.bagua_algorithm
+    kept = implementation.need_reset
+    asked = iter([True])
+    implementation.need_reset = lambda: next(asked, False) or kept()
+    take_steps(model, optimizers, 4, subject=subject)
+    unwrap(model)
+
+
+@check
+def evaluation_between_steps(subject: Subject) -> None:
+    """Forward passes in eval mode exchange nothing, however many a rank makes."""
+    model, optimizers = wrap(subject)
+    for _ in range(3):
+        take_steps(model, optimizers, 1)
+        model.eval()
+        with torch.no_grad():
+            for number in range(bagua.get_rank()):
+                model(batch(0, number, 2, 10))
+        model.train()
+    if subject.replicas_equal:
+        assert identical(model)
+    unwrap(model)
+
+
+class Mixed(nn.Module):
+    """Layers of two dtypes, a scalar parameter, a shared one, running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 12, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(12)
+        self.second = nn.Linear(12, 12)
+        self.third = nn.Linear(12, 12)
+        self.third.weight = self.second.weight
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x.double()).float())
+        found: Tensor = self.third(torch.tanh(self.second(hidden))) * self.scale
+        return found
+
+
+@check
+def several_dtypes(subject: Subject) -> None:
+    """float64 beside float32, shared and scalar parameters, small buckets, memory of their own."""
+    for options in ({}, {"do_flatten": False}):
+        try:
+            model, optimizers = wrap(subject, Mixed, **options)
+        except CLEAR as error:
+            assert the_same_everywhere(str(error)), error
+            continue
+        take_steps(model, optimizers, 3, subject=subject)
+        unwrap(model)
+
+
+@check
+def two_models(subject: Subject) -> None:
+    """One description may serve two models, which take turns."""
+    models = [wrap(subject) for _ in range(2)]
+    for _ in range(3):
+        for model, optimizers in models:
+            take_steps(model, optimizers, 1)
+    for model, _ in models:
+        if subject.replicas_equal:
+            assert identical(model)
+        unwrap(model)
+
+
+@check
+def copies(subject: Subject) -> None:
+    """Copies, pickles and state dictionaries of a wrapped model are those of an ordinary one."""
+    model, optimizers = wrap(subject)
+    take_steps(model, optimizers, 2)
+    twin = copy.deepcopy(model)
+    stream = io.BytesIO()
+    torch.save(model.state_dict(), stream)
+    stream.seek(0)
+    other = mlp()
+    other.load_state_dict(torch.load(stream))
+    assert torch.equal(flat(twin), flat(other)) or not subject.replicas_equal
+    before = flat(twin)
+    take_steps(model, optimizers, 1)
+    assert torch.equal(flat(twin), before), "a copy shares memory with its original"
+    unwrap(model)
+
+
+# Bad input
+
+
+def clear_error(action: Callable[[], Any], words: str = "") -> str:
+    """The message with which ``action`` fails on every rank, "" if it works on every rank. It must say something."""
+    message = ""
+    try:
+        action()
+    except CLEAR as error:
+        message = f"{type(error).__name__}: {error}"
+        assert len(str(error).split()) > 4, f"no clear error: {message}"
+        assert words in str(error), f"{message!r} does not name {words!r}"
+    flags = torch.tensor([bool(message)], dtype=torch.uint8)
+    everyone = torch.zeros(bagua.get_world_size(), dtype=torch.uint8)
+    bagua.allgather(flags, everyone)
+    assert len(set(everyone.tolist())) == 1, f"some ranks fail, others do not: {everyone.tolist()}, here {message!r}"
+    return message
+
+
+def still_usable(subject: Subject) -> None:
+    """After an error the process trains on."""
+    model, optimizers = wrap(Subject("gradient_allreduce", GradientAllReduceAlgorithm))
+    take_steps(model, optimizers, 2)
+    assert identical(model)
+    unwrap(model)
+
+
+@mistake
+def different_shapes(subject: Subject) -> None:
+    """A model that is another one on the last rank."""
+    width = 7 if bagua.get_rank() == bagua.get_world_size() - 1 and bagua.get_world_size() > 1 else 6
+    message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Linear(10, width))[0]))
+    assert bool(message) == (bagua.get_world_size() > 1)
+    still_usable(subject)
+
+
+@mistake
+def nothing_to_train(subject: Subject) -> None:
+    """A model whose parameters are all frozen, or that has none."""
+
+    def frozen() -> nn.Module:
+        return mlp().requires_grad_(False)
+
+    def action(make: Callable[[], nn.Module]) -> None:
+        model = make()
+        model.with_bagua([], subject.make())  # type: ignore[operator]
+        model(torch.zeros(1, 10))
+        unwrap(model)
+
+    clear_error(lambda: action(frozen))
+    clear_error(lambda: action(nn.Tanh))
+    still_usable(subject)
+
+
+@mistake
+def sparse_gradients(subject: Subject) -> None:
+    """An embedding with sparse gradients is refused by name."""
+    message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Embedding(10, 4, sparse=True))[0]))
+    assert message, "sparse gradients are not refused"
+    still_usable(subject)
+
+
+class Complex(nn.Module):
+    """A complex parameter beside a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, 4, dtype=torch.complex64))
+        self.real = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs() * self.real
+
+
+@mistake
+def complex_parameters(subject: Subject) -> None:
+    """Trained alike, or refused."""
+
+    def action() -> None:
+        model = seeded(Complex, seed=bagua.get_rank())
+        optimizers = subject.optimizers(model)
+        model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+        for step in range(2):
+            optimizers[0].zero_grad()
+            model(batch(bagua.get_rank(), step, 4, 10)).square().mean().backward()
+            optimizers[0].step()
+        mine = torch.view_as_real(model.weight.detach()).flatten().contiguous()
+        assert bool(mine.isfinite().all())
+        unwrap(model)
+
+    clear_error(action)
+    still_usable(subject)
+
+
+class Unknown(torch.optim.Optimizer):
+    """An optimizer that nobody has heard of."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rate": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["rate"] * parameter.grad.sign()
+
+
+@mistake
+def unusual_optimizers(subject: Subject) -> None:
+    """Fused, unknown, several, none at all, one for a part of the model: each trains or is refused."""
+
+    def train_with(make: Callable[[nn.Module], Optimizers]) -> Callable[[], None]:
+        def action() -> None:
+            model = seeded(mlp, seed=bagua.get_rank())
+            optimizers = make(model)
+            model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+            take_steps(model, optimizers, 3, subject=subject)
+            unwrap(model)
+
+        return action
+
+    clear_error(train_with(lambda model: [torch.optim.SGD(model.parameters(), lr=0.01, fused=True)]))
+    clear_error(train_with(lambda model: [torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)]))
+    clear_error(train_with(lambda model: [Unknown(model.parameters())]))
+    clear_error(train_with(lambda model: [torch.optim.SGD(list(model[0].parameters()), lr=0.01)]))  # type: ignore[index]
+    clear_error(
+        train_with(lambda model: [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[0], model[2:])])  # type: ignore[index]
+    )
+    clear_error(train_with(lambda model: []))
+    assert clear_error(train_with(lambda model: ["adam"])), "a text is not an optimizer"  # type: ignore[list-item]
+    still_usable(subject)
+
+
+@mistake
+def gradients_that_are_not_numbers(subject: Subject) -> None:
+    """nan on one rank hangs nobody."""
+    model, optimizers = wrap(subject)
+    take_steps(model, optimizers, 1)
+
+    def loss(one: nn.Module, rank: int, step: int) -> Tensor:
+        return square(one, rank, step) * (float("nan") if rank == 0 else 1.0)
+
+    optimizers[0].zero_grad()
+    loss(model, bagua.get_rank(), 0).backward()  # type: ignore[no-untyped-call]
+    optimizers[0].step()
+    unwrap(model)
+    still_usable(subject)
