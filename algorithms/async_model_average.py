@@ -1,0 +1,209 @@
+"""Asynchronous model average: weights are averaged in the background while every rank trains at its own speed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bagua.algorithms.averaging import PEER, SNAPSHOT, mean_of_all, mean_of_pair
+from bagua.algorithms.base import (
+    Algorithm,
+    AlgorithmImpl,
+    Bucket,
+    BucketLayout,
+    Communicator,
+    DataParallel,
+    ProcessGroup,
+)
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.decentralized import MODES, check_everywhere
+from bagua.algorithms.pairs import Pairs
+from bagua.algorithms.periodic import check_count
+from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype
+
+LOG = logging.getLogger("bagua")
+
+
+class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
+    """``AsyncModelAverageAlgorithm`` at work on one model.
+
+    ``passes``: forward passes in training so far. ``rounds``: averages that have been applied. ``averaging``: False
+    after ``abort``, and when another rank has left.
+    """
+
+    follows_arrival = False
+
+    def __init__(self, process_group: ProcessGroup, settings: AsyncModelAverageAlgorithm) -> None:
+        super().__init__(process_group)
+        self.sync_interval_ms = settings.sync_interval_ms
+        self.warmup_steps = settings.warmup_steps
+        self.peer_selection_mode = settings.peer_selection_mode
+        self.codec = settings.codec
+        self.everywhere = settings.everywhere
+        self.exchanged = GRADIENT if self.warmup_steps > 0 else WEIGHT
+        self.passes = 0
+        self.rounds = 0
+        self.averaging = True
+        self._ended = False
+        self._under_way = False
+        self._next_start = 0.0  # by time.monotonic()
+        self._everyone: Communicator | None = None
+        self._pairs: Pairs | None = None
+        if self.peer_selection_mode == "shift_one":
+            self._pairs = Pairs(process_group, hierarchical=False, private=True)
+
+    def need_reset(self) -> bool:
+        """Once, in the first forward pass after the warm-up: weights take the place of gradients."""
+        self.passes += 1
+        if self.exchanged == WEIGHT or self.passes <= self.warmup_steps:
+            return False
+        self.exchanged = WEIGHT
+        return True
+
+    def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
+        """One bucket of weights, or one for each dtype; gradients as suggested."""
+        if self.exchanged == GRADIENT:
+            return super().tensors_to_buckets(tensors, do_flatten)
+        return one_bucket_per_dtype(tensors)
+
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """The mean of gradients in the warm-up; then that of snapshots of the weights."""
+        if self.exchanged == GRADIENT:
+            bucket.set_plan(Plan((AllReduce("AVG"),)))
+            return
+        if self._pairs is not None:
+            steps = mean_of_pair(bucket, self._pairs, self.codec, self.everywhere, keep_snapshot=True)
+        else:
+            if self._everyone is None:
+                self._everyone = ddp.own_communicator()
+            steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: self._everyone, keep_snapshot=True)
+        apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
+        bucket.set_plan(Plan((*steps, apply)))
+
+    def init_forward_pre_hook(self, ddp: DataParallel) -> Callable[[Any], None]:
+        """Applies the average that has arrived, and starts the next one when it is time."""
+        return lambda _: self._look(ddp) if self.exchanged == WEIGHT else None
+
+    def init_backward_hook(self, ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
+        """Gradients are exchanged in the warm-up alone."""
+        return super().init_backward_hook(ddp) if self.exchanged == GRADIENT else _nothing
+
+    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+        """There is nothing to wait for after the warm-up."""
+        return super().init_post_backward_hook(ddp) if self.exchanged == GRADIENT else _nothing
+
+    def _look(self, ddp: DataParallel) -> None:
+        """What a forward pass does about the exchange. It never waits for another rank."""
+        if self._ended or not self.averaging:
+            return
+        try:
+            if self._under_way:
+                if not all(bucket.done() for bucket in ddp.bagua_buckets):
+                    return
+                self._finish(ddp)
+            now = time.monotonic()
+            if now >= self._next_start:
+                self._under_way = True
+                for bucket in ddp.bagua_buckets:
+                    bucket.start()
+        except ConnectionAbortedError as error:
+            self._end(error)
+
+    def _finish(self, ddp: DataParallel) -> None:
+        for bucket in ddp.bagua_buckets:
+            bucket.join()
+        self._under_way = False
+        self.rounds += 1
+        if self._pairs is not None:
+            self._pairs.round += 1
+        self._next_start = time.monotonic() + self.sync_interval_ms / 1000
+
+    def abort(self, bagua_ddp: Any = None) -> None:
+        """From now on this rank applies no average and starts none; it trains on alone. May be called at any moment,
+        on any ranks, again and again.
+
+        Waits for nobody (the original's waits for all ranks, and stops them all): the other ranks' next average waits
+        for this one's ``resume``, while they train on. What is under way stays so. ``bagua_ddp``: the model, its
+        wrapper or ``bagua_ddp``, as in the original; this object knows its model anyway.
+        """
+        self.averaging = False
+
+    def resume(self, bagua_ddp: Any = None) -> None:
+        """Takes part again from the next forward pass on. Waits for nobody. Nothing if not aborted."""
+        self.averaging = True
+
+    def close(self) -> None:
+        """Ends the averaging."""
+        self._ended = True
+
+    def _end(self, error: Exception) -> None:
+        self._ended = True
+        LOG.warning("Asynchronous averaging has ended, and this rank trains on alone: %s", error)
+
+
+def _nothing(*_: Any) -> None:
+    """Gradients stay this rank's own."""
+
+
+def _apply(bucket: Bucket) -> None:
+    """x += mean - snapshot: what this rank has learned since the snapshot stays."""
+    bucket.slot(WEIGHT).add_(bucket.slot(PEER)).sub_(bucket.slot(SNAPSHOT))
+
+
+class AsyncModelAverageAlgorithm(Algorithm):
+    """Each rank applies its own gradients at its own speed, and every now and then x += mean(s) - s.
+
+    s is a snapshot of the weights x, which travels while training goes on; what a rank has learned since is kept. No
+    step waits for another rank: a forward pass that finds the mean complete applies it, and one that comes
+    ``sync_interval_ms`` after that takes the next snapshot. So the ranks' averages are as frequent as the slowest rank
+    allows, and their steps as fast as each of them can. In the first ``warmup_steps`` forward passes gradients are
+    averaged instead, with every step waiting, so that ranks begin on common ground. Bagua's "async"; compare Zhang et
+    al., "Deep learning with Elastic Averaging SGD", NeurIPS 2015.
+
+    In a step nothing is sent; an exchange moves 2(h-1)/h · b bytes in and out of each of h hosts for b bytes of weights
+    ("shift_one": b in and out of each rank with its peer on another host), once per interval at most. Choose it where
+    ranks are of different or changing speed. Replicas differ: evaluate any of them, or their mean.
+
+    Args:
+        peer_selection_mode: "all": the mean over all ranks. "shift_one": over two, which change (see
+            ``DecentralizedAlgorithm``); it needs an even number of ranks, and a slow rank then delays its peers alone.
+        sync_interval_ms: From the moment an average was applied to the next snapshot. 0: at once.
+        warmup_steps: Forward passes in training with gradient all-reduce.
+        codec: How what crosses between hosts is encoded: a name, a ``Codec``, or None. Differences to the last common
+            mean are, never weights; see ``DecentralizedAlgorithm``.
+        everywhere: With a codec: encode inside hosts, too.
+
+    ``model.bagua_algorithm.abort(model)`` and ``.resume(model)`` are local and never wait. A rank that ends its
+    training leaves the others without averages (they log one warning) and without an error: nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: int = 500,
+        warmup_steps: int = 0,
+        codec: Codec | str | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        if peer_selection_mode not in MODES:
+            raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: choose one of {', '.join(MODES)}.")
+        self.peer_selection_mode = peer_selection_mode
+        self.sync_interval_ms = check_count("sync_interval_ms", sync_interval_ms, 0)
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.codec = codec_of_differences(codec)
+        self.everywhere = check_everywhere(everywhere, self.codec, hierarchical=False)
+
+    def reify(self, process_group: ProcessGroup) -> AsyncModelAverageAlgorithmImpl:
+        """A new implementation for one model. Raises ValueError for ranks that can't be paired."""
+        return AsyncModelAverageAlgorithmImpl(process_group, self)
+
+
+GlobalAlgorithmRegistry.register(
+    "async", AsyncModelAverageAlgorithm, "weights averaged in the background, each rank at its own speed"
+)

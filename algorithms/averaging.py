@@ -1,0 +1,166 @@
+"""Steps that average weights, over all ranks or in pairs, as they are or through a codec.
+
+After the steps slot ``PEER`` holds what this rank's weights become if nothing else happened meanwhile; with
+``keep_snapshot`` slot ``SNAPSHOT`` holds the weights that the steps began with.
+
+Weights never travel through a codec. What travels is a difference to what both ends hold, so that its size, and with it
+the error, is that of recent changes. Over all ranks that is the last common mean R: R += mean(C(x_i - R)), and
+what C loses is fed back. In a pair it is R_ij, on which the two agreed when they last met: with d_i = x_i - R_ij and
+m = w_i C(d_i) + w_j C(d_j), R_ij += m and x_i += m - C(d_i). What C loses then stays in x_i, and so in the next
+difference; the mean of x_i and x_j is kept exactly. (Koloskova et al., "Decentralized Stochastic Optimization and
+Gossip Algorithms with Compressed Communication", ICML 2019, has the idea.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from bagua.algorithms.base import Bucket, Communicator
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.pairs import Pairs
+from bagua.algorithms.plan import EVERYONE, HOST, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Over, Step
+from bagua.algorithms.weights import begin_with_weights, fits
+
+PEER = "peer_weight"
+SNAPSHOT = "snapshot"
+DIFFERENCE = "difference"
+ARRIVED = "arrived"
+
+
+def mean_of_all(
+    bucket: Bucket,
+    codec: Codec | None = None,
+    everywhere: bool = False,
+    over: Over = EVERYONE,
+    keep_snapshot: bool = False,
+) -> tuple[Step, ...]:
+    """Steps for the mean over all ranks of ``over``; adds the slots that they need. After them, and on every rank the
+    same bits, ``PEER`` is the mean, or the reference R that stands for it."""
+    codec = fits(bucket, codec)
+    if codec is not None:
+        return _mean_by_differences(bucket, codec, everywhere, over, keep_snapshot)
+    bucket.add_slot(PEER)
+    if not keep_snapshot:
+        return (_snapshot(PEER), AllReduce("AVG", PEER, PEER, over=over))
+    bucket.add_slot(SNAPSHOT)
+    return (_snapshot(SNAPSHOT), AllReduce("AVG", SNAPSHOT, PEER, over=over))
+
+
+def mean_of_pair(
+    bucket: Bucket, pairs: Pairs, codec: Codec | None = None, everywhere: bool = False, keep_snapshot: bool = False
+) -> tuple[Step, ...]:
+    """Steps for the mean with this round's peer; adds the slots that they need. A unit alone averages inside itself."""
+    if pairs.n == 1:
+        return mean_of_all(bucket, over=HOST if pairs.hierarchical else EVERYONE, keep_snapshot=keep_snapshot)
+    codec = fits(bucket, codec)
+    if codec is None or not (everywhere or any(pairs.is_far(peer) for peer in pairs.partners)):
+        return mean_of_all(bucket, over=pairs.everybody, keep_snapshot=keep_snapshot)
+    return _PairByDifferences(bucket, pairs, codec, everywhere, keep_snapshot).steps()
+
+
+def _snapshot(slot: str) -> Local:
+    def run(bucket: Bucket) -> None:
+        bucket.slot(slot).copy_(bucket.slot(WEIGHT))
+
+    return Local(run, f"weights to {slot}", reads=(WEIGHT,), writes=(slot,))
+
+
+def _mean_by_differences(
+    bucket: Bucket, codec: Codec, everywhere: bool, over: Over, keep_snapshot: bool
+) -> tuple[Step, ...]:
+    bucket.add_slot(DIFFERENCE)
+    bucket.add_slot(PEER, communicated=False)
+    begin_with_weights(bucket, PEER)
+    if keep_snapshot:
+        bucket.add_slot(SNAPSHOT, communicated=False)
+
+    def begin(bucket: Bucket) -> None:
+        now = bucket.slot(WEIGHT)
+        if keep_snapshot:
+            bucket.slot(SNAPSHOT).copy_(now)
+        torch.sub(now, bucket.slot(PEER), out=bucket.slot(DIFFERENCE))
+
+    def end(bucket: Bucket) -> None:
+        bucket.slot(PEER).add_(bucket.slot(DIFFERENCE))
+
+    written = (DIFFERENCE, SNAPSHOT) if keep_snapshot else (DIFFERENCE,)
+    return (
+        Local(begin, "difference to the last mean", reads=(WEIGHT, PEER), writes=written),
+        AllReduce("AVG", DIFFERENCE, DIFFERENCE, codec=codec, everywhere=everywhere, over=over),
+        Local(end, "the last mean moves", reads=(DIFFERENCE, PEER), writes=(PEER,)),
+    )
+
+
+class _PairByDifferences:
+    """The steps of a pair with a codec. Pairs inside a host average as they are, unless ``everywhere``. With hosts as
+    units their first ranks exchange the host's mean."""
+
+    def __init__(self, bucket: Bucket, pairs: Pairs, codec: Codec, everywhere: bool, keep_snapshot: bool) -> None:
+        self._pairs = pairs
+        self._everywhere = everywhere
+        self._keep_snapshot = keep_snapshot
+        self._codec = replace(codec, error_feedback=False)  # what is lost stays in the weights
+        self._references = [peer for peer in pairs.partners if pairs.leader and self._encodes(peer)]
+        bucket.add_slot(PEER)
+        bucket.add_slot(DIFFERENCE)
+        bucket.add_slot(ARRIVED)
+        if keep_snapshot:
+            bucket.add_slot(SNAPSHOT, communicated=False)
+        for peer in self._references:
+            bucket.add_slot(_reference(peer), communicated=False)
+            begin_with_weights(bucket, _reference(peer))
+
+    def steps(self) -> tuple[Step, ...]:
+        peers = tuple(_reference(peer) for peer in self._references)
+        written: Sequence[str] = (PEER, DIFFERENCE, SNAPSHOT) if self._keep_snapshot else (PEER, DIFFERENCE)
+        exchange = Neighbours(DIFFERENCE, DIFFERENCE, ARRIVED, ARRIVED, codec=self._codec, over=self._far)
+        end = Local(self._end, "towards the mean", (PEER, DIFFERENCE, ARRIVED, *peers), (PEER, *peers))
+        if self._pairs.hierarchical:
+            return (
+                _snapshot(PEER),
+                AllReduce("AVG", PEER, PEER, over=HOST),
+                Local(self._differ, "difference to the pair's last mean", (PEER, *peers), (DIFFERENCE,)),
+                exchange,
+                end,
+                Broadcast(PEER, over=HOST),
+            )
+        begin = Local(self._begin, "difference to the pair's last mean", (WEIGHT, *peers), tuple(written))
+        return (begin, AllReduce("AVG", PEER, PEER, over=self._near), exchange, end)
+
+    def _encodes(self, peer: int) -> bool:
+        return self._everywhere or self._pairs.is_far(peer)
+
+    def _active(self) -> bool:
+        return self._pairs.leader and self._encodes(self._pairs.peer)
+
+    def _near(self) -> Communicator | None:
+        return None if self._encodes(self._pairs.peer) else self._pairs.everybody()
+
+    def _far(self) -> Communicator | None:
+        return self._pairs.leaders() if self._encodes(self._pairs.peer) else None
+
+    def _begin(self, bucket: Bucket) -> None:
+        for slot in (PEER, SNAPSHOT) if self._keep_snapshot else (PEER,):
+            bucket.slot(slot).copy_(bucket.slot(WEIGHT))
+        self._differ(bucket)
+
+    def _differ(self, bucket: Bucket) -> None:
+        if self._active():
+            torch.sub(bucket.slot(PEER), bucket.slot(_reference(self._pairs.peer)), out=bucket.slot(DIFFERENCE))
+
+    def _end(self, bucket: Bucket) -> None:
+        if not self._active():
+            return
+        own, arrived = bucket.slot(DIFFERENCE), bucket.slot(ARRIVED)
+        first, second = (own, arrived) if self._pairs.first else (arrived, own)
+        share, other = self._pairs.weights()
+        mean = torch.mul(first, share).add_(second, alpha=other)  # the same bits on both
+        bucket.slot(_reference(self._pairs.peer)).add_(mean)
+        bucket.slot(PEER).add_(mean).sub_(own)
+
+
+def _reference(peer: int) -> str:
+    return f"reference_{peer}"

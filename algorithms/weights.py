@@ -1,0 +1,63 @@
+"""What algorithms that exchange weights have in common: their buckets, and what optimizers they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from bagua.algorithms.base import Bucket, BucketLayout, DataParallel
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.plan import WEIGHT
+
+
+def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[BucketLayout]:
+    """All tensors in one bucket, as in the original; in one for each dtype where there are several."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for group in groups:
+        for tensor in group:
+            found.setdefault(tensor.dtype, []).append(tensor)
+    return [BucketLayout(str(index), tuple(tensors)) for index, tensors in enumerate(found.values())]
+
+
+def begin_with_weights(bucket: Bucket, slot: str) -> torch.Tensor:
+    """Fills ``slot``, as long as the parameters together, with their present values, and returns it. For any moment;
+    ``Local`` steps that name WEIGHT copy it faster."""
+    torch._foreach_copy_(list(bucket.views(slot)), list(bucket.views(WEIGHT)))
+    return bucket.slot(slot)
+
+
+def expose(bucket: Bucket, **tensors: torch.Tensor) -> None:
+    """Sets attributes of the bucket that programs for the original read."""
+    for name, tensor in tensors.items():
+        setattr(bucket, name, tensor)
+
+
+def fits(bucket: Bucket, codec: Codec | None) -> Codec | None:
+    """The codec as far as it is meant for the bucket: codecs encode float32, other dtypes travel as they are."""
+    return codec if bucket.dtype is torch.float32 else None
+
+
+def codec_of_differences(codec: Codec | str | None) -> Codec | None:
+    """The codec for differences of weights. A name stands for the codec with error feedback, whichever it is: what is
+    lost of a weight would be lost for good. A ``Codec`` is taken as it is."""
+    found = Codec.of(codec)
+    return replace(found, error_feedback=True) if found is not None and isinstance(codec, str) else found
+
+
+def check_optimizers(ddp: DataParallel, algorithm: str) -> None:
+    """An algorithm that acts after optimizer steps needs all parameters in ``with_bagua``'s optimizers. Raises
+    ValueError that says which are not, or that an optimizer is fused."""
+    held: set[int] = set()
+    for optimizer in ddp.bagua_optimizers:
+        if hasattr(optimizer, "_bagua_fused_optimizer"):
+            raise ValueError(f"{algorithm} can't work with a fused optimizer: pass with_bagua the optimizer itself.")
+        held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    missing = [name for name, parameter in ddp.bagua_build_params() if id(parameter) not in held]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{algorithm} exchanges weights after optimizer steps, but no optimizer given to with_bagua holds "
+            f"{', '.join(missing[:3])}{more}. Pass all optimizers of the model, or set requires_grad=False."
+        )

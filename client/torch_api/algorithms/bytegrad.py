@@ -1,0 +1,5 @@
+"""``bagua.algorithms.bytegrad`` under the path of the original."""
+
+from bagua.algorithms.bytegrad import ByteGradAlgorithm, ByteGradAlgorithmImpl
+
+__all__ = ["ByteGradAlgorithm", "ByteGradAlgorithmImpl"]
