@@ -56,6 +56,11 @@ class ProcessGroup(Protocol):
         time. Members alone call it, the first time all of them, in the same order."""
         ...
 
+    def new_communicator(self, ranks: Sequence[int] | None = None) -> Communicator:
+        """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
+        make theirs in the same order. It ends with the last reference to it."""
+        ...
+
 
 class Bucket(Protocol):
     """Tensors that travel together, with the state slots of the algorithm, in memory that the daemon sees."""
@@ -123,6 +128,11 @@ class DataParallel(Protocol):
         """Forward passes in training so far."""
         ...
 
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """False inside ``no_sync``."""
+        ...
+
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Trainable parameters in the order of their registration, each once."""
         ...
@@ -133,6 +143,11 @@ class DataParallel(Protocol):
 
     def finish_backward(self) -> None:
         """In buckets of gradients: submits what is left, waits for all buckets and shows the results in ``.grad``."""
+        ...
+
+    def join(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
+        an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         ...
 
     def own_communicator(self) -> Communicator:

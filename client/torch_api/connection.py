@@ -273,6 +273,11 @@ class Connection:
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
+    def done(self, ticket: int) -> bool:
+        """Whether ``wait`` for this operation would return, or raise, at once."""
+        with self._translated():
+            return self._rank.done(ticket)
+
     def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
         """Returns when every member has called it."""
         self.wait(self.submit(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0), deadline_s)

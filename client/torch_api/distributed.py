@@ -8,7 +8,8 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
-from bagua.torch_api.data_parallel.bucket import Bucket
+from bagua.torch_api.data_parallel.plan_bucket import PlanBucket
+from bagua.torch_api.process_group import BaguaProcessGroup
 
 
 class BaguaModule(torch.nn.Module):
@@ -45,8 +46,8 @@ class BaguaModule(torch.nn.Module):
         return wrapper.bagua_optimizers if wrapper is not None else None
 
     @property
-    def bagua_buckets(self) -> list[Bucket] | None:
-        """The buckets in which gradients travel."""
+    def bagua_buckets(self) -> list[PlanBucket] | None:
+        """The buckets in which gradients, or weights, travel."""
         wrapper = self._bagua_wrapper()
         return wrapper.bagua_buckets if wrapper is not None else None
 
@@ -54,7 +55,7 @@ class BaguaModule(torch.nn.Module):
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         algorithm: Algorithm,
-        process_group: None = None,
+        process_group: BaguaProcessGroup | None = None,
         do_flatten: bool = True,
     ) -> BaguaModule:
         """Makes training of this model distributed; returns the model itself.
@@ -66,7 +67,7 @@ class BaguaModule(torch.nn.Module):
         Args:
             optimizers: Those that train this model.
             algorithm: For example ``GradientAllReduceAlgorithm()``.
-            process_group: None: all ranks.
+            process_group: The ranks that train this model, which alone call this. None: all ranks.
             do_flatten: False: ``.grad`` keeps memory of its own, at the price of a copy.
 
         Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
@@ -78,7 +79,7 @@ def with_bagua(
     self: BaguaModule,
     optimizers: Sequence[torch.optim.Optimizer],
     algorithm: Algorithm,
-    process_group: None = None,
+    process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,
 ) -> BaguaModule:
     """See ``BaguaModule.with_bagua``."""

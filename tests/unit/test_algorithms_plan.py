@@ -132,9 +132,9 @@ def test_what_a_subclass_must_give_is_named() -> None:
         (lambda: AllReduce("MAX"), "SUM, AVG"),
         (lambda: Plan(()), "at least one step"),
         (lambda: Plan(("allreduce",)), "step"),  # type: ignore[arg-type]
-        (lambda: Plan((AllReduce(src="momentum"),)), "'momentum', which no earlier step has filled"),
         (lambda: Plan((AllReduce(dst="gradient"),)), "contributions stay"),
-        (lambda: Plan((AllReduce(dst="other"),)), "must fill slot 'result'"),
+        (lambda: AllReduce(everywhere=True), "needs a codec"),
+        (lambda: AllReduce(over="mars"), "choose one of everyone, host, leaders"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(make: Any, words: str) -> None:

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
-from bagua.base.errors import ConfigError
 from bagua.torch_api.connection import Place, Times
-from bagua.torch_api.data_parallel.bucket import Bucket
 from bagua.torch_api.data_parallel.engine_callback import BackwardPass
+from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
 from bagua.torch_api.data_parallel.reducer import GradientReducer
 
 
@@ -27,30 +26,45 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.barrier = threading.Barrier(ranks, timeout=10)
-        self.submitted: list[list[Bucket]] = [[] for _ in range(ranks)]
+        self.submitted: list[list[GradientBucket]] = [[] for _ in range(ranks)]
 
 
-class ThreadCarrier:
-    """One rank's carrier. Waits for operations in their order."""
+class ThreadRun:
+    """One bucket's plan at work on one rank: a reduction of all ranks' buckets, by the order of submission."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    started = False
+
+    def __init__(self, meeting: Meeting, rank: int, bucket: GradientBucket) -> None:
         self.meeting = meeting
         self.rank = rank
+        self.bucket = bucket
+        self.ticket = 0
 
-    def submit(self, bucket: Bucket) -> int:
-        self.meeting.submitted[self.rank].append(bucket)
-        return len(self.meeting.submitted[self.rank]) - 1
+    def start(self) -> None:
+        assert not self.started
+        self.started = True
+        submitted = self.meeting.submitted[self.rank]
+        self.ticket = len(submitted)
+        submitted.append(self.bucket)
 
-    def wait(self, ticket: int) -> Times:
+    def done(self) -> bool:
+        return False
+
+    def advance(self, times: list[Times]) -> bool:
+        self.started = False
         self.meeting.barrier.wait()
-        buckets = [self.meeting.submitted[rank][ticket] for rank in range(self.meeting.ranks)]
+        buckets = [self.meeting.submitted[rank][self.ticket] for rank in range(self.meeting.ranks)]
         assert len({bucket.name for bucket in buckets}) == 1, "ranks are out of step"
         contributions = [whole(bucket, bucket.side) for bucket in buckets]
         scale = self.meeting.ranks if buckets[0].plan == Plan((AllReduce("AVG"),)) else 1
         result = torch.stack(contributions).sum(0) / scale
         self.meeting.barrier.wait()
-        whole(buckets[self.rank], 1 - buckets[self.rank].side).copy_(result)
-        return (0, 1, 2)
+        whole(self.bucket, 1 - self.bucket.side).copy_(result)
+        times.append((0, 1, 2))
+        return False
+
+    def abandon(self) -> bool:
+        return self.started and not self.advance([])
 
 
 BUFFERS: dict[int, torch.Tensor] = {}
@@ -63,8 +77,8 @@ def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
     return buffer, (number, 0)
 
 
-def whole(bucket: Bucket, side: int) -> torch.Tensor:
-    return BUFFERS[bucket.places[side][0]]
+def whole(bucket: GradientBucket, side: int) -> torch.Tensor:
+    return BUFFERS[bucket.buffers[side].place[0]]
 
 
 SEED_LOCK = threading.Lock()
@@ -80,12 +94,12 @@ class Replica:
         self.buckets = []
         for number, layer in reversed(list(enumerate(self.model))):
             parameters = [(f"{number}.{name}", parameter) for name, parameter in layer.named_parameters()]
-            self.buckets.append(Bucket(str(number), parameters, allocate))
+            self.buckets.append(GradientBucket(str(number), parameters, allocate))
             self.buckets[-1].set_plan(Plan((AllReduce(op),)))
+            self.buckets[-1].execution = ThreadRun(meeting, rank, self.buckets[-1])
         self.finished: list[int] = []
         self.reducer = GradientReducer(
             self.buckets,
-            ThreadCarrier(meeting, rank),
             keep_own_memory,
             drop_carried=op == "SUM" and rank > 0,
             on_finished=lambda times, begin, end: self.finished.append(len(times)),
@@ -215,13 +229,13 @@ def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
         replica = Replica(meeting, rank)
         told: list[list[str]] = []
 
-        def rearrange(arrivals: list[str]) -> list[Bucket]:
+        def rearrange(arrivals: list[str]) -> list[GradientBucket]:
             told.append(list(arrivals))
             assert not meeting.submitted[rank]
             order = {"1": 0, "2": 1, "0": 2}
             return sorted(replica.buckets, key=lambda bucket: order[bucket.name])
 
-        replica.reducer = GradientReducer(replica.buckets, ThreadCarrier(meeting, rank), rearrange=rearrange)
+        replica.reducer = GradientReducer(replica.buckets, rearrange=rearrange)
         names = ["1.weight", "1.bias", "2.bias", "2.weight"]
         for step in range(2):
             for name in names if rank == 0 else names[::-1]:
@@ -242,7 +256,7 @@ def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
 def test_a_first_pass_that_was_abandoned_is_forgotten() -> None:
     replica = Replica(Meeting(1), 0)
     told: list[list[str]] = []
-    replica.reducer = GradientReducer(replica.buckets, ThreadCarrier(Meeting(1), 0), rearrange=told.append)
+    replica.reducer = GradientReducer(replica.buckets, rearrange=told.append)
     weight, bias = replica.model[0].weight, replica.model[0].bias
     weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
     replica.reducer.mark_ready("0.weight", weight)
@@ -256,9 +270,10 @@ def test_a_first_pass_that_was_abandoned_is_forgotten() -> None:
 
 def test_large_gradients_are_copied_as_they_come_and_small_ones_together() -> None:
     large, small = nn.Parameter(torch.zeros(200, 200)), nn.Parameter(torch.zeros(3))
-    bucket = Bucket("0", [("large", large), ("small", small)], allocate)
+    bucket = GradientBucket("0", [("large", large), ("small", small)], allocate)
     bucket.set_plan(Plan((AllReduce(),)))
-    reducer = GradientReducer([bucket], ThreadCarrier(Meeting(1), 0))
+    bucket.execution = ThreadRun(Meeting(1), 0, bucket)
+    reducer = GradientReducer([bucket])
     for parameter in (large, small):
         parameter.grad = torch.ones_like(parameter)
     mine = small.grad
@@ -281,7 +296,7 @@ def test_a_released_bucket_lets_go_of_its_memory_at_once() -> None:
 
     gc.disable()  # what it would find must be gone without it
     try:
-        bucket = Bucket("0", [("a", weight)], allocate_watched)
+        bucket = GradientBucket("0", [("a", weight)], allocate_watched)
         weight.grad = bucket.slots[0].views[0]
         bucket.release()
         assert freed == [5] and torch.equal(weight.grad, torch.zeros(3))
@@ -320,19 +335,13 @@ def test_views_follow_the_parameters_strides() -> None:
     image = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     weights = [nn.Parameter(image), nn.Parameter(torch.zeros(5))]
     gaps = nn.Parameter(torch.zeros(4, 4)[:, ::2])
-    bucket = Bucket("0", [("a", weights[0]), ("b", weights[1]), ("c", gaps)], allocate)
+    bucket = GradientBucket("0", [("a", weights[0]), ("b", weights[1]), ("c", gaps)], allocate)
     assert [slot.views[0].stride() for slot in bucket.slots] == [weights[0].stride(), (1,), (2, 1)]
-    assert bucket.count == 96 + 5 + 8 + 3 + 1
+    assert len(whole(bucket, 0)) == 96 + 5 + 8 + 3 + 1
     for number, slot in enumerate(bucket.slots):
         slot.views[0].fill_(number + 1)
     assert whole(bucket, 0)[:109].tolist() == [1.0] * 96 + [2.0] * 5 + [3.0] * 8
     assert bucket.tensors == [*weights, gaps]
-
-
-def test_plans_that_this_version_cannot_run_are_refused() -> None:
-    bucket = Bucket("0", [("a", nn.Parameter(torch.zeros(1)))], allocate)
-    with pytest.raises(ConfigError, match="one step"):
-        bucket.set_plan(Plan((AllReduce(), AllReduce("SUM", src="result", dst="result"))))
 
 
 def test_the_private_door_of_autograd_is_where_we_expect_it() -> None:

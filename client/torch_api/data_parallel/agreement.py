@@ -11,7 +11,8 @@ import torch
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.communication import allgather, broadcast
-from bagua.torch_api.session import Communicator, Session
+from bagua.torch_api.communicator import Communicator
+from bagua.torch_api.session import Session
 
 PACK_BYTES = 8 << 20
 ALIGNMENT = 16

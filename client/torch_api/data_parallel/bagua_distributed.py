@@ -7,18 +7,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
+from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api import env
-from bagua.torch_api.communication import ReduceOp, allreduce_inplace
+from bagua.torch_api.communication import ReduceOp, allreduce_inplace, barrier
+from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
 from bagua.torch_api.data_parallel.arrangement import Arrangement
-from bagua.torch_api.data_parallel.bucket import Bucket
 from bagua.torch_api.data_parallel.closures import average_losses
+from bagua.torch_api.data_parallel.dataflow import adds_up
 from bagua.torch_api.data_parallel.engine_callback import BackwardPass
 from bagua.torch_api.data_parallel.hook import ModuleHook, tensors_in
 from bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
@@ -30,8 +32,11 @@ from bagua.torch_api.data_parallel.parameters import (
     shared_state,
     trainable_parameters,
 )
+from bagua.torch_api.data_parallel.plan_bucket import PlanBucket, join_all
 from bagua.torch_api.data_parallel.reducer import GradientReducer
-from bagua.torch_api.session import CURRENT, current
+from bagua.torch_api.data_parallel.runner import Runner
+from bagua.torch_api.process_group import BaguaProcessGroup, _get_default_group
+from bagua.torch_api.session import current
 
 LOG = logging.getLogger("bagua")
 
@@ -58,13 +63,12 @@ class BaguaDistributedDataParallel:
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         algorithm: Algorithm,
-        process_group: None = None,
+        process_group: BaguaProcessGroup | None = None,
         bagua_module_name: str | None = None,
         gradient_as_bucket_view: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
-        if process_group is not None:
-            raise ConfigError("This version trains on all ranks together: pass process_group=None.")
+        self.process_group = _members_group(process_group)
         self.module = module
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
         self.bagua_optimizers = list(optimizers)
@@ -74,13 +78,15 @@ class BaguaDistributedDataParallel:
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
         self._session = current()
-        self._group = self._session.new_communicator(self._session.world.ranks)
-        self._arrangement = Arrangement(self, self._session, self._group)
+        self._runner = Runner(self._session, self.process_group)
+        self._arrangement = Arrangement(self, self._session, self._runner)
+        self._bagua_backend = self._arrangement.registered.backend
         self._handles: list[Any] = []
         self._pass: BackwardPass | None = None
-        self.bagua_algorithm: AlgorithmImpl = algorithm.reify(process_group)
+        self._reducer: GradientReducer | None = None
+        self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         try:
-            self._compare_ranks()
+            self._compare_ranks(algorithm)
             self._take_state_of_rank_0()
             self._reset_algorithm()
         except BaseException:
@@ -95,15 +101,21 @@ class BaguaDistributedDataParallel:
         return trainable_parameters(self.module, self.parameters_to_ignore)
 
     @property
-    def bagua_buckets(self) -> list[Bucket]:
-        """The buckets in which gradients travel. After the first synchronised pass they follow the order in which
-        gradients came."""
+    def _group(self) -> Communicator:
+        return self._runner.everyone
+
+    @property
+    def bagua_buckets(self) -> list[PlanBucket]:
+        """The buckets in which gradients, or weights, travel. Those of gradients follow, after the first synchronised
+        pass, the order in which gradients came."""
         return self._arrangement.buckets
 
-    def _compare_ranks(self) -> None:
-        """Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank is told to all."""
+    def _compare_ranks(self, algorithm: Algorithm) -> None:
+        """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank
+        is told to all."""
         mistake: Exception | None = None
         try:
+            self.bagua_algorithm = algorithm.reify(self.process_group)
             for optimizer in self.bagua_optimizers:
                 if not isinstance(optimizer, torch.optim.Optimizer):
                     raise TypeError(
@@ -121,7 +133,7 @@ class BaguaDistributedDataParallel:
                     settings,
                 )
             )
-        except (TypeError, NotImplementedError, ConfigError) as error:
+        except Exception as error:
             mistake = error
             text = canonical({"error": str(error)})
         texts = gather_texts(text, self._group)
@@ -138,18 +150,29 @@ class BaguaDistributedDataParallel:
         """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
         self._remove_hooks()
         self._arrangement.make()
-        adds_up = any(bucket.plan is not None and bucket.plan.steps[0].op == "SUM" for bucket in self.bagua_buckets)
-        self._reducer = GradientReducer(
-            self.bagua_buckets,
-            self._arrangement.carrier,
-            keep_own_memory=not self.gradient_as_bucket_view,
-            drop_carried=adds_up and self._group.rank() != 0,
-            on_finished=self._session.statistics.add_step,
-            rearrange=self._arrangement.follow if self._arrangement.wants_arrival() else None,
-        )
-        self._install_hooks(adds_up)
+        buckets = self._arrangement.gradient_buckets
+        adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
+        recorded = self._arrangement.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
+        self._reducer = None
+        if buckets:
+            self._reducer = GradientReducer(
+                buckets,
+                keep_own_memory=not self.gradient_as_bucket_view,
+                drop_carried=adding and self._group.rank() != 0,
+                on_finished=self._session.statistics.add_step,
+                rearrange=self._arrangement.follow if recorded else None,
+            )
+        self._install_hooks(adding)
 
-    def _install_hooks(self, adds_up: bool) -> None:
+    def _begin_anew(self) -> None:
+        """The algorithm asked for it in ``need_reset``: everything as at wrap time, but for optimizers and buffers."""
+        self._arrangement.release()
+        barrier(self._group)  # nobody waits for an operation on communicators that go now
+        self._runner.release()
+        broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
+        self._reset_algorithm()
+
+    def _install_hooks(self, adding: bool) -> None:
         algorithm = self.bagua_algorithm
         self._on_input = algorithm.init_forward_pre_hook(self)
         self._on_backward_end = algorithm.init_post_backward_hook(self)
@@ -161,13 +184,13 @@ class BaguaDistributedDataParallel:
         for name, parameter in self.bagua_build_params():
             hook = functools.partial(self._after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-            if adds_up:
+            if adding and self._reducer is not None:
                 aside = functools.partial(self._reducer.set_aside, name)
                 add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
-        average = functools.partial(self._reduce_loss, ReduceOp.SUM if adds_up else ReduceOp.AVG)
+        average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
         for optimizer in self.bagua_optimizers:
             add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
-            if isinstance(optimizer, torch.optim.LBFGS):
+            if isinstance(optimizer, torch.optim.LBFGS) and algorithm.exchanged == GRADIENT:
                 add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
 
     def _remove_hooks(self) -> None:
@@ -179,9 +202,13 @@ class BaguaDistributedDataParallel:
         """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
         when they are gone. All ranks must do it in the same order relative to other wraps."""
         self._remove_hooks()
+        self.bagua_algorithm.close()
         self._arrangement.release()
-        if self._session is CURRENT.session:
-            self._session.connection.destroy_comm(self._group.id)
+        self._runner.release()
+
+    def own_communicator(self) -> Communicator:
+        """See ``bagua.algorithms.base.DataParallel``."""
+        return self._runner.own_communicator()
 
     # In a training step
 
@@ -193,7 +220,7 @@ class BaguaDistributedDataParallel:
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         if self.bagua_algorithm.need_reset():
-            self._reset_algorithm()
+            self._begin_anew()
         self._on_input(inputs)
 
     def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
@@ -225,7 +252,8 @@ class BaguaDistributedDataParallel:
 
     def _end_pass(self) -> None:
         self._pass = None
-        self._reducer.end_pass()
+        if self._reducer is not None:
+            self._reducer.end_pass()
         if self.require_backward_grad_sync:
             with torch.no_grad():
                 self._on_backward_end()
@@ -233,7 +261,7 @@ class BaguaDistributedDataParallel:
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""
         self._pass = None
-        if self._reducer.abandon() and self._group.nranks() > 1:
+        if self._reducer is not None and self._reducer.abandon() and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
@@ -245,12 +273,35 @@ class BaguaDistributedDataParallel:
         return total.item()
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """The gradient of this parameter is complete on this rank; full buckets are submitted."""
-        self._reducer.mark_ready(name, parameter)
+        """The gradient of this parameter is complete on this rank; full buckets of gradients are submitted."""
+        if not self._bagua_backend.mark_parameter(parameter):
+            self.mark_gradient(name, parameter)
+
+    def mark_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """``mark_ready`` in buckets of gradients alone."""
+        if self._reducer is not None:
+            self._reducer.mark_ready(name, parameter)
 
     def finish_backward(self) -> None:
-        """Submits what is left, waits for all buckets and shows the results in ``.grad``."""
-        self._reducer.finish()
+        """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the same
+        for buckets of other tensors that the algorithm registered."""
+        self.finish_gradients()
+        self._bagua_backend.finish()
+
+    def finish_gradients(self) -> None:
+        """``finish_backward`` in buckets of gradients alone."""
+        if self._reducer is not None:
+            self._reducer.finish()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass of this model runs now."""
+        return self._pass is not None
+
+    def join(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
+        an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
+        join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -277,3 +328,20 @@ def _nothing() -> None:
 
 def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
     hook(optimizer)
+
+
+def _members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
+    """The group, or that of all ranks. Raises TypeError for what is none, ConfigError if this rank is no member."""
+    if process_group is None:
+        return _get_default_group()
+    if not isinstance(process_group, BaguaProcessGroup):
+        raise TypeError(
+            f"process_group is a {type(process_group).__name__}: pass what bagua.communication.new_group() or "
+            "from_torch_group() returned, or None for all ranks."
+        )
+    rank = current().membership.rank
+    if rank not in process_group.ranks:
+        raise ConfigError(
+            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it."
+        )
+    return process_group

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.data_parallel.agreement import broadcast_json, broadcast_tensors
-from bagua.torch_api.session import Communicator, Session
+from bagua.torch_api.session import Session
 
 _PLAIN = (bool, int, float, str, type(None))
 

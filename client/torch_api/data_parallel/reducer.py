@@ -16,22 +16,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
+from bagua.base.errors import BaguaError
 from bagua.torch_api.connection import Times
-from bagua.torch_api.data_parallel.bucket import Bucket, Slot
+from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket, Slot
+from bagua.torch_api.data_parallel.plan_bucket import join_all
 
-
-class Carrier(Protocol):
-    """Carries out plans: submits a bucket, and waits for it."""
-
-    def submit(self, bucket: Bucket) -> int: ...
-    def wait(self, ticket: int) -> Times: ...
-
-
-Rearrange = Callable[[list[str]], Sequence[Bucket] | None]
+Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]
 
 
 class GradientReducer:
@@ -39,8 +32,7 @@ class GradientReducer:
 
     def __init__(
         self,
-        buckets: Sequence[Bucket],
-        carrier: Carrier,
+        buckets: Sequence[GradientBucket],
         keep_own_memory: bool = False,
         drop_carried: bool = False,
         on_finished: Callable[[Sequence[Times], int, int], None] | None = None,
@@ -53,19 +45,19 @@ class GradientReducer:
         It returns other buckets for the same parameters, or None to keep those that there are.
         """
         self._use(buckets)
-        self._carrier = carrier
         self._rearrange = rearrange
         self._arrivals: list[str] = []  # of the first pass, while it is recorded
         self._keep_own_memory = keep_own_memory
         self._drop_carried = drop_carried
         self._on_finished = on_finished
         self._early = True  # submit before the end of the pass
-        self._submitted: list[int] = []  # tickets of this pass, in the order of buckets
+        self._started = 0  # so many buckets, in their order, in this pass
         self._again = False
         self._touched = False  # a gradient came in this pass
+        self._repeatable = all(bucket.repeatable for bucket in self.buckets)
         self._aside: list[Slot] = []
 
-    def _use(self, buckets: Sequence[Bucket]) -> None:
+    def _use(self, buckets: Sequence[GradientBucket]) -> None:
         self.buckets = list(buckets)
         self._slots: dict[str, Slot] = {slot.name: slot for bucket in buckets for slot in bucket.slots}
 
@@ -105,7 +97,7 @@ class GradientReducer:
             slot.store()
         bucket = slot.bucket
         if slot.ready:
-            self._again = self._again or len(self._submitted) > self.buckets.index(bucket)
+            self._again = self._again or self._started > self.buckets.index(bucket)
             return
         self._touched = True
         slot.ready = True
@@ -119,6 +111,8 @@ class GradientReducer:
         if not slot.ready:
             slot.ready = True
             self._arrivals.append(slot.name)
+        elif not self._repeatable:
+            self._early = False  # a second gradient: there will be one in later passes, too
 
     def _end_recording(self, rearrange: Rearrange) -> None:
         """All gradients of the first pass are there: they go into buckets that have their order."""
@@ -134,29 +128,33 @@ class GradientReducer:
 
     def _submit_full(self) -> None:
         last = len(self.buckets) - 1
-        while (number := len(self._submitted)) < last and not self.buckets[number].pending:
+        while (number := self._started) < last and not self.buckets[number].pending:
             self._submit(self.buckets[number])
 
-    def _submit(self, bucket: Bucket) -> None:
+    def _submit(self, bucket: GradientBucket) -> None:
         bucket.complete(self._again, self._drop_carried)
-        self._submitted.append(self._carrier.submit(bucket))
+        self._started += 1
+        bucket.execution.start()
 
     def finish(self) -> None:
-        """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came."""
+        """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came.
+
+        Raises BaguaError if a gradient came too late for a plan that can't be run again.
+        """
         if not self._touched:
             return
         if self._rearrange is not None:
             self._end_recording(self._rearrange)
-        for bucket in self.buckets[len(self._submitted) :]:
+        for bucket in self.buckets[self._started :]:
             self._submit(bucket)
         begin = time.monotonic_ns()
-        times = [self._carrier.wait(ticket) for ticket in self._submitted]
-        if self.buckets[-1].asks_again():
+        times = join_all(self.buckets)
+        if self._asks_again():
             self._early = False
-            self._submitted.clear()
+            self._started = 0
             for bucket in self.buckets:
                 self._submit(bucket)
-            times += [self._carrier.wait(ticket) for ticket in self._submitted]
+            times += join_all(self.buckets)
         end = time.monotonic_ns()
         for bucket in self.buckets:
             bucket.show_results(self._keep_own_memory)
@@ -164,14 +162,26 @@ class GradientReducer:
         if self._on_finished is not None:
             self._on_finished(times, begin, end)
 
+    def _asks_again(self) -> bool:
+        """Whether a gradient came too late on some rank, so that all reduce again."""
+        last = self.buckets[-1]
+        asked = last.asks_again() if last.informed else self._again
+        if asked and not (self._repeatable and last.informed):
+            self.abandon()
+            raise BaguaError(
+                "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
+                "exchanged (as reentrant checkpointing of shared parameters does it), and this algorithm changes its "
+                "state as it exchanges, so that it can't do it again. Use checkpoint(..., use_reentrant=False)."
+            )
+        return asked
+
     def abandon(self) -> bool:
         """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
         ranks apply a step that this one did not make."""
-        under_way = bool(self._submitted)
+        under_way = self._started > 0
         self.end_pass()
-        for ticket in self._submitted:
-            self._carrier.wait(ticket)
         for bucket in self.buckets:
+            bucket.execution.abandon()
             bucket.pending = len(bucket.slots)
             for slot in bucket.slots:
                 slot.ready = False
@@ -179,6 +189,6 @@ class GradientReducer:
         return under_way
 
     def _begin_anew(self) -> None:
-        self._submitted.clear()
+        self._started = 0
         self._arrivals.clear()
         self._again = self._touched = False

@@ -8,16 +8,14 @@ step to be reduced again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from bagua.algorithms import Plan
-from bagua.algorithms.plan import GRADIENT, RESULT
-from bagua.base.errors import ConfigError
-from bagua.torch_api.connection import Place
-
-Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
+from bagua.algorithms.plan import GRADIENT, RESULT, Plan
+from bagua.torch_api.data_parallel.dataflow import repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.data_parallel.operations import BucketOperations
+from bagua.torch_api.data_parallel.plan_bucket import Allocate, Region, region_of, views_like
 
 BUFFERS = 2  # contributions and results
 
@@ -41,7 +39,7 @@ class Slot:
     __slots__ = ("alone", "aside", "bucket", "carried", "index", "name", "parameter", "ready", "views")
     views: tuple[torch.Tensor, ...]
 
-    def __init__(self, name: str, parameter: torch.Tensor, bucket: Bucket, index: int) -> None:
+    def __init__(self, name: str, parameter: torch.Tensor, bucket: GradientBucket, index: int) -> None:
         self.name = name
         self.parameter = parameter
         self.bucket = bucket
@@ -68,53 +66,52 @@ def _without_history(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.detach() if gradient.requires_grad else gradient
 
 
-class Bucket:
+class GradientBucket(BucketOperations):
     """``side`` is the number of the buffer that holds contributions. ``pending`` counts slots not ready in this
-    backward."""
+    backward.
+
+    ``repeatable``: the plan may run twice on the same gradients. ``shows``: it fills RESULT. ``informed``: what is in
+    the tail reaches all ranks.
+    """
+
+    sides = BUFFERS
+    reserved = (GRADIENT, RESULT)
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
-        self.name = name
-        self.label = f"bucket {name}"[:47]
-        self.dtype = parameters[0][1].dtype
+        super().__init__(name, parameters, allocate)
         self.slots = [Slot(label, parameter, self, index) for index, (label, parameter) in enumerate(parameters)]
-        self.elements = sum(parameter.numel() for _, parameter in parameters)
-        self.count = elements_needed(self.tensors)
-        made = [allocate(self.count, self.dtype) for _ in range(BUFFERS)]
-        self.places = (made[0][1], made[1][1])
-        self.tails = (made[0][0][self.elements :], made[1][0][self.elements :])
-        self.side = 0
+        self.room = len(self.slots) + 1
+        self.buffers = tuple(
+            region_of(*allocate(self.elements + self.room, self.dtype), self.elements) for _ in range(BUFFERS)
+        )
         self.pending = len(self.slots)
         self.absent: list[int] = []
-        self.plan: Plan | None = None
-        offset = 0
-        for slot in self.slots:
-            slot.views = tuple(_view_like(buffer, offset, slot.parameter) for buffer, _ in made)
-            offset += slot.parameter.numel()
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The parameters, in order."""
-        return [slot.parameter for slot in self.slots]
+        self.repeatable = self.shows = self.informed = True
+        self._told_by = RESULT  # the slot whose tail has what all ranks said
+        for slot, *views in zip(self.slots, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True):
+            slot.views = tuple(views)
 
     def release(self) -> None:
-        """Lets go of the memory now, rather than when the garbage collector comes by: slot and bucket hold each other.
-
-        Gradients that somebody still holds stay readable. The bucket can't be used any more.
-        """
+        """Gradients that somebody still holds stay readable. Slot and bucket hold each other."""
+        super().release()
         for slot in self.slots:
             slot.views, slot.aside = (), None
-        self.tails = (torch.empty(0), torch.empty(0))
+        self.buffers = ()
+
+    def region(self, name: str, side: int) -> Region:
+        """See ``PlanBucket.region``: contributions lie in one buffer, results in the other."""
+        if name == GRADIENT:
+            return self.buffers[side]
+        return self.buffers[1 - side] if name == RESULT else super().region(name, side)
 
     def set_plan(self, plan: Plan) -> None:
-        """What happens to the bucket once every local rank has filled it. Raises ConfigError for what can't be run."""
-        slots = {name for step in plan.steps for name in (step.src, step.dst)}
-        if len(plan.steps) != 1 or slots != {GRADIENT, RESULT}:
-            raise ConfigError(f"This version runs plans of one step from {GRADIENT!r} to {RESULT!r}, not {plan}.")
-        self.plan = plan
-
-    def place(self, slot_name: str) -> Place:
-        """Where a state slot of the plan lies: (segment, byte offset)."""
-        return self.places[self.side if slot_name == GRADIENT else 1 - self.side]
+        """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
+        super().set_plan(plan)
+        self.repeatable = repeatable(plan)
+        self.shows = any(RESULT in step.writes for step in plan.steps)
+        path = tail_path(plan)
+        self._told_by = plan.steps[max(path)].writes[0] if path else RESULT
+        self.informed = tail_reaches_all(plan)
 
     def complete(self, again: bool, drop_carried: bool) -> None:
         """Makes the contribution whole: gradients that have not been copied yet, among them what was accumulated in
@@ -134,7 +131,7 @@ class Bucket:
                 gradients.append(_without_history(gradient))
         if views:
             torch._foreach_copy_(views, gradients)
-        tail = self.tails[self.side]
+        tail = self.buffers[side].tail
         tail.fill_(1)
         for index in self.absent:
             tail[index] = 0
@@ -142,16 +139,21 @@ class Bucket:
             tail[-1] = 0
 
     def asks_again(self) -> bool:
-        """Whether any rank asked for the step to be reduced again; read from the results."""
-        return bool(self.tails[1 - self.side][-1] > 0)
+        """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
+        return self.informed and bool(self.region(self._told_by, self.side).tail[-1] > 0)
 
     def show_results(self, keep_own_memory: bool) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change
-        roles."""
+        roles. A plan that fills no result leaves ``.grad`` as it is."""
+        self.pending = len(self.slots)
+        if not self.shows:
+            for slot in self.slots:
+                slot.ready = False
+            return
         result = 1 - self.side
         missing = frozenset[int]()
         if self.absent:
-            presence = self.tails[result].tolist()
+            presence = self.region(self._told_by, self.side).tail.tolist()
             missing = frozenset(index for index in self.absent if presence[index] == 0)
         for slot in self.slots:
             slot.ready = False
@@ -166,23 +168,3 @@ class Bucket:
             else:
                 parameter.grad.copy_(view)
         self.side = result
-        self.pending = len(self.slots)
-
-
-def _view_like(buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
-    """``parameter.numel()`` elements of ``buffer`` in the shape of ``parameter``, and in its strides where these are
-    dense: optimizers are fastest when both agree."""
-    strides = parameter.stride() if _is_dense(parameter) else torch.empty(parameter.shape, device="meta").stride()
-    return torch.as_strided(buffer, parameter.shape, strides, buffer.storage_offset() + offset)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if the elements fill numel() places without gaps or overlap, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
