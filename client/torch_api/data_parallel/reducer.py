@@ -81,7 +81,7 @@ class GradientReducer:
             slot.aside = None
         self._aside.clear()
 
-    def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
+    def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of this parameter has been accumulated."""
         slot = self._slots.get(name)
         if slot is None:
