@@ -48,6 +48,15 @@ EnvOption = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="K=V", help="A variable for the ranks; may be repeated.", show_default=False),
 ]
+AlgorithmOption = Annotated[
+    str,
+    typer.Option(
+        "--algorithm",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="How replicas talk, where the script does not say it itself.",
+        show_default=False,
+    ),
+]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the job. Default: of the script.", show_default=False)]
 WorkdirOption = Annotated[
     Path | None, typer.Option("--workdir", help="Where the ranks run. Default: here.", show_default=False)
@@ -72,6 +81,19 @@ def parse_env(pairs: list[str] | None) -> dict[str, str]:
         if not separator or not name:
             raise UsageError(f"--env {pair!r}: write NAME=VALUE.")
         found[name] = value
+    return found
+
+
+def job_env(pairs: list[str] | None, algorithm: str) -> dict[str, str]:
+    """Variables of a job: those of --env, and what --algorithm says. Raises UsageError."""
+    from bagua.base import algorithm_choice
+
+    found = parse_env(pairs)
+    if algorithm:
+        try:
+            found[algorithm_choice.VARIABLE] = algorithm_choice.check(algorithm)
+        except ConfigError as error:
+            raise UsageError(f"--algorithm {algorithm}: {error}") from error
     return found
 
 

@@ -228,6 +228,7 @@ def run(
     nproc_per_node: options.NprocOption = 1,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
+    algorithm: options.AlgorithmOption = "",
     env: options.EnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
@@ -250,7 +251,7 @@ def run(
             raise options.UsageError("--adopt needs --info-file.")
         raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
     options.check_entry(script, module, no_python)
-    variables = options.parse_env(env)
+    variables = options.job_env(env, algorithm)
     folder = options.resolve_workdir(workdir)
     if not module and not no_python:
         check_script(script, folder)

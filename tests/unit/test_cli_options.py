@@ -17,6 +17,14 @@ def test_variables() -> None:
             options.parse_env([broken])
 
 
+def test_algorithm_becomes_a_variable() -> None:
+    assert options.job_env(["A=1"], "") == {"A": "1"}
+    assert options.job_env(None, "bytegrad:average=false") == {"BAGUA_ALGORITHM": "bytegrad:average=false"}
+    for broken, words in (("bytegard", "Known:"), ("bytegrad:average", "key=value")):
+        with pytest.raises(UsageError, match=words):
+            options.job_env(None, broken)
+
+
 def test_names() -> None:
     assert default_name("/somewhere/train.py", module=False) == "train"
     assert default_name("bagua.examples.digits", module=True) == "digits"
