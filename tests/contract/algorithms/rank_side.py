@@ -15,7 +15,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 
-from contract.algorithms import general, load_cases
+from contract.algorithms import general, leaks, load_cases
 from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_model
 
 import bagua.torch_api as bagua
@@ -54,6 +54,8 @@ def job(name: str) -> Callable[[], Any]:
     if kind == "check":
         subject, _, check = rest.partition(" ")
         return lambda: (general.CHECKS | general.MISTAKES)[check](general.subject_of(subject))
+    if kind == "switch":
+        return lambda: leaks.switch(int(rest))
     raise ValueError(f"Unknown job {name!r}.")
 
 
