@@ -18,15 +18,27 @@ from bagua.algorithms.bytegrad import ByteGradAlgorithm, ByteGradAlgorithmImpl
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.combine import combine
 from bagua.algorithms.decentralized import DecentralizedAlgorithm, DecentralizedAlgorithmImpl
+from bagua.algorithms.diloco import (
+    DiLoCoAlgorithm,
+    DiLoCoAlgorithmImpl,
+    StreamingDiLoCoAlgorithm,
+    StreamingDiLoCoAlgorithmImpl,
+)
 from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
+from bagua.algorithms.local_sgd import LocalSGDAlgorithm, LocalSGDAlgorithmImpl
 from bagua.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
     LowPrecisionDecentralizedAlgorithmImpl,
 )
+from bagua.algorithms.no_loco import NoLoCoAlgorithm, NoLoCoAlgorithmImpl
+from bagua.algorithms.one_bit_adam import OneBitAdamAlgorithm, OneBitAdamAlgorithmImpl, OneBitAdamOptimizer
 from bagua.algorithms.plan import AllReduce, Broadcast, Local, Neighbours, Plan
+from bagua.algorithms.power_sgd import PowerSGDAlgorithm, PowerSGDAlgorithmImpl
 from bagua.algorithms.q_adam import QAdamAlgorithm, QAdamAlgorithmImpl
 from bagua.algorithms.q_adam_optimizer import QAdamOptimizer
 from bagua.algorithms.registry import AlgorithmRegistry, GlobalAlgorithmRegistry
+from bagua.algorithms.top_k import TopKAlgorithm, TopKAlgorithmImpl
+from bagua.algorithms.zero_one_adam import ZeroOneAdamAlgorithm, ZeroOneAdamAlgorithmImpl, ZeroOneAdamOptimizer
 
 __all__ = [
     "Algorithm",
@@ -45,17 +57,35 @@ __all__ = [
     "DataParallel",
     "DecentralizedAlgorithm",
     "DecentralizedAlgorithmImpl",
+    "DiLoCoAlgorithm",
+    "DiLoCoAlgorithmImpl",
     "GlobalAlgorithmRegistry",
     "GradientAllReduceAlgorithm",
     "GradientAllReduceAlgorithmImpl",
     "Local",
+    "LocalSGDAlgorithm",
+    "LocalSGDAlgorithmImpl",
     "LowPrecisionDecentralizedAlgorithm",
     "LowPrecisionDecentralizedAlgorithmImpl",
     "Neighbours",
+    "NoLoCoAlgorithm",
+    "NoLoCoAlgorithmImpl",
+    "OneBitAdamAlgorithm",
+    "OneBitAdamAlgorithmImpl",
+    "OneBitAdamOptimizer",
     "Plan",
+    "PowerSGDAlgorithm",
+    "PowerSGDAlgorithmImpl",
     "ProcessGroup",
     "QAdamAlgorithm",
     "QAdamAlgorithmImpl",
     "QAdamOptimizer",
+    "StreamingDiLoCoAlgorithm",
+    "StreamingDiLoCoAlgorithmImpl",
+    "TopKAlgorithm",
+    "TopKAlgorithmImpl",
+    "ZeroOneAdamAlgorithm",
+    "ZeroOneAdamAlgorithmImpl",
+    "ZeroOneAdamOptimizer",
     "combine",
 ]

@@ -1,0 +1,144 @@
+"""NoLoCo: outer steps on the mean of a random pair, no collective at all."""
+
+from __future__ import annotations
+
+import torch
+
+from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel, ProcessGroup
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.diloco import VELOCITY
+from bagua.algorithms.periodic import ANCHOR, PeriodicImpl, check_count, check_positive, check_share, exchange
+from bagua.algorithms.plan import WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.weights import begin_with_weights
+
+MIXED = "mixed"
+"""Slot: what a rank sends, and the pair's mean of it."""
+
+
+class NoLoCoAlgorithmImpl(PeriodicImpl):
+    """``NoLoCoAlgorithm`` at work on one model. ``round``: exchanges so far, the same on all ranks."""
+
+    def __init__(self, process_group: ProcessGroup, settings: NoLoCoAlgorithm) -> None:
+        super().__init__(process_group, settings.interval, settings.warmup_steps)
+        self.settings = settings
+        self.round = 0
+        self._partners: Communicator | None = None
+
+    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """What is sent, its mean over the pair, and the outer step."""
+        bucket.add_slot(ANCHOR, communicated=False)
+        begin_with_weights(bucket, ANCHOR)
+        bucket.add_slot(VELOCITY, communicated=False)
+        bucket.add_slot(MIXED)
+        bucket.set_plan(
+            Plan(
+                (
+                    Local(self.mix, "mix", reads=(ANCHOR, WEIGHT), writes=(MIXED,)),
+                    AllReduce("AVG", src=MIXED, dst=MIXED, codec=self.settings.codec, over=lambda: self._partners),
+                    Local(self.outer_step, "outer step", reads=(MIXED,), writes=(ANCHOR, VELOCITY, WEIGHT)),
+                )
+            )
+        )
+
+    def after_step(self, ddp: DataParallel, step: int) -> None:
+        """Draws the pairs of this round and exchanges."""
+        if self.due(step):
+            self._partners = self.draw()
+            self.round += 1
+            exchange(ddp.bagua_buckets)
+
+    def draw(self) -> Communicator | None:
+        """This rank's pair (or the ranks of its pair of hosts) in the present round; None if it is the odd one."""
+        group = self.process_group
+        ranks = group.get_global_communicator().ranks
+        me = ranks[group.get_global_communicator().rank()]
+        units = group.hosts if self.settings.hierarchical else tuple((rank,) for rank in ranks)
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.round)
+        order = torch.randperm(len(units), generator=generator).tolist()
+        for at in range(0, len(order), 2):
+            members = sorted(rank for unit in order[at : at + 2] for rank in units[unit])
+            if me in members:
+                return group.communicator(members) if len(members) > 1 else None
+        raise AssertionError(f"Rank {me} is on none of the group's hosts {group.hosts}.")
+
+    def mix(self, bucket: Bucket) -> None:
+        """MIXED = β Δ + γ φ, with Δ = x - φ: the mean of both over the pair, for the price of one."""
+        anchor, beta, gamma = bucket.slot(ANCHOR), self.settings.outer_lr, self.settings.consensus
+        mixed = bucket.slot(MIXED)
+        torch.mul(bucket.slot(WEIGHT), beta, out=mixed)
+        mixed.add_(anchor, alpha=gamma - beta)
+
+    def outer_step(self, bucket: Bucket) -> None:
+        """The modified Nesterov step; weights become the anchor."""
+        anchor, velocity = bucket.slot(ANCHOR), bucket.slot(VELOCITY)
+        velocity.mul_(self.settings.outer_momentum).add_(bucket.slot(MIXED))
+        velocity.add_(anchor, alpha=-self.settings.consensus)
+        anchor.add_(velocity)
+        bucket.slot(WEIGHT).copy_(anchor)
+
+
+class NoLoCoAlgorithm(Algorithm):
+    """H local steps, then an outer step in which each rank talks to one other, drawn anew each time.
+
+    Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method for large models", 2025. With φ_i rank
+    i's anchor (its weights after its last outer step), x_i its weights H steps later, and means over the pair alone:
+
+        Δ_i = x_i - φ_i;   δ_i = α δ_i + β mean(Δ) - γ (φ_i - mean(φ));   φ_i = φ_i + δ_i;   x_i = φ_i
+
+    The last term, which DiLoCo has no need of, draws the pair's anchors together. Ranks share a seed, draw the same
+    pairs and need no talk about them. A pair has one message per outer step: b bytes of weights out of and into each
+    rank, b/H per step, whatever the number of ranks; nobody waits for a third. Replicas agree only about: take any of
+    them, or their mean, at the end. With an odd number of ranks one sits out each round.
+
+    Choose it for many hosts on links of different or doubtful speed, where an all-reduce waits for the slowest. On two
+    ranks it is DiLoCo without Nesterov's look-ahead.
+
+    Args:
+        interval: H.
+        outer_lr: β.
+        outer_momentum: α.
+        consensus: γ, between α and √(2 + α²), or anchors drift apart.
+        hierarchical: Pairs of hosts instead of ranks: all ranks of both take the mean, and one message crosses.
+        seed: Of the pairs; the same on all ranks.
+        warmup_steps: Optimizer steps with gradient all-reduce before the first local one.
+        codec: "fp16", "bf16" or None. Coarser ones are refused: weights themselves travel, and pairs have no common
+            reference to send differences to.
+    """
+
+    def __init__(
+        self,
+        interval: int = 16,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.5,
+        consensus: float = 1.0,
+        hierarchical: bool = False,
+        seed: int = 0,
+        warmup_steps: int = 0,
+        codec: Codec | str | None = None,
+    ) -> None:
+        self.interval = check_count("interval", interval, 1)
+        self.outer_lr = check_positive("outer_lr", outer_lr)
+        self.outer_momentum = check_share("outer_momentum", outer_momentum)
+        self.consensus = check_positive("consensus", consensus)
+        if not outer_momentum < consensus < (2 + outer_momentum**2) ** 0.5:
+            raise ValueError(
+                f"consensus is {consensus}: with outer_momentum {outer_momentum} it must lie between that and "
+                f"{(2 + outer_momentum**2) ** 0.5:.3f}, or the ranks' weights drift apart."
+            )
+        self.hierarchical = hierarchical
+        self.seed = check_count("seed", seed, 0)
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.codec = Codec.of(codec)
+        if self.codec is not None and self.codec.name not in ("fp16", "bf16"):
+            raise ValueError(
+                f"NoLoCo sends weights, and codec {self.codec.name!r} would round them coarsely: choose 'fp16', 'bf16' "
+                "or None."
+            )
+
+    def reify(self, process_group: ProcessGroup) -> NoLoCoAlgorithmImpl:
+        """A new implementation for one model."""
+        return NoLoCoAlgorithmImpl(process_group, self)
+
+
+GlobalAlgorithmRegistry.register("no_loco", NoLoCoAlgorithm, "outer steps on the mean of a random pair of ranks")

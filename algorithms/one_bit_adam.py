@@ -1,0 +1,287 @@
+"""1-bit Adam: Adam whose variance freezes after a warm-up, so that momentum can travel in one bit per element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.periodic import check_count
+from bagua.algorithms.plan import GRADIENT, RESULT, AllReduce, Local, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.weights import check_optimizers
+
+MOMENTUM = "momentum"
+"""Slot: this rank's scaled momentum."""
+
+
+class FrozenAdam(torch.optim.Optimizer):
+    """Adam (with decoupled weight decay) whose variance can be frozen: what 1-bit and 0/1 Adam share.
+
+    While it warms up, for gradient g, with m and v as in Adam: x = x - η (m / (1-β1^k)) / (√(v / (1-β2^j)) + ε), after
+    k steps and j updates of v. ``freeze`` fixes the denominator D = √(v / (1-β2^j)) + ε for good. From then on the
+    state holds u = m / D in place of m, and s = 1 / D in place of v.
+
+    State per parameter: ``exp_avg`` (m, then u), ``exp_avg_sq`` (v, then s). In every parameter group, under the names
+    in ``progress``: k, j, and 1 for frozen.
+    """
+
+    progress: tuple[str, ...] = ("steps", "variance_steps", "frozen")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        floor: float,
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr is {lr}: it must be at least 0.")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1.")
+        if not (eps >= 0 and weight_decay >= 0 and floor >= 0):
+            raise ValueError(f"eps ({eps}), weight_decay ({weight_decay}) and floor ({floor}) must be at least 0.")
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, floor=floor)
+        super().__init__(params, defaults | dict.fromkeys(self.progress, 0))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Later groups are as far as the first."""
+        if self.param_groups:
+            param_group = {**param_group, **{name: self.param_groups[0][name] for name in self.progress}}
+        super().add_param_group(param_group)
+
+    def groups_by_parameter(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The group of every parameter. Loading a state makes new groups: ask each time."""
+        return {parameter: group for group in self.param_groups for parameter in group["params"]}
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(self.param_groups[0]["steps"])
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the variance is."""
+        return bool(self.param_groups[0]["frozen"])
+
+    def moments(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``exp_avg`` and ``exp_avg_sq`` of a parameter, zeros at first."""
+        state = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state["exp_avg"], state["exp_avg_sq"]
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Fixes the denominators. A parameter's are raised to ``floor`` times their root mean square: an element that
+        has hardly had a gradient so far would fly off at its first."""
+        for group in self.param_groups:
+            group["frozen"] = 1
+            for parameter in group["params"]:
+                momentum, scale = self.moments(parameter)
+                momentum.mul_(torch.reciprocal(self.denominator(group, parameter), out=scale))
+
+    @torch.no_grad()
+    def denominator(self, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
+        """D of the variance as it is now, at least ``floor`` times its root mean square; the shape of the parameter,
+        which is one of the group."""
+        found = self.moments(parameter)[1].sqrt()
+        found.div_(math.sqrt(1 - group["betas"][1] ** max(1, group["variance_steps"]))).add_(group["eps"])
+        if found.numel():
+            found.clamp_(min=group["floor"] * found.norm().item() / math.sqrt(found.numel()))
+        return found
+
+    def adam_step(self, group: dict[str, Any], with_variance: bool) -> None:
+        """One step of Adam for one group from ``.grad``; ``with_variance``: this gradient changes v, too."""
+        parameters, gradients, momenta, variances = self._lists(group)
+        beta1, beta2 = group["betas"]
+        group["steps"] += 1
+        group["variance_steps"] += with_variance
+        if not parameters:
+            return
+        torch._foreach_lerp_(momenta, gradients, 1 - beta1)
+        if with_variance:
+            torch._foreach_mul_(variances, beta2)
+            torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
+        denominators = torch._foreach_sqrt(variances)
+        torch._foreach_div_(denominators, math.sqrt(1 - beta2 ** max(1, group["variance_steps"])))
+        torch._foreach_add_(denominators, group["eps"])
+        self.decay(group, parameters)
+        torch._foreach_addcdiv_(parameters, momenta, denominators, -group["lr"] / (1 - beta1 ** group["steps"]))
+
+    def decay(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        """Decoupled weight decay, as in AdamW."""
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+
+    def _lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
+        """Parameters that have a gradient, their gradients and moments."""
+        with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+        moments = [self.moments(parameter) for parameter in with_gradient]
+        gradients = [parameter.grad for parameter in with_gradient]
+        return with_gradient, gradients, [first for first, _ in moments], [second for _, second in moments]
+
+
+class OneBitAdamOptimizer(FrozenAdam):
+    """The optimizer of ``OneBitAdamAlgorithm``: Adam for ``warmup_steps`` steps, then with frozen variance.
+
+    Args:
+        warmup_steps: At least 1. A quarter of the training is safe; after it the learning rate may fall, but should not
+            rise much.
+        lr, betas, eps, weight_decay: As in torch's AdamW (weight decay is decoupled).
+        floor: Frozen denominators are at least this share of their parameter's root mean square.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        warmup_steps: int = 100,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        floor: float = 0.1,
+    ) -> None:
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 1)
+        super().__init__(params, lr, betas, eps, weight_decay, floor)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step. When frozen, ``.grad`` is the ranks' mean scaled momentum u, and x = x - η u / (1-β1^k)."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["frozen"]:
+                self._frozen_step(group)
+            else:
+                self.adam_step(group, with_variance=True)
+        if not self.frozen and self.steps >= self.warmup_steps:
+            self.freeze()
+        return loss
+
+    def _frozen_step(self, group: dict[str, Any]) -> None:
+        parameters, results, momenta, _ = self._lists(group)
+        group["steps"] += 1
+        if not parameters:
+            return
+        torch._foreach_copy_(momenta, results)
+        self.decay(group, parameters)
+        torch._foreach_add_(parameters, results, alpha=-group["lr"] / (1 - group["betas"][0] ** group["steps"]))
+
+
+OptimizerType = TypeVar("OptimizerType", bound=FrozenAdam)
+
+
+class OneBitAdamAlgorithmImpl(AlgorithmImpl):
+    """``OneBitAdamAlgorithm`` at work on one model."""
+
+    def __init__(
+        self, process_group: ProcessGroup, optimizer: OneBitAdamOptimizer | None, codec: Codec | None, everywhere: bool
+    ) -> None:
+        super().__init__(process_group)
+        self._given = optimizer
+        self.codec = codec
+        self.everywhere = everywhere
+        self._frozen = False
+
+    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+        """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
+        self.optimizer = find_optimizer(ddp, OneBitAdamOptimizer, self._given)
+        check_optimizers(ddp, "OneBitAdamAlgorithm")
+        self._frozen = self.optimizer.frozen
+        return super().init_tensors(ddp)
+
+    def need_reset(self) -> bool:
+        """When the optimizer's variance has frozen."""
+        return self.optimizer.frozen != self._frozen
+
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """Mean gradients; after the warm-up mean momentum in one bit."""
+        if not self._frozen:
+            bucket.set_plan(Plan((AllReduce("AVG"),)))
+            return
+        bucket.add_slot(MOMENTUM)
+        bucket.set_plan(
+            Plan(
+                (
+                    Local(self._fold, "momentum", reads=(GRADIENT,), writes=(MOMENTUM,)),
+                    AllReduce("AVG", src=MOMENTUM, dst=RESULT, codec=self.codec, everywhere=self.everywhere),
+                )
+            )
+        )
+
+    def _fold(self, bucket: Bucket) -> None:
+        """MOMENTUM = β1 u + (1-β1) s g, with the gradient of this rank."""
+        with torch.no_grad():
+            groups = self.optimizer.groups_by_parameter()
+            parts = zip(bucket.tensors, bucket.views(GRADIENT), bucket.views(MOMENTUM), strict=True)
+            for parameter, gradient, folded in parts:
+                momentum, scale = self.optimizer.moments(parameter)
+                beta = groups[parameter]["betas"][0]
+                torch.mul(momentum, beta, out=folded)
+                folded.addcmul_(gradient, scale, value=1 - beta)
+
+
+def find_optimizer(ddp: DataParallel, kind: type[OptimizerType], given: OptimizerType | None) -> OptimizerType:
+    """The optimizer of this kind that was given to with_bagua. Raises ValueError if it is not the only one."""
+    found = [optimizer for optimizer in ddp.bagua_optimizers if isinstance(optimizer, kind)]
+    if len(found) != 1 or len(ddp.bagua_optimizers) != 1 or (given is not None and found[0] is not given):
+        names = ", ".join(type(optimizer).__name__ for optimizer in ddp.bagua_optimizers) or "none"
+        raise ValueError(
+            f"This algorithm works with one {kind.__name__}; with_bagua was given {names}. Make it for all parameters, "
+            "and pass it alone."
+        )
+    return found[0]
+
+
+class OneBitAdamAlgorithm(Algorithm):
+    """Adam, then Adam with frozen variance whose momentum travels in one bit per element.
+
+    Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's convergence speed", 2021. After
+    the warm-up, with D the frozen denominator of each element, g_i rank i's gradient, and u the last mean:
+
+        u_i = β1 u + (1-β1) g_i / D;   u = mean(onebit(u_i + e_i));   e_i = what encoding lost;   x = x - η u / (1-β1^k)
+
+    u is the paper's momentum divided by D before it is encoded, not after: in one block of 1024 elements, which share
+    one magnitude in the message, m may differ by orders of magnitude, u does not. Elements with small gradients, which
+    have a small D, would get the others' noise, divided by that. The mean is encoded, too, and its error fed back.
+
+    In the warm-up a step moves 2(h-1)/h · b bytes in and out of each of h hosts, for b bytes of gradients; after it a
+    32nd of that. Momentum needs no memory of its own.
+
+    Choose it for training with Adam over slow links, when the learning rate has a plan that stays level or falls after
+    the warm-up. ``.grad`` then shows mean scaled momentum: don't clip it, and use no GradScaler (bfloat16 needs none).
+
+    Args:
+        optimizer: The ``OneBitAdamOptimizer`` that steps the model; None: that among with_bagua's optimizers.
+        codec: Of momentum between hosts: "onebit", or a finer one such as "int4"; None: float32.
+        everywhere: Ranks of one host exchange encoded momentum, too.
+    """
+
+    def __init__(
+        self,
+        optimizer: OneBitAdamOptimizer | None = None,
+        codec: Codec | str | None = "onebit",
+        everywhere: bool = False,
+    ) -> None:
+        self.optimizer = optimizer
+        self.codec = Codec.of(codec)
+        self.everywhere = everywhere
+
+    def reify(self, process_group: ProcessGroup) -> OneBitAdamAlgorithmImpl:
+        """A new implementation for one model."""
+        return OneBitAdamAlgorithmImpl(process_group, self.optimizer, self.codec, self.everywhere)
+
+
+GlobalAlgorithmRegistry.register(
+    "one_bit_adam", OneBitAdamAlgorithm, "Adam with frozen variance; momentum in one bit per element"
+)

@@ -1,0 +1,138 @@
+"""What algorithms share that exchange weights every few optimizer steps, and let each rank go its own way between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua.algorithms.base import AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.weights import begin_with_weights, check_optimizers
+
+ANCHOR = "anchor"
+"""Slot: the weights after the last exchange, the same on all ranks that take part in it."""
+
+DELTA = "delta"
+"""Slot: how far this rank has moved from the anchor, ``anchor - weight``; after the exchange the mean of it."""
+
+
+class PeriodicImpl(AlgorithmImpl):
+    """``warmup_steps`` optimizer steps with gradient all-reduce, then local steps with an exchange when ``due``.
+
+    A step is a step of the last of the optimizers given to ``with_bagua``. A subclass gives buckets of weights their
+    plan (``plan_weights``), and may change when (``due``) and how (``after_step``) they are exchanged.
+    """
+
+    def __init__(self, process_group: ProcessGroup, interval: int, warmup_steps: int) -> None:
+        super().__init__(process_group)
+        self.interval = interval
+        self.warmup_steps = warmup_steps
+        self.steps = 0
+        self.exchanged = GRADIENT if warmup_steps > 0 else WEIGHT
+
+    def need_reset(self) -> bool:
+        """Once, when the warm-up is over: buckets of gradients make room for buckets of weights."""
+        if self.exchanged == WEIGHT or self.steps < self.warmup_steps:
+            return False
+        self.exchanged = WEIGHT
+        return True
+
+    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+        """As for gradients. Raises ValueError for optimizers that don't fit."""
+        check_optimizers(ddp, type(self).__name__.removesuffix("Impl"))
+        return super().init_tensors(ddp)
+
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """The bucket's plan, as the phase wants it."""
+        if self.exchanged == GRADIENT:
+            self.plan_gradients(ddp, bucket)
+        else:
+            self.plan_weights(ddp, bucket)
+
+    def plan_gradients(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """In the warm-up."""
+        bucket.set_plan(Plan((AllReduce("AVG"),)))
+
+    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """After it."""
+        raise NotImplementedError(f"{type(self).__name__} must override plan_weights.")
+
+    def init_post_optimizer_step_hook(self, ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
+        """Counts steps, and exchanges when it is time."""
+
+        def after(optimizer: torch.optim.Optimizer) -> None:
+            if optimizer is not ddp.bagua_optimizers[-1]:
+                return
+            self.steps += 1
+            if self.exchanged == WEIGHT:
+                self.after_step(ddp, self.steps - self.warmup_steps)
+
+        return after
+
+    def due(self, step: int) -> bool:
+        """Whether weights are exchanged after this step; steps count from 1 at the end of the warm-up."""
+        return step % self.interval == 0
+
+    def after_step(self, ddp: DataParallel, step: int) -> None:
+        """Exchanges all buckets where it is time."""
+        if self.due(step):
+            exchange(ddp.bagua_buckets)
+
+
+def exchange(buckets: Sequence[Bucket]) -> None:
+    """Runs the plans of all buckets side by side, and waits for them."""
+    with torch.no_grad():
+        for bucket in buckets:
+            bucket.start()
+        for bucket in buckets:
+            bucket.join()
+
+
+def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucket], None]) -> None:
+    """The plan: DELTA = ANCHOR - WEIGHT; the mean of DELTA over all ranks, encoded between hosts; ``merge``, which
+    writes ANCHOR and WEIGHT from it. Adds both slots; the anchor begins as the weights are now.
+
+    Weights never pass through a codec, only their differences do: what encoding loses is small, and with error feedback
+    it is in the next difference.
+    """
+    bucket.add_slot(ANCHOR, communicated=False)
+    begin_with_weights(bucket, ANCHOR)
+    bucket.add_slot(DELTA)
+
+    def subtract(which: Bucket) -> None:
+        torch.sub(which.slot(ANCHOR), which.slot(WEIGHT), out=which.slot(DELTA))
+
+    bucket.set_plan(
+        Plan(
+            (
+                Local(subtract, "difference to the anchor", reads=(ANCHOR, WEIGHT), writes=(DELTA,)),
+                AllReduce("AVG", src=DELTA, dst=DELTA, codec=codec),
+                Local(merge, "merge", reads=(DELTA, ANCHOR), writes=(ANCHOR, WEIGHT)),
+            )
+        )
+    )
+
+
+def check_count(name: str, value: int, at_least: int) -> int:
+    """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: pass a whole number.")
+    if value < at_least:
+        raise ValueError(f"{name} is {value}: it must be at least {at_least}.")
+    return value
+
+
+def check_share(name: str, value: float, *, below_one: bool = True) -> float:
+    """``value`` as a float. Raises ValueError unless 0 <= value < 1, or <= 1 where 1 is allowed."""
+    if not 0 <= value <= 1 or (below_one and value == 1):
+        raise ValueError(f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1.")
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> float:
+    """``value`` as a float. Raises ValueError unless it is above 0."""
+    if not value > 0:
+        raise ValueError(f"{name} is {value}: it must be above 0.")
+    return float(value)

@@ -1,0 +1,78 @@
+"""Top-k: only the largest gradients travel, and the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.codec import DEFAULT_DENSITY, Codec
+from bagua.algorithms.periodic import check_count
+from bagua.algorithms.plan import AllReduce, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+
+
+class TopKAlgorithmImpl(AlgorithmImpl):
+    """``TopKAlgorithm`` at work on one model."""
+
+    def __init__(self, process_group: ProcessGroup, codec: Codec, warmup_steps: int, everywhere: bool) -> None:
+        super().__init__(process_group)
+        self.codec = codec
+        self.warmup_steps = warmup_steps
+        self.everywhere = everywhere
+        self.steps = 0
+        self.encodes = warmup_steps == 0
+
+    def need_reset(self) -> bool:
+        """Once, when the full-precision steps are over."""
+        if self.encodes or self.steps < self.warmup_steps:
+            return False
+        self.encodes = True
+        return True
+
+    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """One all-reduce per bucket."""
+        encoded = AllReduce("AVG", codec=self.codec, everywhere=self.everywhere)
+        bucket.set_plan(Plan((encoded if self.encodes else AllReduce("AVG"),)))
+
+    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+        """Counts steps."""
+
+        def after_backward() -> None:
+            ddp.finish_backward()
+            self.steps += 1
+
+        return after_backward
+
+
+class TopKAlgorithm(Algorithm):
+    """The share d of gradients that are largest travels; what stays behind is added to the next step's.
+
+    Aji and Heafield, "Sparse communication for distributed gradient descent", 2017; with error feedback Stich et al.,
+    "Sparsified SGD with memory", 2018. For y_p, the sum over host p's ranks of g_i, with e_p what it has not sent yet:
+
+        y_p = Σ g_i + e_p;   sent_p = the largest of each 16384;   e_p = y_p - sent_p;   g = top(Σ sent_p / n)
+
+    Per step 2(h-1)/h · 1.5 d · b bytes go in and out of each of h hosts, for b bytes of gradients (a value and its
+    position take 6 bytes); the mean is encoded like the sums, and its error fed back, too. A host keeps one float32
+    per element. Memory passes for the selection cost more than 8 bits do.
+
+    Choose it where a few elements carry the gradient: embeddings, late training. What stays behind arrives late, in
+    lumps: adaptive optimizers square the lumps, and momentum amplifies them.
+
+    Args:
+        density: d, in (0, 1].
+        warmup_steps: Steps with full-precision all-reduce before the first sparse one.
+        everywhere: Ranks of one host exchange sparse gradients, too, instead of full ones.
+    """
+
+    def __init__(self, density: float = DEFAULT_DENSITY, warmup_steps: int = 0, everywhere: bool = False) -> None:
+        self.codec = Codec("topk", density)
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.everywhere = everywhere
+
+    def reify(self, process_group: ProcessGroup) -> TopKAlgorithmImpl:
+        """A new implementation for one model."""
+        return TopKAlgorithmImpl(process_group, self.codec, self.warmup_steps, self.everywhere)
+
+
+GlobalAlgorithmRegistry.register("top_k", TopKAlgorithm, "the largest gradients now, the others when they have grown")

@@ -1,0 +1,211 @@
+"""0/1 Adam: variance from ever rarer full gradients, one bit per element else, and local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel, ProcessGroup
+from bagua.algorithms.codec import Codec
+from bagua.algorithms.one_bit_adam import FrozenAdam, find_optimizer
+from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, check_count, plan_differences
+from bagua.algorithms.plan import GRADIENT, RESULT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.registry import GlobalAlgorithmRegistry
+
+MEETING, MET = "meeting", "met"
+"""Slots of one element, for a step that all ranks have a part in."""
+
+SCALE, SCALED = "scale", "scaled"
+"""Slots: 1 / D of each element, and the gradient times that."""
+
+
+class ZeroOneAdamOptimizer(FrozenAdam):
+    """The optimizer of ``ZeroOneAdamAlgorithm``.
+
+    For ``var_freeze_step`` steps it is Adam whose variance takes part in some steps only: spacings are 1 for the first
+    ``var_update_scaler`` updates, then 2 for as many, 4, and so on. Then variance is frozen, and steps are local.
+
+    Args:
+        var_freeze_step: At least 1. A quarter of the training, and no earlier than the learning rate's rise ends.
+        var_update_scaler: Updates of the variance before their spacing doubles.
+        local_step_scaler: Steps after which the number of local steps between exchanges doubles; it begins with 1.
+        local_step_clipper: The largest number of local steps, a power of two.
+        lr, betas, eps, weight_decay: As in torch's AdamW (weight decay is decoupled).
+        floor: Frozen denominators are at least this share of their parameter's root mean square.
+    """
+
+    progress = (*FrozenAdam.progress, "moved", "decayed")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        var_freeze_step: int = 100,
+        var_update_scaler: int = 16,
+        local_step_scaler: int = 100,
+        local_step_clipper: int = 4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        floor: float = 0.1,
+    ) -> None:
+        self.var_freeze_step = check_count("var_freeze_step", var_freeze_step, 1)
+        self.var_update_scaler = check_count("var_update_scaler", var_update_scaler, 1)
+        self.local_step_scaler = check_count("local_step_scaler", local_step_scaler, 1)
+        self.local_step_clipper = check_count("local_step_clipper", local_step_clipper, 1)
+        if local_step_clipper & (local_step_clipper - 1):
+            raise ValueError(f"local_step_clipper is {local_step_clipper}: choose a power of two.")
+        super().__init__(params, lr, betas, eps, weight_decay, floor)
+
+    def updates_variance(self, step: int) -> bool:
+        """Whether the gradient of this step (from 1) changes the variance, and so travels in full precision."""
+        spacing = 1 << ((step - 1) // self.var_update_scaler + 1).bit_length() - 1
+        first = 1 + self.var_update_scaler * (spacing - 1)
+        return (step - first) % spacing == 0
+
+    def exchanges(self, local_step: int) -> bool:
+        """Whether ranks meet after this step since the freeze (from 1)."""
+        doublings = min((local_step - 1) // self.local_step_scaler, self.local_step_clipper.bit_length() - 1)
+        return local_step % (1 << doublings) == 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step: of Adam from the ranks' mean gradient, or a local one with frozen variance."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["frozen"]:
+                self._local_step(group)
+            else:
+                self.adam_step(group, with_variance=self.updates_variance(group["steps"] + 1))
+        if not self.frozen and self.steps >= self.var_freeze_step:
+            self.freeze()
+        return loss
+
+    def _local_step(self, group: dict[str, Any]) -> None:
+        """u = β1 u + (1-β1) g / D; x = x - η u. What the step moves is noted; weight decay waits for the exchange."""
+        parameters, gradients, momenta, scales = self._lists(group)
+        beta = group["betas"][0]
+        group["steps"] += 1
+        rate = group["lr"] / (1 - beta ** group["steps"])
+        group["moved"] += rate
+        group["decayed"] += group["lr"] * group["weight_decay"]
+        if parameters:
+            torch._foreach_mul_(momenta, beta)
+            torch._foreach_addcmul_(momenta, gradients, scales, 1 - beta)
+            torch._foreach_add_(parameters, momenta, alpha=-rate)
+
+    def meet(self, group: dict[str, Any], parameter: torch.Tensor, anchor: torch.Tensor, moved: torch.Tensor) -> None:
+        """``moved``: the ranks' mean of what the parameter has lost since the last exchange; ``anchor``: its value
+        then. Momentum becomes what would have moved it so; the anchor becomes where it is now, decayed."""
+        momentum, _ = self.moments(parameter)
+        if group["moved"]:
+            torch.div(moved, group["moved"], out=momentum)
+        anchor.sub_(moved).mul_(1 - group["decayed"])
+
+    def met(self) -> None:
+        """The exchange is over."""
+        for group in self.param_groups:
+            group["moved"] = group["decayed"] = 0.0
+
+
+class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
+    """``ZeroOneAdamAlgorithm`` at work on one model."""
+
+    optimizer: ZeroOneAdamOptimizer
+
+    def __init__(
+        self, process_group: ProcessGroup, optimizer: ZeroOneAdamOptimizer | None, codec: Codec | None
+    ) -> None:
+        super().__init__(process_group, interval=1, warmup_steps=0)
+        self._given = optimizer
+        self.codec = codec
+
+    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+        """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
+        self.optimizer = find_optimizer(ddp, ZeroOneAdamOptimizer, self._given)
+        self.exchanged = self._phase()
+        return super().init_tensors(ddp)
+
+    def _phase(self) -> str:
+        return WEIGHT if self.optimizer.frozen else GRADIENT
+
+    def need_reset(self) -> bool:
+        """When the optimizer's variance has frozen, or a state from before that has been loaded."""
+        return self.exchanged != self._phase()
+
+    def plan_gradients(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """One of two all-reduces, as the step is one of full precision or not. Before them all ranks meet for one
+        element, with which the word travels of who has a gradient."""
+        everyone = self.process_group.get_global_communicator()
+
+        def full() -> Communicator | None:
+            return everyone if self._is_full() else None
+
+        def encoded() -> Communicator | None:
+            return None if self._is_full() else everyone
+
+        bucket.add_slot(MEETING, 1)
+        bucket.add_slot(MET, 1)
+        bucket.add_slot(SCALED)
+        bucket.add_slot(SCALE, communicated=False)
+        bucket.set_plan(
+            Plan(
+                (
+                    AllReduce("AVG", src=MEETING, dst=MET),
+                    AllReduce("AVG", over=full),
+                    Local(self._scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),
+                    AllReduce("AVG", src=SCALED, dst=RESULT, codec=self.codec, over=encoded),
+                    Local(self._unscale, "D times the mean", reads=(RESULT, SCALE), writes=(RESULT,)),
+                )
+            )
+        )
+
+    def _is_full(self) -> bool:
+        return self.codec is None or self.optimizer.updates_variance(self.optimizer.steps + 1)
+
+    def _scale(self, bucket: Bucket) -> None:
+        if not self._is_full():
+            groups = self.optimizer.groups_by_parameter()
+            for parameter, scale in zip(bucket.tensors, bucket.views(SCALE), strict=True):
+                torch.reciprocal(self.optimizer.denominator(groups[parameter], parameter), out=scale)
+            torch.mul(bucket.slot(GRADIENT), bucket.slot(SCALE), out=bucket.slot(SCALED))
+
+    def _unscale(self, bucket: Bucket) -> None:
+        if not self._is_full():
+            bucket.slot(RESULT).div_(bucket.slot(SCALE))
+
+    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+        """What the local steps moved, its mean, and momentum from it."""
+        plan_differences(bucket, self.codec, self._meet)
+
+    def _meet(self, bucket: Bucket) -> None:
+        groups = self.optimizer.groups_by_parameter()
+        for parameter, anchor, moved in zip(bucket.tensors, bucket.views(ANCHOR), bucket.views(DELTA), strict=True):
+            self.optimizer.meet(groups[parameter], parameter, anchor, moved)
+        bucket.slot(WEIGHT).copy_(bucket.slot(ANCHOR))
+
+    def after_step(self, ddp: DataParallel, step: int) -> None:
+        """Exchanges where the optimizer's plan of local steps has it."""
+        if self.optimizer.exchanges(self.optimizer.steps - self.optimizer.var_freeze_step):
+            super().after_step(ddp, step)
+            self.optimizer.met()
+
+
+class ZeroOneAdamAlgorithm(Algorithm):
+    """0/1 Adam."""
+
+    def __init__(self, optimizer: ZeroOneAdamOptimizer | None = None, codec: Codec | str | None = "onebit") -> None:
+        self.optimizer = optimizer
+        self.codec = Codec.of(codec)
+
+    def reify(self, process_group: ProcessGroup) -> ZeroOneAdamAlgorithmImpl:
+        """A new implementation for one model."""
+        return ZeroOneAdamAlgorithmImpl(process_group, self.optimizer, self.codec)
+
+
+GlobalAlgorithmRegistry.register("zero_one_adam", ZeroOneAdamAlgorithm, "1-bit Adam with few full steps and local ones")
