@@ -4,7 +4,7 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
-from bagua.torch_api import _fork, algorithms, communication, data_parallel, distributed, env
+from bagua.torch_api import _fork, algorithms, bucket, communication, data_parallel, distributed, env, tensor, utils
 from bagua.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -31,13 +31,17 @@ from bagua.torch_api.communication import (
     scatter_inplace,
     send,
 )
+from bagua.torch_api.data_parallel.backend import get_backend
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
+from bagua.torch_api.tensor import BaguaTensor
 
 distributed.install()
+tensor.install()
 
 __all__ = [
     "BaguaModule",
+    "BaguaTensor",
     "ReduceOp",
     "_fork",
     "algorithms",
@@ -49,6 +53,7 @@ __all__ = [
     "alltoall_inplace",
     "barrier",
     "broadcast",
+    "bucket",
     "communication",
     "data_parallel",
     "destroy_process_group",
@@ -56,6 +61,7 @@ __all__ = [
     "env",
     "gather",
     "gather_inplace",
+    "get_backend",
     "get_local_rank",
     "get_local_size",
     "get_node_rank",
@@ -72,4 +78,6 @@ __all__ = [
     "scatter",
     "scatter_inplace",
     "send",
+    "tensor",
+    "utils",
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from bagua.torch_api.backend import Backend
+    from bagua.torch_api.data_parallel.backend import Backend
     from bagua.torch_api.data_parallel.plan_bucket import PlanBucket
 
 Getter = Callable[[Any], torch.Tensor | None]
@@ -271,7 +271,7 @@ def _asked(tensor: torch.Tensor, name: str) -> Registration:
 
 
 def _backend_of(known: Registration) -> Backend:
-    from bagua.torch_api.backend import get_backend
+    from bagua.torch_api.data_parallel.backend import get_backend
 
     if known.module_name is None:
         raise ValueError(

@@ -10,10 +10,10 @@ import torch
 
 from bagua.algorithms import BucketLayout
 from bagua.algorithms.plan import GRADIENT
-from bagua.torch_api.backend import get_backend
-from bagua.torch_api.bucket import BaguaBucket
+from bagua.torch_api.data_parallel.backend import get_backend
 from bagua.torch_api.data_parallel.operations import BucketOperations
 from bagua.torch_api.data_parallel.plan_bucket import PlanBucket
+from bagua.torch_api.data_parallel.registered_bucket import BaguaBucket
 from bagua.torch_api.data_parallel.runner import Runner
 from bagua.torch_api.tensor import register, registration
 

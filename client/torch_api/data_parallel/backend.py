@@ -18,9 +18,9 @@ from bagua.torch_api.tensor import registration
 if TYPE_CHECKING:
     import torch
 
-    from bagua.torch_api.bucket import BaguaBucket
     from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
     from bagua.torch_api.data_parallel.plan_bucket import PlanBucket
+    from bagua.torch_api.data_parallel.registered_bucket import BaguaBucket
     from bagua.torch_api.tensor import BackendTensor, Registration
 
 
