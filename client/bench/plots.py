@@ -28,7 +28,7 @@ def check(path: Path) -> None:
         raise ConfigError(f"--plot {path}: there is no folder {path.absolute().parent}.")
 
 
-def _figure(columns: int, lines: int = 1) -> tuple[Figure, Sequence[Axes]]:
+def new_figure(columns: int, lines: int = 1) -> tuple[Figure, Sequence[Axes]]:
     """An empty figure of lines of axes side by side, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def _figure(columns: int, lines: int = 1) -> tuple[Figure, Sequence[Axes]]:
     return figure, axes
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -55,7 +55,7 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
     """Algorithm bandwidth over size, both logarithmic: a line per system, the floor of the uncoded vector dashed, a
     picture per network."""
     networks = _names(report["rows"], "network")
-    figure, all_axes = _figure(len(networks))
+    figure, all_axes = new_figure(len(networks))
     for axes, network in zip(all_axes, networks, strict=True):
         rows = [row for row in report["rows"] if row["network"] == network]
         for system in _names(rows, "system"):
@@ -80,13 +80,13 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
         axes.set_title(f"all-reduce of {settings['dtype']}, {shape}" + (f", {network}" if network else ""))
         axes.grid(True, which="both", alpha=0.3)
         axes.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_codec(report: dict[str, Any], path: Path) -> None:
     """Speed of every codec as bars, memcpy as a line; a picture per size."""
     sizes = _names(report["rows"], "size")
-    figure, all_axes = _figure(len(sizes))
+    figure, all_axes = new_figure(len(sizes))
     kinds = (("encode", "encode"), ("decode_add", "decode-and-add"), ("recode", "recode"))
     for axes, size in zip(all_axes, sizes, strict=True):
         rows = [row for row in report["rows"] if row["size"] == size]
@@ -99,7 +99,7 @@ def plot_codec(report: dict[str, Any], path: Path) -> None:
         axes.set_title(f"codecs, {size}")
         axes.grid(True, axis="y", alpha=0.3)
         axes.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_train(report: dict[str, Any], path: Path) -> None:
@@ -109,7 +109,7 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
     networks = [parse_network(name) if name else Network() for name in _names(rows, "network")]
     series = [found for found in (over_rate(networks), over_delay(networks)) if len(found[1]) > 1]
     models = _names(rows, "model")
-    figure, all_axes = _figure(max(1, len(series)), len(models))
+    figure, all_axes = new_figure(max(1, len(series)), len(models))
     for index, model in enumerate(models):
         own = [row for row in rows if row["model"] == model]
         if not series:
@@ -118,7 +118,7 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
             axes = all_axes[index * len(series) + column]
             _lines(axes, own, label, members)
             axes.set_title(f"{model}: step time over {label}")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
@@ -165,7 +165,7 @@ def _bars(axes: Axes, rows: Sequence[Row], model: str) -> None:
 def plot_network(report: dict[str, Any], path: Path) -> None:
     """Bandwidth between all pairs as a map of colours; a picture per network."""
     networks = _names(report["rows"], "network")
-    figure, all_axes = _figure(len(networks))
+    figure, all_axes = new_figure(len(networks))
     for axes, network in zip(all_axes, networks, strict=True):
         rows = [row for row in report["rows"] if row["network"] == network]
         names = list(dict.fromkeys([*_names(rows, "source"), *_names(rows, "target")]))
@@ -181,4 +181,4 @@ def plot_network(report: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("to")
         axes.set_ylabel("from")
         axes.set_title("between daemons" + (f", {network}" if network else ""))
-    _save(figure, path)
+    save_figure(figure, path)

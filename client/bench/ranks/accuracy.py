@@ -1,0 +1,211 @@
+"""Trains the examples' models with one algorithm after the other, on the same ranks and the same samples.
+
+What a run reports: the result of the mean of all replicas at the end, bytes that host 0 sent per step, and the curve:
+(step, seconds, bytes, mean training loss of all ranks since the point before).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm
+from bagua.base import algorithm_choice
+from bagua.bench.ranks import harness
+from bagua.examples import charlm, digits
+
+CURVE_POINTS = 24
+CHARACTERS = 1_000_000
+HELD_OUT_WINDOWS = 256
+
+Loss = Callable[[nn.Module], Tensor]
+"""The loss on the next batch of this rank."""
+
+
+class Digits:
+    """The example's network on its data; ``epochs`` follow each other without an end."""
+
+    def __init__(self) -> None:
+        training, self.held_out = digits.load_digits()
+        self.images, self.labels = training.tensors
+
+    def model(self) -> nn.Module:
+        """Parameters by torch's seed."""
+        return digits.DigitsNet()
+
+    def batches(self, seed: int, size: int) -> Loss:
+        """Batches of this rank: its share of every epoch's permutation, which is the same on all ranks."""
+        rank, ranks = bagua.get_rank(), bagua.get_world_size()
+        order = torch.Generator().manual_seed(seed)
+        left: list[int] = []
+        torch.manual_seed(1000 * seed + rank)  # ranks shift their images differently
+
+        def loss(model: nn.Module) -> Tensor:
+            nonlocal left
+            if len(left) < size:
+                left = torch.randperm(len(self.labels), generator=order).tolist()[rank::ranks]
+            chosen, left = left[:size], left[size:]
+            return F.cross_entropy(model(digits.shift(self.images[chosen])), self.labels[chosen])
+
+        return loss
+
+    def value(self, model: nn.Module) -> float:
+        """Accuracy on held-out images."""
+        return digits.accuracy(model, self.held_out)
+
+
+class CharacterModel:
+    """The example's transformer, smaller, on a part of its text."""
+
+    def __init__(self) -> None:
+        text = charlm.read_library(CHARACTERS)
+        border = int(len(text) * (1 - charlm.HELD_OUT_SHARE))
+        self.training, self.held_out = text[:border], text[border:]
+
+    def model(self) -> nn.Module:
+        """Parameters by torch's seed."""
+        return charlm.CharTransformer(width=64, layers=2, heads=4)
+
+    def batches(self, seed: int, size: int) -> Loss:
+        """Random windows, others on every rank."""
+        generator = torch.Generator().manual_seed(seed * 10_007 + bagua.get_rank())
+        return lambda model: charlm.loss_of(model, *charlm.draw(self.training, size, generator))
+
+    @torch.no_grad()
+    def value(self, model: nn.Module) -> float:
+        """Loss on held-out windows, always the same."""
+        windows = charlm.draw(self.held_out, HELD_OUT_WINDOWS, torch.Generator().manual_seed(7))
+        return charlm.loss_of(model, *windows).item()
+
+
+TASKS: dict[str, Callable[[], Digits | CharacterModel]] = {"digits": Digits, "charlm": CharacterModel}
+
+
+def make_optimizer(setting: dict[str, Any], model: nn.Module, lr: float, steps: int) -> torch.optim.Optimizer:
+    """The optimizer of a setting; those with a warm-up of their own spend a quarter of the steps on it."""
+    if setting["optimizer"] == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=setting["rate"])
+    rate, warm_up = lr * setting["rate"], max(1, steps // 4)
+    if setting["optimizer"] == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=rate)
+    return own_optimizer(setting["optimizer"], model, rate, warm_up)
+
+
+def own_optimizer(name: str, model: nn.Module, lr: float, warm_up: int) -> torch.optim.Optimizer:
+    """The optimizer that an algorithm brings along."""
+    from bagua.algorithms import one_bit_adam, q_adam_optimizer, zero_one_adam
+
+    if name == "qadam":
+        return q_adam_optimizer.QAdamOptimizer(model.parameters(), lr=lr, warmup_steps=warm_up)
+    if name == "one_bit_adam":
+        return one_bit_adam.OneBitAdamOptimizer(model.parameters(), lr=lr, warmup_steps=warm_up)
+    return zero_one_adam.ZeroOneAdamOptimizer(model.parameters(), lr=lr, var_freeze_step=warm_up)
+
+
+def make_algorithm(setting: dict[str, Any], steps: int) -> Algorithm:
+    """The algorithm of a setting for a training of so many steps."""
+    text = setting["algorithm"].format(tenth=max(1, steps // 10), quarter=max(1, steps // 4))
+    name, arguments = algorithm_choice.parse(text)
+    return Algorithm.init(name, **arguments)
+
+
+class Curve:
+    """Losses of this rank, with the time and the bytes that this host had sent by then."""
+
+    def __init__(self, steps: int) -> None:
+        self.every = max(1, steps // CURVE_POINTS)
+        self.began, self.sent_before = time.monotonic(), bagua.communication.statistics().bytes_sent
+        self.points: list[tuple[int, float, int]] = []
+        self.losses: list[float] = []
+        self._sum = torch.zeros(())
+
+    def add(self, step: int, loss: Tensor) -> None:
+        """Step counts from 1."""
+        self._sum += loss.detach()
+        if step % self.every == 0:
+            sent = bagua.communication.statistics().bytes_sent - self.sent_before
+            self.points.append((step, time.monotonic() - self.began, sent))
+            self.losses.append(self._sum.item() / self.every)
+            self._sum = torch.zeros(())
+
+    def result(self) -> list[list[float]]:
+        """With the losses' mean over ranks. Every rank calls it."""
+        losses = torch.tensor(self.losses, dtype=torch.float64)
+        bagua.allreduce_inplace(losses, bagua.ReduceOp.AVG)
+        return [[*point, loss] for point, loss in zip(self.points, losses.tolist(), strict=True)]
+
+
+def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str, Any], seed: int) -> dict[str, Any]:
+    """One run."""
+    steps = task["steps"]
+    torch.manual_seed(seed)
+    model = data.model()
+    optimizer = make_optimizer(setting, model, task["lr"], steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(charlm.learning_rate, total=steps))
+    model = model.with_bagua([optimizer], make_algorithm(setting, steps))  # type: ignore[operator]
+    loss_of = data.batches(seed, task["batch_size"])
+    bagua.barrier()
+    curve = Curve(steps)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        curve.add(step, loss)
+    bagua.barrier()
+    seconds = time.monotonic() - curve.began
+    sent = bagua.communication.statistics().bytes_sent - curve.sent_before
+    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    return {
+        "task": task["name"],
+        "algorithm": setting["name"],
+        "settings": setting,
+        "seed": seed,
+        "value": value_of_mean(model, data),
+        "bytes_per_step": sent / steps,
+        "ms_per_step": seconds / steps * 1e3,
+        "curve": curve.result(),
+    }
+
+
+@torch.no_grad()
+def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
+    """The result of the mean of all replicas, on every rank."""
+    for parameter in model.parameters():
+        mean = parameter.detach().clone()
+        bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG)
+        parameter.copy_(mean)
+    value = torch.tensor([data.value(model) if bagua.get_rank() == 0 else 0.0], dtype=torch.float64)
+    bagua.broadcast(value, 0)
+    return value.item()
+
+
+def measure(config: dict[str, Any]) -> dict[str, Any] | None:
+    """All runs of all tasks."""
+    runs = []
+    plan = [
+        (task, setting, seed)
+        for task in config["tasks"]
+        for setting in config["settings"]
+        for seed in range(task["seeds"])
+    ]
+    loaded: dict[str, Digits | CharacterModel] = {}
+    for number, (task, setting, seed) in enumerate(plan):
+        harness.progress(number, len(plan), f"{task['name']}: {setting['name']}, seed {seed}")
+        if task["name"] not in loaded:
+            loaded[task["name"]] = TASKS[task["name"]]()
+        runs.append(train(task, loaded[task["name"]], setting, seed))
+    harness.progress(len(plan), len(plan), "done")
+    return {"runs": runs}
+
+
+if __name__ == "__main__":
+    harness.run(measure)
