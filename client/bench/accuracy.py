@@ -82,17 +82,11 @@ SETTINGS = (
 def config(tasks: Sequence[str], names: Sequence[str], seeds: int | None, share: float) -> dict[str, Any]:
     """What ranks are told: tasks and settings, the baseline first. ``share``: of the steps, for a quick look."""
     chosen = [setting for setting in SETTINGS if setting.name in names or setting.name == BASELINE]
-    return {
-        "tasks": [
-            {
-                **asdict(TASKS[name]),
-                "seeds": seeds or TASKS[name].seeds,
-                "steps": max(20, int(TASKS[name].steps * share)),
-            }
-            for name in tasks
-        ],
-        "settings": [asdict(setting) for setting in chosen],
-    }
+    told = [
+        replace(task, seeds=seeds or task.seeds, steps=max(20, int(task.steps * share)))
+        for task in (TASKS[name] for name in tasks)
+    ]
+    return {"tasks": [asdict(task) for task in told], "settings": [asdict(setting) for setting in chosen]}
 
 
 COLUMNS = (

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry, GradientAllReduceAlgorithm
+from bagua.algorithms.one_bit_adam import OneBitAdamOptimizer
+from bagua.algorithms.q_adam_optimizer import QAdamOptimizer
+from bagua.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 from bagua.base.errors import BaguaError
 
 Optimizers = list[torch.optim.Optimizer]
@@ -44,9 +47,17 @@ class Subject:
 
 def q_adam(model: nn.Module) -> Optimizers:
     """The optimizer of QAdam, which is soon beyond its warm-up."""
-    from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+    return [QAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
 
-    return [QAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=2)]
+
+def one_bit_adam(model: nn.Module) -> Optimizers:
+    """The optimizer of 1-bit Adam, likewise."""
+    return [OneBitAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
+
+
+def zero_one_adam(model: nn.Module) -> Optimizers:
+    """The optimizer of 0/1 Adam, likewise."""
+    return [ZeroOneAdamOptimizer(model.parameters(), lr=1e-2, var_freeze_step=3, betas=(0.9, 0.9))]
 
 
 @dataclass(frozen=True)
@@ -64,10 +75,12 @@ REGISTERED = {
     "decentralized": Registered(replicas_equal=False),
     "low_precision_decentralized": Registered(replicas_equal=False),
     "qadam": Registered(optimizers=q_adam),
-    "no_loco": Registered(replicas_equal=False),
-    "local_sgd": Registered(replicas_equal=False),
-    "diloco": Registered(replicas_equal=False),
-    "streaming_diloco": Registered(replicas_equal=False),
+    "no_loco": Registered({"interval": 2}, replicas_equal=False),
+    "local_sgd": Registered({"interval": 2}, replicas_equal=False),
+    "diloco": Registered({"interval": 2}, replicas_equal=False),
+    "streaming_diloco": Registered({"interval": 4, "fragments": 2}, replicas_equal=False),
+    "one_bit_adam": Registered(optimizers=one_bit_adam),
+    "zero_one_adam": Registered(replicas_equal=False, optimizers=zero_one_adam),
 }
 
 
