@@ -119,11 +119,13 @@ class BucketOperations(PlanBucket):
         def run(bucket: BucketOperations) -> None:
             with bucket._shown(slot):
                 python_function(bucket.name)
+            bucket.refresh()
 
-        # What a function does is unknown: it may have changed what a second run would begin with.
-        writes = (slot, GRADIENT) if slot == RESULT else (slot,)
+        # What a function does is unknown: it may have changed what a second run would begin with. Tensors that are not
+        # gradients are seen by it where they are: no slot is opened for it.
+        changed = (slot, GRADIENT) if slot == RESULT else ()
         name = getattr(python_function, "__name__", "python")
-        return self._append(Local(run, name, reads=(slot,), writes=writes))
+        return self._append(Local(run, name, reads=changed[:1], writes=changed))
 
     def append_centralized_synchronous_op(
         self,
