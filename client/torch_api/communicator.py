@@ -5,31 +5,54 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from bagua.base.errors import CommunicationError
+import torch
+
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api import env
 
 if TYPE_CHECKING:
     from bagua.torch_api.connection import Connection
 
 
+class World:
+    """The type of ``CommMember.WORLD``: all ranks of the job, as ``comm=None``."""
+
+    def __repr__(self) -> str:
+        return "WORLD"
+
+
+WORLD = World()
+
+
 class Communicator:
     """Positions in it (``rank()``, roots, peers) count from 0 in the order of ``ranks``, which are global numbers.
+
+    Its methods are the primitives of ``bagua.torch_api.communication`` with ``comm`` set to it: see there.
 
     One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
     """
+
+    cuda_stream = 0
+    """Handle of the CUDA stream that it works on; 0, the default one, on the CPU."""
 
     def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
         self.id = id
         self.ranks = tuple(ranks)
         self.connection = connection
         self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
+        self._aborted = False
         self._destroy = None
         if connection is not None and id != 0:
             connection.create_comm(id, self.ranks)
             self._destroy = weakref.finalize(self, _destroy_quietly, connection, id)
             self._destroy.atexit = False  # the session's end is the communicators' end
+
+    def __repr__(self) -> str:
+        return f"Communicator(ranks={list(self.ranks)}, rank={self._rank})"
 
     def rank(self) -> int:
         """Position of this process; -1 if it is no member."""
@@ -39,14 +62,115 @@ class Communicator:
         """Number of members."""
         return len(self.ranks)
 
+    def device_id(self) -> int:
+        """Number of this rank's device on its host: LOCAL_RANK."""
+        return env.get_local_rank()
+
     def destroy(self) -> None:
         """Gives it back to the daemon: this rank will not use it any more. Idempotent."""
         if self._destroy is not None:
             self._destroy()
 
+    def abort(self) -> None:
+        """Ends it on this rank: whatever is called on it from now on raises CommunicationError. Other communicators go
+        on. Returns at once; an operation that waits in another thread goes on waiting.
+
+        All members call it, each when it notices that something is wrong. A member that goes on alone waits for this
+        one, and is told about it by name every minute (``bagua`` log), until this process leaves the job: then its
+        operation fails. Aborting the communicator of all ranks leaves this rank nothing but to leave the job.
+        """
+        self._aborted = True
+
+    def check_abort(self) -> bool:
+        """Whether it was aborted on this rank."""
+        return self._aborted
+
+    def check_usable(self, connection: Connection) -> None:
+        """Raises CommunicationError if it was aborted, BaguaError if it belongs to a session that has ended."""
+        if self._aborted:
+            raise CommunicationError(
+                f"The communicator of ranks {list(self.ranks)} was aborted on this rank. Make a new group and use its "
+                "communicators."
+            )
+        if self.connection is not None and self.connection is not connection:
+            raise BaguaError(
+                f"The communicator of ranks {list(self.ranks)} was made before destroy_process_group(): make a new one."
+            )
+
+    # Primitives
+
+    def barrier(self) -> None:
+        _primitives().barrier(self)
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        _primitives().send(tensor, dst, self)
+
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
+        _primitives().recv(tensor, src, self)
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
+        _primitives().broadcast(tensor, src, self)
+
+    def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = 0) -> None:
+        _primitives().allreduce(send_tensor, recv_tensor, op, self)
+
+    def allreduce_inplace(self, tensor: torch.Tensor, op: int = 0) -> None:
+        _primitives().allreduce_inplace(tensor, op, self)
+
+    def reduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int = 0) -> None:
+        _primitives().reduce(send_tensor, recv_tensor, dst, op, self)
+
+    def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: int = 0) -> None:
+        _primitives().reduce_inplace(tensor, dst, op, self)
+
+    def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
+        _primitives().allgather(send_tensor, recv_tensor, self)
+
+    def allgather_inplace(self, tensor: torch.Tensor) -> None:
+        _primitives().allgather_inplace(tensor, self)
+
+    def gather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int) -> None:
+        _primitives().gather(send_tensor, recv_tensor, dst, self)
+
+    def gather_inplace(self, tensor: torch.Tensor, count: int, dst: int) -> None:
+        _primitives().gather_inplace(tensor, count, dst, self)
+
+    def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
+        _primitives().scatter(send_tensor, recv_tensor, src, self)
+
+    def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
+        _primitives().scatter_inplace(tensor, count, src, self)
+
+    def reduce_scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = 0) -> None:
+        _primitives().reduce_scatter(send_tensor, recv_tensor, op, self)
+
+    def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int = 0) -> None:
+        _primitives().reduce_scatter_inplace(tensor, op, self)
+
+    def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
+        _primitives().alltoall(send_tensor, recv_tensor, self)
+
+    def alltoall_inplace(self, tensor: torch.Tensor) -> None:
+        _primitives().alltoall_inplace(tensor, self)
+
+    def alltoall_v(
+        self,
+        send_tensor: torch.Tensor,
+        send_counts: Sequence[int],
+        send_displs: Sequence[int],
+        recv_tensor: torch.Tensor,
+        recv_counts: Sequence[int],
+        recv_displs: Sequence[int],
+    ) -> None:
+        _primitives().alltoall_v(send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs, self)
+
+    def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
+        _primitives().alltoall_v_inplace(tensor, counts, displs, self)
+
 
 class NonMember(Communicator):
-    """Stands for a communicator that this process is no member of: primitives on it return at once. It is false."""
+    """The type of ``CommMember.NON_COMM_MEMBER``: stands for a communicator that this process is no member of.
+    Primitives on it return at once. It is false."""
 
     def __init__(self) -> None:
         super().__init__(0, (), -1)
@@ -57,11 +181,22 @@ class NonMember(Communicator):
     def __repr__(self) -> str:
         return "NON_COMM_MEMBER"
 
+    def abort(self) -> None:
+        """Nothing: it stands for all communicators of others."""
+
 
 NON_COMM_MEMBER = NonMember()
+Comm = Communicator | World | None
+"""What primitives take as ``comm``: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
 
 
 def _destroy_quietly(connection: Connection, id: int) -> None:
     """Silent when the session has ended, and with it the communicator."""
     with suppress(CommunicationError):
         connection.destroy_comm(id)
+
+
+def _primitives() -> ModuleType:
+    from bagua.torch_api import communication  # which is made of what is here
+
+    return communication

@@ -8,7 +8,7 @@ from collections import deque
 
 import torch
 
-from bagua.torch_api.connection import Connection, Place
+from bagua.torch_api.connection import NOWHERE, Connection, Place
 
 
 class SharedMemory:
@@ -47,6 +47,12 @@ class SharedMemory:
         place = self.locate(made)
         assert place is not None
         return made, place
+
+    def place_stage(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+        """``place_empty``, also for no elements: then there is no place, and (0, 0) stands for it."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype), NOWHERE
+        return self.place_empty(count, dtype)
 
     def _release(self, address: int, segment_id: int) -> None:
         """Called by the garbage collector, at any moment in any thread: touches nothing that is being iterated over."""

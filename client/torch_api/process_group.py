@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.communicator import NON_COMM_MEMBER, Communicator
+from bagua.torch_api.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator
 from bagua.torch_api.session import Session, current
 
 
 class BaguaProcessGroup:
     """Some of the job's ranks, made by ``new_group``, ``from_torch_group`` or, for all ranks, ``init_process_group``.
 
-    ``ranks``: global numbers, ascending. ``stream``: accepted for programs that pass a CUDA stream; nothing is done
-    with it on the CPU. ``group_name``: this process's own, for its own messages.
+    ``ranks``: global numbers, ascending. ``contains_this_rank``: whether this process is one of them. ``stream``:
+    accepted for programs that pass a CUDA stream; nothing is done with it on the CPU. ``group_name``: a name that this
+    process gave, see ``get_communicator``.
 
     Communicators are made when they are first asked for. A process that is no member of the group, or of the part asked
     for, gets ``CommMember.NON_COMM_MEMBER``, which is false, and primitives on it return at once.
@@ -31,7 +32,7 @@ class BaguaProcessGroup:
         self.ranks = sorted(ranks)
         self.stream = stream
         self.group_name = group_name
-        self._mine = self._session.membership.rank in self.ranks
+        self.contains_this_rank = self._session.membership.rank in self.ranks
         self._everyone = tuple(self.ranks) == self._session.world.ranks
         self._key = f"{key} {self.ranks}"
         self._key += f" {self._session.count(self._key)}"
@@ -181,3 +182,48 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     made = BaguaProcessGroup(ranks, stream, f"torch {_Groups.made}", key=f"torch {group.group_name}")
     _torch_to_bagua_pg_map[group] = _remember(made)
     return made
+
+
+class comm:
+    """Holds ``WORLD``: all ranks of the job."""
+
+    WORLD = WORLD
+
+
+class CommMember:
+    """``WORLD``: all ranks of the job. ``NON_COMM_MEMBER``: what a process gets instead of a communicator that it is no
+    member of; it is false."""
+
+    WORLD = WORLD
+    NON_COMM_MEMBER = NON_COMM_MEMBER
+
+
+def _rank_not_in_comm(comm: Comm = None) -> bool:
+    """Whether this process is no member of a communicator; never so for None, which means all ranks."""
+    return comm is NON_COMM_MEMBER
+
+
+def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
+    """Whether this process is no member of a group; never so for None, which means all ranks."""
+    return group is not None and not group.contains_this_rank
+
+
+def _bagua_backend_comm(comm: Comm = None) -> Communicator | None:
+    """The communicator that ``comm`` of a primitive stands for; None on a process that is no member."""
+    if comm is NON_COMM_MEMBER:
+        return None
+    return current().world if not isinstance(comm, Communicator) else comm
+
+
+def get_communicator(group_name: str, comm_name: str) -> Communicator:
+    """The communicator ``global``, ``inter`` or ``intra`` of the group named ``group_name`` (``BaguaProcessGroup
+    .group_name``), or NON_COMM_MEMBER. Raises KeyError for a group that is not there, ValueError for another
+    ``comm_name``."""
+    group = _pg_map[group_name]
+    if comm_name == "global":
+        return group.get_global_communicator()
+    if comm_name == "inter":
+        return group.get_inter_node_communicator()
+    if comm_name == "intra":
+        return group.get_intra_node_communicator()
+    raise ValueError(f"comm_name is {comm_name!r}: it must be global, inter or intra.")

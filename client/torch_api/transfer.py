@@ -10,7 +10,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from bagua.algorithms.codec import Codec
-from bagua.torch_api.session import Communicator, Session
+from bagua.torch_api.communicator import Communicator
+from bagua.torch_api.session import Session
 
 CONTIGUOUS = torch.contiguous_format
 
