@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "base/text.h"
 
 namespace bagua {
@@ -19,11 +20,17 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
+uint64_t digest_of(const std::vector<int>& members) {
+  std::string text;
+  for (const int member : members) text += std::to_string(member) + ",";
+  return crc32c(text.data(), text.size());
+}
+
 }  // namespace
 
 Communicator::Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts,
-                           int host_index)
-    : id_(id), members_(std::move(members)) {
+                           int host_index, uint32_t incarnation)
+    : id_(id), instance_(digest_of(members) << 32 | incarnation), members_(std::move(members)) {
   for (size_t h = 0; h < hosts.size(); ++h) {
     std::vector<int> there;
     for (size_t i = 0; i < members_.size(); ++i) {

@@ -36,9 +36,16 @@ class Communicator {
  public:
   // `hosts`: ranks of every host of the job. Members are sorted global ranks, at least one of them on host
   // `host_index`.
-  Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts, int host_index);
+  // `incarnation`: how many communicators with this number and these members this host has had before.
+  Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts, int host_index,
+               uint32_t incarnation = 0);
 
   uint32_t id() const { return id_; }
+  // Tells this communicator from others with its number: a digest of the members and the incarnation. The same at all
+  // hosts, as all of them make and destroy their communicators in the same order.
+  uint64_t instance() const { return instance_; }
+  // Whether an instance has the same members.
+  static bool same_members(uint64_t a, uint64_t b) { return a >> 32 == b >> 32; }
   int size() const { return static_cast<int>(members_.size()); }
   const std::vector<int>& members() const { return members_; }      // global ranks
   const std::vector<int>& job_hosts() const { return job_hosts_; }  // of topology().members[i]: index in the job
@@ -78,6 +85,7 @@ class Communicator {
   std::string describe_lanes(int64_t now, int64_t before_ns) const;
 
   const uint32_t id_;
+  const uint64_t instance_;
   const std::vector<int> members_;
   std::vector<int> job_hosts_;  // constant after construction, like the next two
   collective::Topology topology_;

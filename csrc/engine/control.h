@@ -13,10 +13,10 @@ struct Control {
     kDescribe = 1,  // what this host's ranks called as collective `sequence`: descriptor, rank, members; source: bytes
                     // of a chunk; destination: digest of the ring's order
     kReady = 2,     // the recv number `sequence` from `source` at `destination` is posted: descriptor, rank
-    kLeft = 3,      // rank `rank` has left and will send or receive nothing more; sequence: sends to this host so far
+    kLeft = 3,      // rank `rank` will send or receive nothing more; sequence: sends to this host so far; text: why
     kError = 4,     // the engine there has failed: text
-    kClose = 5,     // the engine there, or the communicator, is being closed in good order
-    kClosed = 6,    // answer: nothing is pending here that needs you
+    kClose = 5,     // in good order, nothing more is begun there; sequence: collectives that are done; text: why
+    kClosed = 6,    // answer: all these are done here, too, and nothing else needs you
     // The order of the ring, see ring_survey.h. Hosts are named by their index in the communicator.
     kConnected = 7,  // to host 0: every host is connected here
     kMeasure = 8,    // from host 0: measure what you can send to host `source`

@@ -45,6 +45,7 @@ void Dispatcher::run() {
     const uint32_t seen = state_->page()->doorbell.load();
     const std::vector<int> departed = departed_ranks();  // before taking: all that they submitted is then taken
     const bool worked = take_all();
+    registry_->reap();
     rounds_.fetch_add(1);
     if (lookers_.load() > 0) futex_wake(&rounds_);
     if (state_->failed()) {
@@ -100,10 +101,10 @@ bool Dispatcher::take_all() {
 void Dispatcher::handle(Operation operation, std::vector<std::shared_ptr<Communicator>>* touched) {
   if (state_->failed()) return reject(operation);
   std::shared_ptr<Communicator> comm;
-  if (!touched->empty() && touched->back()->id() == operation.descriptor.comm) {
+  if (!touched->empty() && touched->back()->id() == operation.descriptor.comm && operation.descriptor.comm == 0) {
     comm = touched->back();
   } else {
-    comm = registry_->find(operation.descriptor.comm);
+    comm = registry_->find(operation.descriptor.comm, operation.rank);
   }
   operation.index = comm == nullptr ? -1 : comm->index_of(operation.rank);
   Status status;
@@ -187,6 +188,7 @@ void Dispatcher::flush() {
     for (const Operation& operation : comm->drain()) reject(operation);
     if (comm->executor != nullptr) comm->executor->wake();
   }
+  for (const auto& comm : registry_->retired()) comm->executor->wake();
 }
 
 }  // namespace bagua

@@ -11,7 +11,8 @@ namespace bagua {
 Engine::Engine(EngineOptions options)
     : state_(std::move(options)),
       ranks_(state_.options().local_ranks()),
-      network_(&state_),
+      network_(&state_,
+               [this](uint32_t comm, uint64_t instance, int host) { return registry_.clash(comm, instance, host); }),
       registry_(state_.options().hosts, state_.options().host_index, [this](Communicator* comm) { prepare(comm); }) {}
 
 Status Engine::create(EngineOptions options, std::unique_ptr<Engine>* out) {
@@ -85,12 +86,7 @@ void Engine::close() {
 }
 
 void Engine::close_executors() {
-  std::vector<std::shared_ptr<Communicator>> comms = registry_.clear();
-  {
-    std::lock_guard<std::mutex> lock(retired_mutex_);
-    comms.insert(comms.end(), retired_.begin(), retired_.end());
-    retired_.clear();
-  }
+  const std::vector<std::shared_ptr<Communicator>> comms = registry_.clear();
   for (const auto& comm : comms) {
     if (comm->executor != nullptr) comm->executor->begin_close();
   }
@@ -131,7 +127,9 @@ Status Engine::free_segment(int rank, uint64_t id) {
 
 Status Engine::declare(int rank, uint64_t comm, const std::vector<int>& members) {
   if (state_.failed()) return {Code::kAborted, state_.error()};
-  return registry_.declare(rank, comm, members);
+  const Status status = registry_.declare(rank, comm, members);
+  if (status.code() == Code::kAborted) state_.fail(status.message());  // other members may wait for this rank already
+  return status;
 }
 
 Status Engine::destroy(int rank, uint64_t comm) {
@@ -144,15 +142,8 @@ Status Engine::destroy(int rank, uint64_t comm) {
 void Engine::retire(const std::shared_ptr<Communicator>& comm) {
   for (const Operation& operation : comm->drain()) ranks_.complete(operation, operation.submitted_ns, false);
   if (comm->executor == nullptr) return;
+  registry_.retire(comm);
   comm->executor->begin_close();
-  std::lock_guard<std::mutex> lock(retired_mutex_);
-  retired_.push_back(comm);
-  const auto over = [](const std::shared_ptr<Communicator>& old) {
-    if (!old->executor->over()) return false;
-    old->executor->close();  // joins a thread that has ended
-    return true;
-  };
-  retired_.erase(std::remove_if(retired_.begin(), retired_.end(), over), retired_.end());
 }
 
 void Engine::left(int rank) {

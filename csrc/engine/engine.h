@@ -64,9 +64,6 @@ class Engine final : private ChannelHandler {
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<ChannelServer> server_;
 
-  std::mutex retired_mutex_;  // guards the next one; taken by the server's thread, so never held while that is joined
-  std::vector<std::shared_ptr<Communicator>>
-      retired_;                         // destroyed by their members, their executors still saying goodbye
   mutable std::mutex lifecycle_mutex_;  // guards the next one
   bool closed_ = false;
 };

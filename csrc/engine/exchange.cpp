@@ -54,6 +54,7 @@ Status Exchange::set_ring(std::vector<int> order) {
 }
 
 void Exchange::add(Collective operation) {
+  added_ = operation.sequence + 1;
   queued_.push_back(std::move(operation));
 }
 
@@ -273,12 +274,20 @@ void Exchange::mark_awaited(std::vector<bool>* peers) const {
   }
 }
 
-std::string Exchange::oldest() const {
-  if (!active_.empty()) {
-    const Collective& operation = active_.front()->operation;
-    return operation_name(operation.first().descriptor, operation.sequence);
+uint64_t Exchange::done() const {
+  if (!active_.empty()) return active_.front()->operation.sequence;
+  return queued_.empty() ? added_ : queued_.front().sequence;
+}
+
+std::string Exchange::oldest(uint64_t from) const {
+  for (const auto& active : active_) {
+    const Collective& operation = active->operation;
+    if (operation.sequence >= from) return operation_name(operation.first().descriptor, operation.sequence);
   }
-  return queued_.empty() ? "" : operation_name(queued_.front().first().descriptor, queued_.front().sequence);
+  for (const Collective& operation : queued_) {
+    if (operation.sequence >= from) return operation_name(operation.first().descriptor, operation.sequence);
+  }
+  return "";
 }
 
 std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {

@@ -53,8 +53,10 @@ class Exchange {
   bool computing() const { return !ready_.empty(); }
   // How many collectives some other host has begun.
   uint64_t begun_elsewhere() const { return begun_elsewhere_; }
-  // "all-reduce #4 of world": the oldest one in progress; empty when idle.
-  std::string oldest() const;
+  // So many collectives from the first one on are done here.
+  uint64_t done() const;
+  // "all-reduce #4 of world": the oldest one in progress whose number is at least `from`; empty if there is none.
+  std::string oldest(uint64_t from = 0) const;
   std::string describe_pending(int64_t now, int64_t before_ns) const;
   // Completes everything as failed. The mesh must not be polled any more.
   void abandon();
@@ -105,6 +107,7 @@ class Exchange {
   std::deque<Item> ready_;                          // steps that compute
   uint32_t next_serial_ = 1;
   uint64_t begun_elsewhere_ = 0;
+  uint64_t added_ = 0;                              // collectives that add() was given
   std::vector<std::map<uint64_t, Control>> early_;  // by peer: descriptions of collectives not begun here, by sequence
   struct Past {
     uint64_t sequence;

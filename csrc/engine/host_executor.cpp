@@ -38,6 +38,7 @@ HostExecutor::HostExecutor(EngineState* state, RankTable* ranks, Network* networ
       network_(network),
       comm_(comm),
       mesh_(mesh_options(*state, *comm)),
+      has_departed_(new std::atomic<bool>[static_cast<size_t>(comm->hosts())]()),
       exchange_(state, ranks, comm, &mesh_),
       p2p_(state, ranks, comm, &mesh_),
       survey_(state, network, comm, &mesh_),
@@ -47,7 +48,7 @@ HostExecutor::HostExecutor(EngineState* state, RankTable* ranks, Network* networ
 }
 
 void HostExecutor::start() {
-  network_->enroll(comm_->id(), this);
+  network_->enroll(comm_->id(), comm_->instance(), this);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -100,7 +101,7 @@ void HostExecutor::close() {
   if (!thread_.joinable()) return;
   begin_close();
   thread_.join();
-  network_->withdraw(comm_->id());
+  network_->withdraw(comm_->id(), comm_->instance());
 }
 
 std::string HostExecutor::describe(int64_t before_ns) {
@@ -115,9 +116,11 @@ std::string HostExecutor::describe(int64_t before_ns) {
 }
 
 void HostExecutor::run() {
-  if (await_peers() && dial_all()) serve();
+  const bool connected = await_peers() && dial_all();
+  if (connected) serve();
   survey_.give_up();
-  if (closing()) {
+  if (connected && !state_->failed()) await_others();
+  if (state_->ended()) {
     leave();
   } else if (state_->failed()) {
     report_failure();
@@ -125,13 +128,14 @@ void HostExecutor::run() {
   finish();
   stay_until_closed();
   over_.store(true, std::memory_order_release);
+  state_->ring_doorbell();  // the dispatcher frees us
 }
 
 bool HostExecutor::await_peers() {
   std::unique_lock<std::mutex> lock(mutex_);
   const int64_t timeout = state_->options().connect_timeout_ns;
   for (;;) {
-    if (state_->failed() || closing()) return false;
+    if (state_->failed()) return false;
     if (network_->peers_known()) return true;
     if (first_submit_ns_ < 0) {
       changed_.wait(lock);
@@ -155,8 +159,9 @@ bool HostExecutor::dial_all() {
     // The control lane, number `streams`, comes first: it is the one that tells of the peer's death.
     for (int stream = state_->options().streams; stream >= 0; --stream) {
       const Status status = dial(peer, stream, deadline);
-      if (state_->failed() || closing()) return false;
+      if (state_->failed()) return false;
       if (status) continue;
+      if (closing()) return false;  // nobody needs it
       state_->fail("no connection to " + host_text(peer) + " at " +
                    network_->peer_address(comm_->job_hosts()[static_cast<size_t>(peer)]) + ": " + status.message());
       return false;
@@ -172,6 +177,7 @@ Status HostExecutor::dial(int peer, int stream, int64_t deadline_ns) {
   PeerInfo me;
   me.generation = options.generation;
   me.comm = comm_->id();
+  me.instance = comm_->instance();
   me.from = static_cast<uint32_t>(options.host_index);
   me.to = static_cast<uint32_t>(to);
   me.stream = static_cast<uint32_t>(stream);
@@ -188,15 +194,27 @@ Status HostExecutor::dial(int peer, int stream, int64_t deadline_ns) {
       return status;
     }
     if (status.code() == Code::kCorrupt || status.code() == Code::kAborted) return status;
-  } while (now_ns() < deadline_ns && !state_->failed() && !closing());
+  } while (now_ns() < deadline_ns && !state_->failed());
   return status;
 }
 
 void HostExecutor::serve() {
   progress_ns_ = now_ns();
-  while (!state_->failed() && !closing()) {
+  while (!state_->failed() && !(closing() && idle())) {
     if (!turn()) return;
   }
+}
+
+bool HostExecutor::idle() {
+  if (!exchange_.idle() || !p2p_.idle()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return collectives_.empty() && halves_.empty();
+}
+
+bool HostExecutor::has_departed(int host) const {
+  const auto& hosts = comm_->job_hosts();
+  const auto found = std::find(hosts.begin(), hosts.end(), host);
+  return found != hosts.end() && has_departed_[static_cast<size_t>(found - hosts.begin())].load();
 }
 
 // One round: new operations, then the network, then one computation. False: this executor's work has ended.
@@ -240,15 +258,8 @@ void HostExecutor::tell_mesh_what_we_await() {
   mesh_.set_awaited(awaited_);
 }
 
-// A host that said goodbye before may go while nothing is pending; anything else is a failure. Returns false.
+// Returns false.
 bool HostExecutor::network_failed(const Status& status) {
-  const bool any_departed = std::any_of(departures_.begin(), departures_.end(),
-                                        [](const Departure& departure) { return departure.since_ns >= 0; });
-  if (any_departed && exchange_.idle() && p2p_.idle() && status.code() == Code::kUnavailable) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    departed_ = collectives_.empty() && halves_.empty();
-    if (departed_) return false;
-  }
   const std::string operation = exchange_.oldest();
   state_->fail((operation.empty() ? "" : operation + ": ") + name_hosts(status.message()));
   return false;
@@ -284,15 +295,20 @@ void HostExecutor::say_who_left() {
   if (left_seen_.size() == told_left_.size()) return;
   for (const int rank : left_seen_) {
     if (p2p_.pending(rank) || std::find(told_left_.begin(), told_left_.end(), rank) != told_left_.end()) continue;
-    told_left_.push_back(rank);
-    Control control;
-    control.type = Control::Type::kLeft;
-    control.rank = rank;
-    for (int peer = 0; peer < comm_->hosts(); ++peer) {
-      if (peer == comm_->topology().host) continue;
-      control.sequence = p2p_.sends_begun(comm_->index_of(rank), peer);
-      mesh_.send_control(peer, encode(control));
-    }
+    say_left(rank, "has left the job in good order");
+  }
+}
+
+void HostExecutor::say_left(int rank, const std::string& how) {
+  told_left_.push_back(rank);
+  Control control;
+  control.type = Control::Type::kLeft;
+  control.rank = rank;
+  control.text = how;
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    if (peer == comm_->topology().host) continue;
+    control.sequence = p2p_.sends_begun(comm_->index_of(rank), peer);
+    mesh_.send_control(peer, encode(control));
   }
 }
 
@@ -316,7 +332,6 @@ Status HostExecutor::on_completion(const Mesh::Completion& completion) {
 }
 
 Status HostExecutor::on_control(int peer, const Control& control) {
-  Departure& departure = departures_[static_cast<size_t>(peer)];
   switch (control.type) {
     case Control::Type::kDescribe: {
       Status status = exchange_.describe(peer, control);
@@ -330,14 +345,13 @@ Status HostExecutor::on_control(int peer, const Control& control) {
     case Control::Type::kReady:
       return p2p_.ready(peer, control);
     case Control::Type::kLeft:
-      if (const int index = comm_->index_of(control.rank); index >= 0) p2p_.left(index, control.sequence);
+      if (const int index = comm_->index_of(control.rank); index >= 0) p2p_.left(index, control.sequence, control.text);
       return Status::ok();
     case Control::Type::kError:
       heard_end_[static_cast<size_t>(peer)] = true;
       return {Code::kAborted, control.text};
     case Control::Type::kClose:
-      if (departure.since_ns < 0) departure = {now_ns(), false, control.text};
-      survey_.departing(peer);
+      depart(peer, control);
       return Status::ok();
     case Control::Type::kClosed:
       heard_end_[static_cast<size_t>(peer)] = true;

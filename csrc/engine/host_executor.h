@@ -4,15 +4,18 @@
 // wake(), describe(), begin_close() and close() from any thread; everything else belongs to the executor's own thread.
 // mutex_ guards the inbox.
 //
-// Ends. The engine fails: tell the other hosts why, give them a moment to hear it, fail what is pending. The engine or
-// the communicator is closed: say so, wait until nobody needs us any more (bounded), go. Another host closed: finish
-// what can be finished; an operation that still needs it fails.
+// Ends. The engine fails: tell the other hosts why, give them a moment to hear it, fail what is pending. The engine is
+// closed: say so, wait until nobody needs us any more (bounded), go. The communicator is destroyed here: say so, and
+// keep the connections until it is destroyed on all other hosts: they may be far behind, still read what was sent
+// before, or talk to each other. Another host has said either: what it has done is finished here, too; an operation
+// that it has not done fails.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -53,6 +56,8 @@ class HostExecutor final : public ConnectionTarget {
   void begin_close();
   void close();
   bool over() const { return over_.load(std::memory_order_acquire); }  // the thread is about to end
+  // Whether host `host` of the job has said that it begins nothing more here. Any thread.
+  bool has_departed(int host) const;
 
  private:
   void run();
@@ -62,6 +67,8 @@ class HostExecutor final : public ConnectionTarget {
   void serve();
   void take_inbox();
   void say_who_left();
+  void say_left(int rank, const std::string& how);
+  bool idle();
   bool turn();
   Status settle_ring();
   void tell_mesh_what_we_await();
@@ -71,8 +78,13 @@ class HostExecutor final : public ConnectionTarget {
   void watch_departures();
   int64_t next_deadline() const;
   void answer_description();
+  void say_close(const std::string& why);
+  void await_others();
+  bool all_departed() const;
   void leave();
   void report_failure();
+  void hear(const Mesh::Completion& completion);
+  void depart(int peer, const Control& control);
   void part(int peer);
   void converse(int64_t deadline_ns);
   void finish();
@@ -99,11 +111,11 @@ class HostExecutor final : public ConnectionTarget {
   bool describe_wanted_ = false;
   int64_t describe_before_ns_ = 0;
   std::string description_;
-  bool departed_ = false;  // another host has closed and its connection is gone
 
   std::atomic<bool> closing_{false};
   std::atomic<bool> over_{false};
   std::atomic<uint64_t> begun_elsewhere_{0};
+  std::unique_ptr<std::atomic<bool>[]> has_departed_;  // by peer
   std::mutex join_mutex_;
   std::thread thread_;  // guarded by join_mutex_ after start()
 
@@ -114,6 +126,7 @@ class HostExecutor final : public ConnectionTarget {
   struct Departure {
     int64_t since_ns = -1;  // -1: still here
     bool answered = false;
+    uint64_t done = 0;  // collectives that it has done
     std::string why;
   };
   std::vector<Departure> departures_;  // by peer
@@ -122,6 +135,7 @@ class HostExecutor final : public ConnectionTarget {
   std::vector<int> left_seen_;         // copy of left_
   std::vector<int> told_left_;         // those whose leaving the others know
   int64_t progress_ns_ = 0;
+  bool said_close_ = false;
   Mesh::Counters counted_;
   std::vector<Mesh::Completion> completions_;
 };

@@ -18,6 +18,7 @@ constexpr size_t kMaxHandshakes = 32;  // at once
 constexpr size_t kMaxParked = 4096;    // authenticated, for communicators that do not exist here yet
 constexpr int64_t kFirstByteNs = 5 * kNsPerS;
 constexpr int64_t kHandshakeNs = 5 * kNsPerS;
+constexpr int64_t kPatienceNs = 3 * kNsPerS;  // before a connection that finds no place is looked at
 
 }  // namespace
 
@@ -69,10 +70,10 @@ std::string Network::peer_address(int host) const {
   return peers_[static_cast<size_t>(host)];
 }
 
-void Network::enroll(uint32_t comm, ConnectionTarget* target) {
+void Network::enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target) {
   std::lock_guard<std::mutex> lock(mutex_);
-  targets_[comm] = target;
-  const auto found = parked_.find(comm);
+  targets_[{comm, instance}] = target;
+  const auto found = parked_.find({comm, instance});
   if (found == parked_.end()) return;
   for (Parked& parked : found->second) {
     if (!target->attach(parked.host, parked.stream, std::move(parked.socket))) count_bad();
@@ -83,14 +84,12 @@ void Network::enroll(uint32_t comm, ConnectionTarget* target) {
 
 void Network::wake_targets() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [comm, target] : targets_) {
-    if (target != nullptr) target->wake();
-  }
+  for (const auto& [key, target] : targets_) target->wake();
 }
 
-void Network::withdraw(uint32_t comm) {
+void Network::withdraw(uint32_t comm, uint64_t instance) {
   std::lock_guard<std::mutex> lock(mutex_);
-  targets_[comm] = nullptr;
+  targets_.erase({comm, instance});
 }
 
 void Network::run() {
@@ -105,7 +104,8 @@ void Network::run() {
       watched.push_back({waiting.socket.fd(), static_cast<short>(room ? POLLIN : 0), 0});
     }
     // Wakes for a deadline only while somebody waits; while handshakes run, soon, to join them.
-    const int limit = handshakes_.empty() ? (waiting_.empty() ? -1 : 1000) : 50;
+    const bool somebody = !waiting_.empty() || anybody_parked();
+    const int limit = handshakes_.empty() ? (somebody ? 1000 : -1) : 50;
     if (poll(watched.data(), watched.size(), limit) < 0 && errno != EINTR) break;
     for (size_t i = waiting_.size(); i > 0; --i) {
       if (watched[1 + i].revents == 0 || handshakes_.size() >= kMaxHandshakes) continue;
@@ -114,6 +114,7 @@ void Network::run() {
     }
     if (watched[1].revents != 0) accept_all();
     expire(now_ns());
+    judge_parked(now_ns());
   }
   join_finished(true);
   waiting_.clear();
@@ -138,6 +139,29 @@ void Network::expire(int64_t now) {
                                    [now](const Waiting& waiting) { return now - waiting.since_ns > kFirstByteNs; });
   for (auto it = late; it != waiting_.end(); ++it) count_bad();
   waiting_.erase(late, waiting_.end());
+}
+
+bool Network::anybody_parked() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return parked_count_ > 0;
+}
+
+// A host may be ahead of us for as long as it likes, but not with a number that means something else here.
+void Network::judge_parked(int64_t now) {
+  std::vector<std::pair<Key, int>> late;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, parked] : parked_) {
+      for (const Parked& one : parked) {
+        const bool lane = one.stream == state_->options().streams;
+        if (lane && now - one.since_ns >= kPatienceNs) late.emplace_back(key, one.host);
+      }
+    }
+  }
+  for (const auto& [key, host] : late) {
+    const std::string problem = judge_(key.first, key.second, host);
+    if (!problem.empty()) state_->fail(problem);
+  }
 }
 
 int Network::Handshake::take() {
@@ -172,16 +196,16 @@ void Network::deliver(const PeerInfo& peer, Socket socket) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
                     peer.stream <= static_cast<uint32_t>(streams);
-  const auto found = targets_.find(peer.comm);
-  const bool withdrawn = found != targets_.end() && found->second == nullptr;
-  if (!fits || withdrawn || stopping_.load()) return count_bad();
+  if (!fits || stopping_.load()) return count_bad();
+  const Key key{peer.comm, peer.instance};
+  const auto found = targets_.find(key);
   const int host = static_cast<int>(peer.from), stream = static_cast<int>(peer.stream);
   if (found != targets_.end()) {
     if (!found->second->attach(host, stream, std::move(socket))) count_bad();
     return;
   }
   if (parked_count_ >= kMaxParked) return count_bad();
-  parked_[peer.comm].push_back({host, stream, std::move(socket)});
+  parked_[key].push_back({host, stream, std::move(socket), now_ns()});
   ++parked_count_;
 }
 

@@ -9,10 +9,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -35,7 +37,11 @@ class ConnectionTarget {
 
 class Network {
  public:
-  explicit Network(EngineState* state) : state_(state) {}
+  // Whether a connection that host `host` opened for an instance of a communicator can find its place here one day:
+  // empty, or words why not. Any thread.
+  using Judge = std::function<std::string(uint32_t comm, uint64_t instance, int host)>;
+
+  Network(EngineState* state, Judge judge) : state_(state), judge_(std::move(judge)) {}
   ~Network() { stop(); }
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -49,22 +55,25 @@ class Network {
   bool peers_known() const { return peers_known_.load(std::memory_order_acquire); }
   std::string peer_address(int host) const;
 
-  // Connections of communicator `comm` go to `target`, those that came before included, until withdraw().
-  void enroll(uint32_t comm, ConnectionTarget* target);
+  // Connections of that instance of communicator `comm` go to `target`, those that came before included, until
+  // withdraw().
+  void enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target);
   // Wakes every target.
   void wake_targets();
-  // Afterwards they are refused: its number is never used again.
-  void withdraw(uint32_t comm);
+  // No more of them will come.
+  void withdraw(uint32_t comm, uint64_t instance);
 
  private:
   struct Waiting {
     Socket socket;
     int64_t since_ns;
   };
+  using Key = std::pair<uint32_t, uint64_t>;  // communicator, instance
   struct Parked {
     int host;
     int stream;
     Socket socket;
+    int64_t since_ns;
   };
   struct Handshake {
     std::thread thread;
@@ -81,9 +90,12 @@ class Network {
   void shake(Socket socket);
   void deliver(const PeerInfo& peer, Socket socket);
   void join_finished(bool all);
+  bool anybody_parked();
+  void judge_parked(int64_t now);
   void count_bad() { state_->counters().bad_connections.fetch_add(1, std::memory_order_relaxed); }
 
   EngineState* const state_;
+  const Judge judge_;
   std::string address_;  // constant after open(), like the next
   Socket listener_;
   EventFd stop_event_;
@@ -96,8 +108,8 @@ class Network {
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<std::string> peers_;
-  std::map<uint32_t, ConnectionTarget*> targets_;  // nullptr: withdrawn
-  std::map<uint32_t, std::vector<Parked>> parked_;
+  std::map<Key, ConnectionTarget*> targets_;
+  std::map<Key, std::vector<Parked>> parked_;
   size_t parked_count_ = 0;
 };
 

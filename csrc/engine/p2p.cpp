@@ -128,6 +128,14 @@ bool PointToPoint::pending(int rank) const {
          std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
 }
 
+bool PointToPoint::pending_with(int peer) const {
+  const auto with_peer = [this, peer](const Half& half) {
+    return comm_->topology().host_of(half.source) == peer || comm_->topology().host_of(half.destination) == peer;
+  };
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return with_peer(item.second); }) ||
+         std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return with_peer(item.second.half); });
+}
+
 uint64_t PointToPoint::sends_begun(int index, int peer) const {
   const auto found = sent_.find({index, peer});
   return found == sent_.end() ? 0 : found->second;
@@ -135,10 +143,10 @@ uint64_t PointToPoint::sends_begun(int index, int peer) const {
 
 std::string PointToPoint::needs_departed() const {
   for (const auto& [key, half] : waiting_) {
-    if (gone_.count(half.destination) > 0) {
-      return "rank " + std::to_string(comm_->rank_of(half.destination)) + " has left the job in good order, but " +
-             operation_name(half.operation.descriptor, half.sequence) + " needs it";
-    }
+    const auto gone = gone_.find(half.destination);
+    if (gone == gone_.end()) continue;
+    return "rank " + std::to_string(comm_->rank_of(half.destination)) + " " + gone->second.how + ", but " +
+           operation_name(half.operation.descriptor, half.sequence) + " needs it";
   }
   // A receive begins with a word to the source, which sends only after it. So what has not arrived of its sends belongs
   // to receives that run; any more of them wait for what will never come.
@@ -148,8 +156,8 @@ std::string PointToPoint::needs_departed() const {
     const auto gone = half.operation.kind() == Kind::kRecv ? gone_.find(half.source) : gone_.end();
     if (gone == gone_.end()) continue;
     const auto received = received_.find(half.source);
-    if (++running[half.source] + (received == received_.end() ? 0 : received->second) > gone->second) {
-      return "rank " + std::to_string(comm_->rank_of(half.source)) + " has left the job in good order, but " +
+    if (++running[half.source] + (received == received_.end() ? 0 : received->second) > gone->second.sends) {
+      return "rank " + std::to_string(comm_->rank_of(half.source)) + " " + gone->second.how + ", but " +
              operation_name(half.operation.descriptor, half.sequence) + " needs it";
     }
   }

@@ -30,9 +30,9 @@ class PointToPoint {
   // kInvalid names both sides if the other end is ready for something else.
   Status add(Half half);
   Status ready(int peer, const Control& control);
-  // Rank `index` of the communicator has left, after `sends` sends to ranks of this host. Some may still be on their
-  // way: the word of its leaving overtakes them.
-  void left(int index, uint64_t sends) { gone_[index] = sends; }
+  // Rank `index` of the communicator does nothing more in it, after `sends` sends to ranks of this host. Some may still
+  // be on their way: the word of its leaving overtakes them. `how`: for people, "has left the job in good order".
+  void left(int index, uint64_t sends, const std::string& how) { gone_[index] = {sends, how}; }
   // How many sends of member `index` to ranks of host `peer` have begun.
   uint64_t sends_begun(int index, int peer) const;
   // Names an operation whose other end has left; empty if there is none.
@@ -41,12 +41,17 @@ class PointToPoint {
   // Marks the hosts whose ranks have not said that they are ready for a send that has been called.
   void mark_awaited(std::vector<bool>* peers) const;
   bool idle() const { return waiting_.empty() && running_.empty(); }
-  bool pending(int rank) const;  // of a local rank
+  bool pending(int rank) const;       // of a local rank
+  bool pending_with(int peer) const;  // with ranks of that host
   std::string describe_pending(int64_t now, int64_t before_ns) const;
   void abandon();
 
  private:
   using Key = std::tuple<int, int, uint64_t>;  // source, destination, sequence
+  struct Gone {
+    uint64_t sends;
+    std::string how;
+  };
   struct Transfer {
     Half half;
     size_t remaining = 0;  // chunks
@@ -67,7 +72,7 @@ class PointToPoint {
   std::map<Key, Half> waiting_;                   // sends whose receiver is not ready
   std::map<Key, Control> ready_;                  // receivers that are ready before the send was called
   std::map<uint64_t, Transfer> running_;          // by number: moving, or receives that are posted
-  std::map<int, uint64_t> gone_;                  // by index: what left() was told
+  std::map<int, Gone> gone_;                      // by index: what left() was told
   std::map<std::pair<int, int>, uint64_t> sent_;  // by source and host: sends begun
   std::map<int, uint64_t> received_;              // by source: receives that ended
   uint64_t next_id_ = 1;

@@ -1,7 +1,10 @@
 #include "engine/registry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+
+#include "engine/host_executor.h"
 
 namespace bagua {
 
@@ -31,10 +34,12 @@ void Registry::open() {
   auto comm = std::make_shared<Communicator>(0, world, hosts_, host_index_);
   prepare_(comm.get());
   std::lock_guard<std::mutex> lock(mutex_);
-  comms_[0].comm = std::move(comm);
+  Entry entry;
+  entry.comm = std::move(comm);
+  comms_[0].push_back(std::move(entry));
 }
 
-Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members) {
+Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) const {
   size_t world = 0;
   for (const auto& there : hosts_) world += there.size();
   if (id == 0 || id > UINT32_MAX) return invalid(id, "the number must be 1 to 4294967295 (0 is the world)");
@@ -48,61 +53,130 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members)
   if (!std::binary_search(members.begin(), members.end(), rank)) {
     return invalid(id, "rank " + std::to_string(rank) + " declares it but is not among its members " + list(members));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  const uint32_t key = static_cast<uint32_t>(id);
-  if (used_.count(key) > 0) return invalid(id, "the number was used before; take a new one");
-  const auto found = comms_.find(key);
-  if (found != comms_.end()) {
-    if (found->second.comm->members() != members) {
-      return invalid(id, "rank " + std::to_string(rank) + " declares the members " + list(members) + ", rank " +
-                             std::to_string(*found->second.declared.begin()) + " declared " +
-                             list(found->second.comm->members()));
-    }
-    found->second.declared.insert(rank);
-    return Status::ok();
-  }
-  if (comms_.size() >= kMaxComms)
-    return invalid(id, "there are " + std::to_string(kMaxComms) + " already: destroy some");
-  auto comm = std::make_shared<Communicator>(key, members, hosts_, host_index_);
-  prepare_(comm.get());
-  comms_[key] = {std::move(comm), {rank}, {}};
   return Status::ok();
 }
 
-Status Registry::destroy(int rank, uint64_t id, std::shared_ptr<Communicator>* dropped) {
+Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members) {
+  if (Status status = check(rank, id, members); !status) return status;
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = comms_.find(static_cast<uint32_t>(id));
-  if (id == 0) return invalid(id, "the world can't be destroyed");
-  if (id > UINT32_MAX || found == comms_.end() || found->second.declared.count(rank) == 0) {
-    return invalid(id, "rank " + std::to_string(rank) + " has not declared it");
+  if (found == comms_.end()) return make(rank, static_cast<uint32_t>(id), members);
+  Entry* next = nullptr;  // that other ranks have declared and this one has not
+  for (Entry& entry : found->second) {
+    const bool same = entry.comm->members() == members;
+    if (same && entry.used_by(rank)) return Status::ok();
+    if (!same && entry.destroyed.count(rank) == 0) {
+      return {Code::kAborted,
+              "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) + " declares the members " +
+                  list(members) + ", rank " + std::to_string(*entry.declared.begin()) + " declared " +
+                  list(entry.comm->members()) +
+                  ". All members must declare the same, and a number serves one communicator at a time."};
+    }
+    if (same && next == nullptr && entry.declared.count(rank) == 0) next = &entry;
   }
-  Entry& entry = found->second;
-  entry.destroyed.insert(rank);
-  if (entry.destroyed.size() < entry.comm->local_ranks().size()) return Status::ok();
-  *dropped = std::move(entry.comm);
-  used_.insert(found->first);
-  comms_.erase(found);
+  if (next == nullptr) return make(rank, static_cast<uint32_t>(id), members);
+  next->declared.insert(rank);
   return Status::ok();
 }
 
-std::shared_ptr<Communicator> Registry::find(uint32_t id) const {
+Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
+  if (count_ >= kMaxComms) {
+    return invalid(id, "there are " + std::to_string(kMaxComms) + " already: destroy some");
+  }
+  auto comm = std::make_shared<Communicator>(id, members, hosts_, host_index_, incarnations_[{id, members}]);
+  if (comm->hosts() > 1) {
+    ++incarnations_[{id, members}];
+  } else {
+    incarnations_.erase({id, members});
+  }
+  prepare_(comm.get());
+  comms_[id].push_back({std::move(comm), {rank}, {}});
+  ++count_;
+  return Status::ok();
+}
+
+Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (id == 0) return invalid(id, "the world can't be destroyed");
+  const auto found = id > UINT32_MAX ? comms_.end() : comms_.find(static_cast<uint32_t>(id));
+  if (found == comms_.end()) return invalid(id, "rank " + std::to_string(rank) + " has not declared it");
+  std::vector<Entry>& entries = found->second;
+  const auto used = std::find_if(entries.begin(), entries.end(), [rank](const Entry& e) { return e.used_by(rank); });
+  if (used == entries.end()) return invalid(id, "rank " + std::to_string(rank) + " has not declared it");
+  used->destroyed.insert(rank);
+  if (used->destroyed.size() < used->comm->local_ranks().size()) return Status::ok();
+  *dropped = std::move(used->comm);
+  entries.erase(used);
+  --count_;
+  if (entries.empty()) comms_.erase(found);
+  return Status::ok();
+}
+
+void Registry::retire(Comm comm) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  retired_.push_back(std::move(comm));
+}
+
+void Registry::reap() {
+  std::vector<Comm> over;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto alive = [](const Comm& comm) { return !comm->executor->over(); };
+    const auto first = std::stable_partition(retired_.begin(), retired_.end(), alive);
+    std::move(first, retired_.end(), std::back_inserter(over));
+    retired_.erase(first, retired_.end());
+  }
+  for (const Comm& comm : over) comm->executor->close();  // joins a thread that has ended
+}
+
+Registry::Comm Registry::find(uint32_t id, int rank) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = comms_.find(id);
-  return found == comms_.end() ? nullptr : found->second.comm;
+  if (found == comms_.end()) return nullptr;
+  if (id == 0) return found->second.front().comm;
+  for (const Entry& entry : found->second) {
+    if (entry.used_by(rank)) return entry.comm;
+  }
+  return nullptr;
 }
 
-std::vector<std::shared_ptr<Communicator>> Registry::all() const {
+std::vector<Registry::Comm> Registry::all() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<std::shared_ptr<Communicator>> comms;
-  for (const auto& [id, entry] : comms_) comms.push_back(entry.comm);
+  std::vector<Comm> comms;
+  for (const auto& [id, entries] : comms_) {
+    for (const Entry& entry : entries) comms.push_back(entry.comm);
+  }
   return comms;
 }
 
-std::vector<std::shared_ptr<Communicator>> Registry::clear() {
-  std::vector<std::shared_ptr<Communicator>> comms = all();
+std::vector<Registry::Comm> Registry::retired() const {
   std::lock_guard<std::mutex> lock(mutex_);
+  return retired_;
+}
+
+std::vector<Registry::Comm> Registry::clear() {
+  std::vector<Comm> comms = all();
+  std::lock_guard<std::mutex> lock(mutex_);
+  comms.insert(comms.end(), retired_.begin(), retired_.end());
   comms_.clear();
+  retired_.clear();
   return comms;
+}
+
+std::string Registry::clash(uint32_t id, uint64_t instance, int host) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = comms_.find(id);
+  if (found == comms_.end()) return "";
+  for (const Entry& entry : found->second) {
+    const Communicator& comm = *entry.comm;
+    if (Communicator::same_members(comm.instance(), instance)) continue;
+    if (comm.executor != nullptr && comm.executor->has_departed(host)) continue;  // it will be destroyed here, too
+    return "communicator " + std::to_string(id) + ": host " + std::to_string(host) +
+           " declares other members than rank " + std::to_string(*entry.declared.begin()) + ", which declared " +
+           list(comm.members()) +
+           ". All members must declare the same, and a number serves one communicator at a time.";
+  }
+  return "";
 }
 
 }  // namespace bagua

@@ -2,7 +2,7 @@
 // clock.
 //
 // Thread safety: everything here may be used from any thread. Lock order in the engine, outermost first:
-//   Engine::lifecycle_mutex_ -> Engine::retired_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
+//   Engine::lifecycle_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
 //   Network::mutex_ -> Communicator::mutex_ -> HostExecutor::mutex_ -> the mutexes of this file (each alone).
 // No lock is held while calling the kernel, polling the mesh or reading a socket.
 #pragma once

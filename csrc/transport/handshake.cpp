@@ -11,7 +11,7 @@ namespace bagua {
 namespace {
 
 constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kAccepted = 1;
 constexpr uint32_t kOtherGeneration = 2;
 
@@ -27,9 +27,10 @@ struct Hello {
   uint32_t from;
   uint32_t to;
   uint32_t stream;
+  uint64_t instance;
   uint8_t nonce[32];
 };
-static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == 104 && std::is_trivially_copyable_v<Hello>);
 
 struct Answer {
   Nonce nonce;
@@ -64,7 +65,7 @@ bool same(const Digest& a, const Digest& b) {
 }  // namespace
 
 Status dial_handshake(int fd, const JobKey& key, const std::string& job_id, const PeerInfo& me, int64_t deadline_ns) {
-  Hello hello{kMagic, kVersion, {}, me.generation, me.comm, me.from, me.to, me.stream, {}};
+  Hello hello{kMagic, kVersion, {}, me.generation, me.comm, me.from, me.to, me.stream, me.instance, {}};
   const Digest job = sha256(job_id.data(), job_id.size());
   std::memcpy(hello.job, job.data(), job.size());
   if (Status status = fill_random(hello.nonce, sizeof hello.nonce); !status) return status;
@@ -120,7 +121,7 @@ Status accept_handshake(int fd, const JobKey& key, const std::string& job_id, ui
   if (!same(proof, sign_dial(key, hello, answer.nonce))) {
     return {Code::kCorrupt, "handshake: the host that dialled does not have this job's key"};
   }
-  *peer = {hello.generation, hello.comm, hello.from, hello.to, hello.stream};
+  *peer = {hello.generation, hello.comm, hello.from, hello.to, hello.stream, hello.instance};
   const bool current = hello.generation == generation;
   const uint32_t verdict = current ? kAccepted : kOtherGeneration;
   if (Status status = write_exact(fd, &verdict, sizeof verdict, deadline_ns); !status) {

@@ -23,6 +23,7 @@ struct PeerInfo {
   uint32_t from = 0;  // host index in the job (not in the communicator)
   uint32_t to = 0;
   uint32_t stream = 0;
+  uint64_t instance = 0;  // of the communicator: one number may serve several, one after the other
 };
 
 Status dial_handshake(int fd, const JobKey& key, const std::string& job_id, const PeerInfo& me, int64_t deadline_ns);

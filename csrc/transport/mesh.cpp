@@ -104,6 +104,11 @@ void Mesh::Impl::lose(Stream* failed, const std::string& how) {
   peer.lost = {Code::kUnavailable, "lost host " + std::to_string(failed->peer) + ": " + how};
 }
 
+int64_t Mesh::Impl::loss_deadline(const Peer& peer) const {
+  if (!peer.let_go) return peer.lost_ns + mesh::kLossGraceNs;
+  return std::max(peer.lost_ns, peer.heard_ns) + mesh::kGoodbyeGraceNs;
+}
+
 void Mesh::Impl::settle_losses() {
   if (retired && !any_lane()) {
     fail(cause ? Status(Code::kUnavailable, "no connection to any other host is left") : cause);
@@ -123,10 +128,18 @@ void Mesh::Impl::settle_losses() {
       held = held || stream->parked;
       coming = coming || !stream->parked;
     }
-    const bool ended = !unread && ((!coming && !pending) || now_ns() >= peer.lost_ns + mesh::kLossGraceNs);
-    bool wanted = pending || peer.awaited || !peer.posted.empty() || !peer.data.empty() || !peer.control.empty();
-    for (const auto& stream : peer.streams) wanted = wanted || (stream != nullptr && stream->writer.busy());
-    peer.settled = ended && held && !wanted;
+    const bool ended = !unread && ((!coming && !pending) || now_ns() >= loss_deadline(peer));
+    bool wanted = pending || !peer.posted.empty() || !peer.data.empty();
+    if (peer.let_go) {
+      peer.control.clear();  // nobody is there to hear it
+    } else {
+      wanted = wanted || peer.awaited || !peer.control.empty();
+    }
+    for (const auto& stream : peer.streams) {
+      if (stream == nullptr || (stream->lane && peer.let_go)) continue;
+      wanted = wanted || stream->writer.busy();
+    }
+    peer.settled = ended && (held || peer.let_go) && !wanted;
     if (ended && !peer.settled) fail(peer.lost);
   }
 }
@@ -195,6 +208,10 @@ void Mesh::send_control(int peer, const std::string& text) {
   impl_->pump(&to);
 }
 
+void Mesh::let_go(int peer) {
+  impl_->peers[static_cast<size_t>(peer)].let_go = true;
+}
+
 void Mesh::set_waiting(bool waiting) {
   if (waiting == (impl_->waiting_ns >= 0)) return;
   impl_->waiting_ns = waiting ? now_ns() : -1;
@@ -207,9 +224,11 @@ void Mesh::set_awaited(const std::vector<bool>& peers) {
 
 Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
   impl_->adopt();
+  impl_->end_lanes();
   impl_->settle_losses();  // a new receive from a lost peer may be one that can't come
   for (;;) {
     const bool undisturbed = impl_->wait(deadline_ns);
+    impl_->end_lanes();
     impl_->settle_losses();
     if (impl_->status) impl_->watch_peers();
     if (impl_->status) {

@@ -109,9 +109,16 @@ class Mesh {
   // Makes a poll() in progress (or the next) return. Any thread.
   void wake();
 
+  // `peer` has said goodbye: it sends nothing new and needs nothing more. The end of its connections is an error only
+  // for what is still to come from it or to go to it.
+  void let_go(int peer);
+
   // From now on, after an error too, only control messages move, on the control lanes; what was queued or posted is
   // forgotten. poll() fails again when no lane is left. Idempotent.
   void retire();
+  // Everybody has said goodbye: retires, and ends this side of the control lanes when all that was queued has gone.
+  // poll() fails when the others have done so, too.
+  void hang_up();
   // True while control messages can go to `peer` on its control lane.
   bool can_tell(int peer) const;
   // Ends every connection, those of a later attach() too. Control messages that are in the sockets still arrive, the

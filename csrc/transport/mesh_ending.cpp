@@ -40,6 +40,15 @@ bool Mesh::Impl::any_lane() const {
   });
 }
 
+void Mesh::Impl::end_lanes() {
+  if (!hanging_up) return;
+  for (Peer& peer : peers) {
+    Stream* lane = peer.streams.back().get();
+    if (lane == nullptr || lane->write_broken || lane->writer.busy() || !peer.control.empty()) continue;
+    ::shutdown(lane->socket.fd(), SHUT_WR);  // harmless when it is done
+  }
+}
+
 // Lanes are closed in one direction only: an end with unread bytes would be a reset, which may overtake the last words.
 // Chunks are reset: whoever takes none any more must not hold our memory, nor wait for the rest.
 void Mesh::Impl::shut_down() {
@@ -69,6 +78,11 @@ void Mesh::Impl::shut_down() {
 
 void Mesh::retire() {
   impl_->retire();
+}
+
+void Mesh::hang_up() {
+  impl_->retire();
+  impl_->hanging_up = true;
 }
 
 bool Mesh::can_tell(int peer) const {

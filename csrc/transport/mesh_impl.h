@@ -22,6 +22,8 @@ constexpr int64_t kReadBudget = 1 << 20;  // bytes from one stream before the ot
 constexpr size_t kPumpBudget = 2 << 20;   // bytes handed to sockets before reading gets its turn
 // After the first stream of a peer has closed, its other streams may still bring what was on its way.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
+// The same for a peer that has said goodbye, from the latest byte on: all that it sent is in sockets and will come.
+constexpr int64_t kGoodbyeGraceNs = 20 * kNsPerS;
 
 // While the caller waits: silence of a peer before it is asked for a sign of life (at most), and how often its
 // connections are looked at.
@@ -90,6 +92,7 @@ struct Peer {
   int64_t lost_ns = -1;     // when the first stream failed
   bool awaited = false;     // the caller waits for a control message from it
   bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
+  bool let_go = false;      // it has said goodbye
   bool pump_again = false;  // pump() stopped at its budget
   Status lost;
 };
@@ -129,6 +132,7 @@ struct Mesh::Impl {
   int64_t inspected_ns = 0;  // when the connections were looked at
   Status status;             // the first error
   bool retired = false;      // only control messages move
+  bool hanging_up = false;   // lanes end when nothing is left to be written
   Status cause;              // `status` when it was retired
 
   // Attaching
@@ -169,9 +173,11 @@ struct Mesh::Impl {
   void fail(Status first);
   void lose(mesh::Stream* stream, const std::string& how);
   void settle_losses();
+  int64_t loss_deadline(const mesh::Peer& peer) const;
   // After the end, in mesh_ending.cpp
   void retire();
   bool any_lane() const;
+  void end_lanes();
   void shut_down();
 };
 

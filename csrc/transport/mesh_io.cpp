@@ -336,7 +336,7 @@ int64_t Mesh::Impl::next_deadline(int64_t deadline_ns) const {
     if (deadline_ns < 0 || at < deadline_ns) deadline_ns = at;
   };
   for (const Peer& peer : peers) {
-    if (peer.lost_ns >= 0 && !peer.settled) earlier(peer.lost_ns + mesh::kLossGraceNs);
+    if (peer.lost_ns >= 0 && !peer.settled) earlier(loss_deadline(peer));
     if (watched(peer)) {
       earlier(peer.ping_ns < 0 ? quiet_since(peer) + ping_after() : peer.ping_ns + patience(peer));
       earlier(inspected_ns + mesh::kInspectNs);

@@ -72,7 +72,7 @@ def watched(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> list[
     while len(files := [path for path in folder.glob("rank-*.pid") if path.read_text()]) < ranks:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            sys.exit("the ranks did not start")
+            sys.exit(f"the ranks did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
         time.sleep(0.1)
     pids = {path.stem: tuple(map(int, path.read_text().split())) for path in sorted(files)}
     daemons = sorted({parent for _, parent in pids.values()})

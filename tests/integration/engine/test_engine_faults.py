@@ -181,6 +181,21 @@ def test_slow_is_not_silent(make_pair: Callable[..., Pair]) -> None:
     assert [(left["fds"], left["threads"]) for left in (host.line() for host in pair.hosts)] == [(0, 0)] * 2
 
 
+def test_what_was_sent_before_a_communicator_ends_arrives(make_pair: Callable[..., Pair]) -> None:
+    """One host has destroyed it while what it sent is still on a slow way."""
+    pair = make_pair(streams=2)
+    assert pair.relay is not None
+    pair.start("early", count=COUNT)
+    assert pair.ranks[1].line() == {"ready": True}
+    pair.relay.rate = 800_000.0  # bytes per second and stream: seconds for the 4 MiB
+    for comm in (5, 6):
+        assert pair.ranks[0].line() == {"destroyed": comm}
+        time.sleep(0.5)
+        pair.ranks[0].tell("")
+    pair.ranks[1].tell("")
+    assert [rank.line() for rank in pair.ranks] == [{"right": True}] * 2
+
+
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
     """Two network namespaces joined by a pair of devices named veth0."""

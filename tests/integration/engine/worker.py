@@ -369,6 +369,27 @@ def leave(rank: Rank, who: int, send: bool) -> dict[str, Any]:
     return {}
 
 
+def early(rank: Rank, count: int) -> dict[str, Any]:
+    """Rank 0 sends all that it has to give and destroys its communicators; rank 1 asks for it when told to."""
+    for comm in (5, 6):
+        rank.native.create_comm(comm, [0, 1])
+    rank.run("barrier", comm=5)
+    values = rank.view(rank.src, "float32", count)
+    values[:] = np.arange(count) % 1000
+    if rank.rank == 1:
+        say(ready=True)
+        pause()
+    rank.run("reduce", comm=5, count=count, root=1)
+    for comm in (5, 6):
+        rank.native.destroy_comm(comm)
+        if rank.rank == 0:
+            say(destroyed=comm)
+            pause()
+    right = rank.rank == 0 or bool((rank.view(rank.dst, "float32", count) == 2 * values).all())
+    rank.run("barrier")
+    return {"right": right}
+
+
 def interrupted(rank: Rank) -> dict[str, Any]:
     # What a shell starts in the background inherits that SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -468,6 +489,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         endless,
         hang,
         leave,
+        early,
         interrupted,
         segments,
         refused,
