@@ -189,7 +189,8 @@ class AlgorithmImpl:
 
     def need_reset(self) -> bool:
         """Asked before every forward pass in training. True: tensors, buckets and plans are made again, and with them
-        what error feedback has kept: it begins anew. Parameters become rank 0's once more."""
+        what error feedback has kept: it begins anew. Parameters become rank 0's once more, and so does the state of
+        optimizers where weights were exchanged until now: it may differ between ranks."""
         return False
 
     def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:

@@ -17,15 +17,18 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         hierarchical: bool = False,
         average: bool = True,
         codec: Codec | str | None = None,
+        everywhere: bool = False,
     ) -> None:
         super().__init__(process_group)
         self.hierarchical = hierarchical
         self.average = average
         self.codec = Codec.of(codec)
+        self.everywhere = everywhere
 
     def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
-        bucket.set_plan(Plan((AllReduce("AVG" if self.average else "SUM", codec=self.codec),)))
+        op = "AVG" if self.average else "SUM"
+        bucket.set_plan(Plan((AllReduce(op, codec=self.codec, everywhere=self.everywhere),)))
 
 
 class GradientAllReduceAlgorithm(Algorithm):
@@ -44,16 +47,31 @@ class GradientAllReduceAlgorithm(Algorithm):
         average: Mean over ranks (True) or sum (False).
         codec: How float32 gradients are encoded between hosts: a name such as "minmax8", a ``Codec``, or None: as they
             are. With one host it has no effect; gradients of other dtypes travel as they are.
+        everywhere: With a codec: ranks of one host exchange encoded values, too, so that one host gives what as many
+            hosts of one rank would. It costs computation and saves nothing: for comparisons.
+
+    Raises ValueError for ``everywhere`` without a codec.
     """
 
-    def __init__(self, hierarchical: bool = False, average: bool = True, codec: Codec | str | None = None) -> None:
+    def __init__(
+        self,
+        hierarchical: bool = False,
+        average: bool = True,
+        codec: Codec | str | None = None,
+        everywhere: bool = False,
+    ) -> None:
         self.hierarchical = hierarchical
         self.average = average
         self.codec = Codec.of(codec)
+        self.everywhere = everywhere
+        if everywhere and self.codec is None:
+            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere.")
 
     def reify(self, process_group: ProcessGroup) -> GradientAllReduceAlgorithmImpl:
         """A new implementation for one model."""
-        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average, self.codec)
+        return GradientAllReduceAlgorithmImpl(
+            process_group, self.hierarchical, self.average, self.codec, self.everywhere
+        )
 
 
 GlobalAlgorithmRegistry.register(

@@ -54,21 +54,24 @@ class BaguaModule(torch.nn.Module):
     def with_bagua(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
-        algorithm: Algorithm,
+        algorithm: Algorithm | None = None,
         process_group: BaguaProcessGroup | None = None,
         do_flatten: bool = True,
     ) -> BaguaModule:
         """Makes training of this model distributed; returns the model itself.
 
-        Parameters, buffers and the optimizers' state become rank 0's. From then on every ``backward()`` ends with
-        gradients that the algorithm has exchanged. May be called again, on all ranks, to change the algorithm or the
-        optimizers. A deep copy of a wrapped model is not wrapped. See ``BaguaDistributedDataParallel``.
+        Parameters, buffers and the optimizers' state become rank 0's. From then on gradients, or weights, are exchanged
+        as the algorithm says: with most, ``backward()`` ends with gradients that have been exchanged. May be called
+        again, on all ranks, to change the algorithm or the optimizers. A deep copy of a wrapped model is not wrapped.
+        See ``BaguaDistributedDataParallel``.
 
         Args:
             optimizers: Those that train this model.
-            algorithm: For example ``GradientAllReduceAlgorithm()``.
+            algorithm: For example ``GradientAllReduceAlgorithm()``. None: what environment variable BAGUA_ALGORITHM
+                says (``bagua run --algorithm``), else gradient all-reduce.
             process_group: The ranks that train this model, which alone call this. None: all ranks.
-            do_flatten: False: ``.grad`` keeps memory of its own, at the price of a copy.
+            do_flatten: False: ``.grad``, or parameters where weights are exchanged, keep memory of their own, at the
+                price of a copy.
 
         Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
         """
@@ -78,7 +81,7 @@ class BaguaModule(torch.nn.Module):
 def with_bagua(
     self: BaguaModule,
     optimizers: Sequence[torch.optim.Optimizer],
-    algorithm: Algorithm,
+    algorithm: Algorithm | None = None,
     process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,
 ) -> BaguaModule:

@@ -14,7 +14,7 @@ from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api import env
-from bagua.torch_api.communication import barrier, broadcast
+from bagua.torch_api.communication import broadcast
 from bagua.torch_api.data_parallel.agreement import raise_together
 from bagua.torch_api.data_parallel.gradient_bucket import BUFFERS, GradientBucket, elements_needed
 from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
@@ -55,9 +55,6 @@ class Arrangement:
 
         Raises on every rank if it fails on one: BaguaError if memory is short, and what the algorithm raises.
         """
-        if self.buckets:  # made again
-            self.release()
-            barrier(self._runner.everyone)  # what the ranks of this host gave back is there for all of them
         self._names = {parameter: name for name, parameter in self._ddp.bagua_build_params()}
         with self._together():
             if self._algorithm.exchanged not in (GRADIENT, WEIGHT):
@@ -121,8 +118,9 @@ class Arrangement:
 
     def _layouts(self) -> list[BucketLayout | PlanBucket]:
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
-        explicit = "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
-        groups = group_tensors(self._tensors, bucket_bytes(total, env.get_default_bucket_size(), explicit))
+        wanted = self._ddp.bucket_bytes or env.get_default_bucket_size()
+        explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
+        groups = group_tensors(self._tensors, bucket_bytes(total, wanted, explicit))
         found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
         layouts = self.registered.layouts(found, self._ddp.gradient_as_bucket_view)
         return [part for layout in layouts for part in _of_one_dtype(layout)]

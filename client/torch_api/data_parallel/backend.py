@@ -47,6 +47,11 @@ class Backend:
         """The model whose gradients are marked here, too."""
         self._ddp = weakref.ref(ddp)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no buckets are registered."""
+        return not self._ring
+
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
         """These buckets (or their ``backend_bucket``) take the place of those registered before, in this order.
 

@@ -12,13 +12,15 @@ from typing import Any, cast
 import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
-from bagua.algorithms.plan import GRADIENT
+from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api import env
 from bagua.torch_api.communication import ReduceOp, allreduce_inplace, barrier
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
 from bagua.torch_api.data_parallel.arrangement import Arrangement
+from bagua.torch_api.data_parallel.buffers import BufferBroadcast
+from bagua.torch_api.data_parallel.choice import choose
 from bagua.torch_api.data_parallel.closures import average_losses
 from bagua.torch_api.data_parallel.dataflow import adds_up
 from bagua.torch_api.data_parallel.engine_callback import BackwardPass
@@ -46,14 +48,18 @@ class BaguaDistributedDataParallel:
 
     Args:
         module: Its parameters and buffers are overwritten with rank 0's, except those named in its ignore lists.
-            Buffers (running statistics of BatchNorm) go their own way on each rank after that.
+            Buffers (running statistics of BatchNorm) go their own way on each rank after that, but see
+            ``broadcast_buffers``.
         optimizers: State and hyper-parameters are overwritten with rank 0's.
-        algorithm: What is exchanged.
-        process_group: None: all ranks.
+        algorithm: What is exchanged. None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+        process_group: The ranks that train this model, which alone wrap it. None: all ranks.
         bagua_module_name: For messages.
-        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
-        of a copy. find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are
-        always handled.
+        gradient_as_bucket_view: ``.grad`` (parameters, where an algorithm exchanges weights) is a view of shared memory
+            (True), or keeps memory of its own, at the price of a copy.
+        find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are always handled.
+        broadcast_buffers: Buffers become rank 0's before each forward pass in training, but inside ``no_sync``. All
+            ranks then run the same number of them.
+        bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else what suits the model.
 
     Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
     """
@@ -62,11 +68,13 @@ class BaguaDistributedDataParallel:
         self,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        algorithm: Algorithm,
+        algorithm: Algorithm | None = None,
         process_group: BaguaProcessGroup | None = None,
         bagua_module_name: str | None = None,
         gradient_as_bucket_view: bool = True,
         find_unused_parameters: bool = False,
+        broadcast_buffers: bool = False,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.process_group = _members_group(process_group)
         self.module = module
@@ -74,11 +82,14 @@ class BaguaDistributedDataParallel:
         self.bagua_optimizers = list(optimizers)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
+        self.broadcast_buffers = broadcast_buffers
+        self.bucket_bytes = bucket_bytes
         self.parameters_to_ignore = ignored_names(module)
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
+        self._buffers = BufferBroadcast(self._session, self._find_buffers)
         self._arrangement = Arrangement(self, self._session, self._runner)
         self._bagua_backend = self._arrangement.registered.backend
         self._handles: list[Any] = []
@@ -110,12 +121,13 @@ class BaguaDistributedDataParallel:
         pass, the order in which gradients came."""
         return self._arrangement.buckets
 
-    def _compare_ranks(self, algorithm: Algorithm) -> None:
+    def _compare_ranks(self, algorithm: Algorithm | None) -> None:
         """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank
         is told to all."""
         mistake: Exception | None = None
         try:
-            self.bagua_algorithm = algorithm.reify(self.process_group)
+            chosen = choose(algorithm, speaks=self._group.rank() == 0)
+            self.bagua_algorithm = chosen.reify(self.process_group)
             for optimizer in self.bagua_optimizers:
                 if not isinstance(optimizer, torch.optim.Optimizer):
                     raise TypeError(
@@ -123,7 +135,7 @@ class BaguaDistributedDataParallel:
                     )
             settings: dict[str, object] = {
                 "algorithm": type(self.bagua_algorithm).__name__,
-                "bucket_bytes": env.get_default_bucket_size(),
+                "bucket_bytes": self.bucket_bytes or env.get_default_bucket_size(),
             }
             text = canonical(
                 describe(
@@ -150,6 +162,7 @@ class BaguaDistributedDataParallel:
         """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
         self._remove_hooks()
         self._arrangement.make()
+        self._exchanged = self.bagua_algorithm.exchanged
         buckets = self._arrangement.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._arrangement.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
@@ -165,11 +178,14 @@ class BaguaDistributedDataParallel:
         self._install_hooks(adding)
 
     def _begin_anew(self) -> None:
-        """The algorithm asked for it in ``need_reset``: everything as at wrap time, but for optimizers and buffers."""
-        self._arrangement.release()
-        barrier(self._group)  # nobody waits for an operation on communicators that go now
+        """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
+        optimizers where their state is the same on all ranks."""
         self._runner.release()
+        self._arrangement.release()
+        barrier(self._group)  # what the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
+        if self._exchanged == WEIGHT:
+            broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
 
     def _install_hooks(self, adding: bool) -> None:
@@ -177,6 +193,8 @@ class BaguaDistributedDataParallel:
         self._on_input = algorithm.init_forward_pre_hook(self)
         self._on_backward_end = algorithm.init_post_backward_hook(self)
         on_gradient = algorithm.init_backward_hook(self)
+        if on_gradient == self.mark_ready and self._bagua_backend.idle and self._reducer is not None:
+            on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
         on_step = algorithm.init_post_optimizer_step_hook(self)
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
@@ -190,7 +208,7 @@ class BaguaDistributedDataParallel:
         average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
         for optimizer in self.bagua_optimizers:
             add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
-            if isinstance(optimizer, torch.optim.LBFGS) and algorithm.exchanged == GRADIENT:
+            if isinstance(optimizer, torch.optim.LBFGS) and self._exchanged == GRADIENT:
                 add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
 
     def _remove_hooks(self) -> None:
@@ -203,8 +221,8 @@ class BaguaDistributedDataParallel:
         when they are gone. All ranks must do it in the same order relative to other wraps."""
         self._remove_hooks()
         self.bagua_algorithm.close()
-        self._arrangement.release()
         self._runner.release()
+        self._arrangement.release()
 
     def own_communicator(self) -> Communicator:
         """See ``bagua.algorithms.base.DataParallel``."""
@@ -221,7 +239,16 @@ class BaguaDistributedDataParallel:
         self.bagua_train_step_counter += 1
         if self.bagua_algorithm.need_reset():
             self._begin_anew()
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            self._buffers.run(self._group)
         self._on_input(inputs)
+
+    def _find_buffers(self) -> list[torch.Tensor]:
+        return [
+            buffer
+            for name, buffer in self.module.named_buffers()
+            if name not in self.parameters_to_ignore and not getattr(buffer, "expert", False)
+        ]
 
     def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
@@ -283,8 +310,8 @@ class BaguaDistributedDataParallel:
             self._reducer.mark_ready(name, parameter)
 
     def finish_backward(self) -> None:
-        """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the same
-        for buckets of other tensors that the algorithm registered."""
+        """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the
+        same for buckets of other tensors that the algorithm registered."""
         self.finish_gradients()
         self._bagua_backend.finish()
 
@@ -301,7 +328,10 @@ class BaguaDistributedDataParallel:
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
         """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
-        join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        begin = time.monotonic_ns()
+        times = join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        if times:
+            self._session.statistics.add_step(times, begin, time.monotonic_ns())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -196,8 +196,9 @@ class PlanBucket:
         """Called after each step, if ``guarded``. ``changed``: this rank took part in it."""
 
     def release(self) -> None:
-        """Lets go of the memory now, rather than when the garbage collector comes by. The bucket can't be used any
-        more."""
+        """Lets go of the memory now, rather than when the garbage collector comes by, but not before what has begun is
+        over. The bucket can't be used any more."""
+        self.execution.abandon()
         self.execution = NotReady(self.name)
         self._added.clear()
 

@@ -6,12 +6,13 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import Connection, Times
 from bagua.torch_api.data_parallel.actions import (
@@ -183,9 +184,12 @@ class PlanRun:
         return True
 
     def abandon(self) -> bool:
-        """Forgets a run, once what has begun is over. True if there was something to forget."""
+        """Forgets a run, once what has begun is over, well or not. True if there was something to forget."""
         under_way, self.started = self.started, False
-        self._wait([])
+        tickets, self._tickets = self._tickets, ()
+        for ticket in tickets:
+            with suppress(CommunicationError):
+                self._connection.wait(ticket)
         return under_way
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,8 @@ class WeightBucket(BucketOperations):
         self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate, flatten: bool
     ) -> None:
         super().__init__(name, parameters, allocate)
+        if flatten:
+            _refuse_shared_memory(parameters)
         self.guarded = not flatten
         self._open = flatten
         self._weights = region_of(*allocate(self.elements, self.dtype), self.elements)
@@ -103,3 +106,22 @@ class WeightBucket(BucketOperations):
         super().release()
         self._parts.clear()
         self._weights = region_of(torch.empty(0), NOWHERE, 0)
+
+
+def _refuse_shared_memory(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raises BaguaError if two parameters share memory without being one object: moving them would part them."""
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + _span(tensor), name) for name, tensor in parameters)
+    for (_, end, name), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            raise BaguaError(
+                f"Parameters {name} and {other} share memory without being the same object, so that they can't be "
+                "moved: pass do_flatten=False."
+            )
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to behind the last one."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

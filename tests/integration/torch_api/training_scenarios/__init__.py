@@ -4,7 +4,7 @@ Each compares with a reference that runs in every rank: its loss is the mean (or
 rank's batch, all in one process.
 """
 
-from training_scenarios import exchange, models, passes, wrapping
+from training_scenarios import exchange, models, passes, plans, wrapping
 from training_scenarios.support import SCENARIOS
 
-__all__ = ["SCENARIOS", "exchange", "models", "passes", "wrapping"]
+__all__ = ["SCENARIOS", "exchange", "models", "passes", "plans", "wrapping"]
