@@ -1,0 +1,192 @@
+"""Methods of tensors and buckets without a model, and what must not happen to tensors that have them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
+from bagua.torch_api.bucket import BaguaBucket
+from compat_scenarios.support import Net, batch, scenario, seeded
+
+
+def registered(model: str, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    rank = bagua.get_rank()
+    return [
+        torch.full(shape, float(rank + index), dtype=dtype).ensure_bagua_tensor(f"{model} {index}", model)
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def expected(index: int) -> float:
+    """The mean over ranks of rank + index."""
+    return (bagua.get_world_size() - 1) / 2 + index
+
+
+@scenario
+def buckets_without_a_model() -> None:
+    for flat in (True, False):
+        backend = bagua.get_backend("alone")
+        assert bagua.get_backend("alone") is backend
+        tensors = registered("alone", (3, 2), (5,), (2, 2))
+        first = BaguaBucket(tensors[:2], "first", flatten=flat, alignment=4)
+        second = BaguaBucket(tensors[2:], "second", flatten=flat)
+        assert first.tensors == tensors[:2] and first.name == "first" and first.bytes() == 44
+        assert first.check_flatten() == flat and second.padding_tensor is None
+        assert first.padding_tensor.numel() == 1
+        assert first.padding_tensor.bagua_tensor_name.startswith("bagua_padding_tensor")
+        assert first.flattened_tensor().numel() == 12
+        assert tensors[0]._bagua_bucket is first and tensors[0].bagua_backend is backend
+        order: list[str] = []
+        assert first.append_python_op(order.append).append_centralized_synchronous_op() is first
+        first.append_python_op(lambda name, one=tensors[0]: one.mul_(2))
+        second.append_centralized_synchronous_op(average=False, hierarchical=True).append_python_op(order.append)
+        backend.register_ordered_buckets([first.backend_bucket, second.backend_bucket])
+        for _ in range(2):
+            for index, tensor in enumerate(tensors):
+                tensor.fill_(bagua.get_rank() + index)
+            for tensor in (tensors[2], tensors[1]):
+                tensor.bagua_mark_communication_ready()
+            assert order == []  # the first bucket is not full
+            tensors[0].bagua_mark_communication_ready_without_synchronization()
+            assert backend.wait_pending_comm_ops() == 2
+            assert order == ["first", "second"]
+            order.clear()
+            torch.testing.assert_close(tensors[0], torch.full((3, 2), 2 * expected(0)))
+            torch.testing.assert_close(tensors[1], torch.full((5,), expected(1)))
+            torch.testing.assert_close(tensors[2], torch.full((2, 2), expected(2) * bagua.get_world_size()))
+        assert backend.wait_pending_comm_ops() == 0
+        second.clear_ops()
+        for tensor in tensors:
+            tensor.bagua_mark_communication_ready()
+        backend.wait_pending_comm_ops()
+        assert order == ["first"]
+
+
+@scenario
+def a_compressed_operation_on_a_bucket() -> None:
+    (tensor,) = registered("compressed", (1000,))
+    torch.manual_seed(bagua.get_rank())
+    with torch.no_grad():
+        tensor.copy_(torch.randn(1000))
+    mine = tensor.clone()
+    wanted = torch.empty_like(mine)
+    bagua.allreduce(mine, wanted, op=bagua.ReduceOp.AVG)
+    for hierarchical in (True, False):
+        tensor.copy_(mine)
+        bucket = BaguaBucket([tensor], "compressed", flatten=True)
+        bucket.append_centralized_synchronous_op(hierarchical, True, True, "MinMaxUInt8")
+        backend = bagua.get_backend("compressed")
+        backend.register_ordered_buckets([bucket])
+        tensor.bagua_mark_communication_ready()
+        backend.wait_pending_comm_ops()
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0.1)
+    with pytest.raises(ValueError, match="MinMaxUInt8"):
+        bucket.append_centralized_synchronous_op(compression="zip")
+
+
+@scenario
+def closures() -> None:
+    box = {"tensor": torch.zeros(4)}
+    tensor = nn.Parameter(torch.ones(4))
+    assert not tensor.is_bagua_tensor() and not hasattr(tensor, "bagua_tensor_name")
+    result = tensor.ensure_bagua_tensor(
+        "proxy",
+        "closures",
+        getter_closure=lambda one: box["tensor"],
+        setter_closure=lambda one, other: box.update(tensor=other),
+    )
+    assert result is tensor and tensor.is_bagua_tensor()
+    assert tensor.bagua_tensor_name == "proxy" and tensor.bagua_module_name == "closures"
+    assert tensor.bagua_getter_closure() is box["tensor"]
+    assert tensor.bagua_backend_tensor().data_ptr() == box["tensor"].data_ptr()
+    assert tensor.ensure_bagua_tensor().bagua_tensor_name == "proxy"  # without arguments nothing changes
+    storage = torch.arange(10.0)
+    tensor.bagua_set_storage(storage.untyped_storage(), 3)
+    assert box["tensor"].tolist() == [3.0, 4.0, 5.0, 6.0] and tensor.tolist() == [1.0] * 4
+    tensor.bagua_setter_closure(torch.full((4,), 7.0))
+    assert tensor.bagua_getter_closure().tolist() == [7.0] * 4
+
+    view = tensor.to_bagua_tensor("view")
+    assert view.is_bagua_tensor() and view.data_ptr() == tensor.data_ptr() and tensor.bagua_tensor_name == "proxy"
+    plain = torch.zeros(2, 2).ensure_bagua_tensor("plain")
+    plain.bagua_set_storage(storage.storage(), 2)
+    assert plain.tolist() == [[2.0, 3.0], [4.0, 5.0]]
+
+    assert tensor.grad is None and tensor.bagua_ensure_grad() is tensor and tensor.grad.tolist() == [0.0] * 4
+    with pytest.raises(TypeError, match="no gradient"):
+        torch.zeros(3).bagua_ensure_grad()
+    with pytest.raises(TypeError, match="ensure_bagua_tensor"):
+        torch.zeros(3).bagua_getter_closure()
+    with pytest.raises(ValueError, match="module_name"):
+        plain.bagua_mark_communication_ready()
+    with pytest.raises(BaguaError, match="no bucket"):
+        tensor.bagua_mark_communication_ready()
+    with pytest.raises(ValueError, match="getter_closure"):
+        tensor.ensure_bagua_tensor("x", setter_closure=lambda one, other: None)
+    with pytest.raises(ValueError, match="no tensors"):
+        BaguaBucket([], "empty", flatten=True)
+    with pytest.raises(TypeError, match="one dtype"):
+        BaguaBucket([plain, torch.zeros(2).double().ensure_bagua_tensor("double")], "mixed", flatten=True)
+    with pytest.raises(BaguaError, match="belongs to no model"):
+        BaguaBucket([plain], "alone", flatten=True).append_centralized_synchronous_op().start()
+
+
+@scenario
+def backend_tensors_on_communicators() -> None:
+    tensor = torch.full((4,), float(bagua.get_rank()))
+    communicator = bagua.communication._get_default_group().get_global_communicator()
+    communicator.allreduce_inplace(tensor.ensure_bagua_tensor().bagua_backend_tensor(), bagua.ReduceOp.SUM)
+    assert tensor.tolist() == [sum(range(bagua.get_world_size()))] * 4
+
+
+@scenario
+def copies_and_pickles_carry_no_registration() -> None:
+    model = seeded()
+    held = {"model": model, "lock": io}  # what can't be pickled
+    for name, parameter in model.named_parameters():
+        parameter.ensure_bagua_tensor(name, "copies", getter_closure=lambda one, held=held: one.grad)
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=False)
+    for other in (copy.deepcopy(model), loaded):
+        for parameter, mine in zip(other.parameters(), model.parameters(), strict=True):
+            assert not parameter.is_bagua_tensor() and mine.is_bagua_tensor()
+            assert torch.equal(parameter, mine)
+    stream = io.BytesIO()
+    torch.save(model.state_dict(keep_vars=True), stream)
+    stream.seek(0)
+    torch.load(stream, weights_only=False)
+    plain = torch.zeros(3).ensure_bagua_tensor("plain", getter_closure=lambda one, held=held: one)
+    assert not copy.deepcopy(plain).is_bagua_tensor() and not copy.copy(plain).is_bagua_tensor()
+
+
+@scenario
+def registered_models_compile_and_go_away() -> None:
+    model = seeded()
+    for name, parameter in model.named_parameters():
+        parameter.ensure_bagua_tensor(name, "compiled", getter_closure=lambda one: one.grad)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    inputs = batch(0, 0, 4, 10)
+    torch.testing.assert_close(compiled(inputs), model(inputs))
+
+    tensors = registered("gone", (3,), (4,))
+    bucket = BaguaBucket(tensors, "gone", flatten=True).append_centralized_synchronous_op()
+    backend = bagua.get_backend("gone")
+    backend.register_ordered_buckets([bucket])
+    for tensor in tensors:
+        tensor.bagua_mark_communication_ready()
+    backend.wait_pending_comm_ops()
+    watched = [weakref.ref(bucket), weakref.ref(backend), weakref.ref(tensors[0])]
+    del bucket, backend, tensors, tensor
+    gc.collect()
+    assert [one() for one in watched] == [None] * 3
+    assert Net().state_dict().keys() == model.state_dict().keys()
