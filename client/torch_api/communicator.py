@@ -15,6 +15,9 @@ from bagua.torch_api import env
 
 if TYPE_CHECKING:
     from bagua.torch_api.connection import Connection
+    from bagua.torch_api.tensor import BackendTensor
+
+    Carried = torch.Tensor | BackendTensor
 
 
 class World:
@@ -30,7 +33,8 @@ WORLD = World()
 class Communicator:
     """Positions in it (``rank()``, roots, peers) count from 0 in the order of ``ranks``, which are global numbers.
 
-    Its methods are the primitives of ``bagua.torch_api.communication`` with ``comm`` set to it: see there.
+    Its methods are the primitives of ``bagua.torch_api.communication`` with ``comm`` set to it: see there. They take
+    tensors, and what ``tensor.bagua_backend_tensor()`` returns.
 
     One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
@@ -102,70 +106,72 @@ class Communicator:
     def barrier(self) -> None:
         _primitives().barrier(self)
 
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        _primitives().send(tensor, dst, self)
+    def send(self, tensor: Carried, dst: int) -> None:
+        _primitives().send(_plain(tensor), dst, self)
 
-    def recv(self, tensor: torch.Tensor, src: int) -> None:
-        _primitives().recv(tensor, src, self)
+    def recv(self, tensor: Carried, src: int) -> None:
+        _primitives().recv(_plain(tensor), src, self)
 
-    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
-        _primitives().broadcast(tensor, src, self)
+    def broadcast(self, tensor: Carried, src: int = 0) -> None:
+        _primitives().broadcast(_plain(tensor), src, self)
 
-    def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = 0) -> None:
-        _primitives().allreduce(send_tensor, recv_tensor, op, self)
+    def allreduce(self, send_tensor: Carried, recv_tensor: Carried, op: int = 0) -> None:
+        _primitives().allreduce(_plain(send_tensor), _plain(recv_tensor), op, self)
 
-    def allreduce_inplace(self, tensor: torch.Tensor, op: int = 0) -> None:
-        _primitives().allreduce_inplace(tensor, op, self)
+    def allreduce_inplace(self, tensor: Carried, op: int = 0) -> None:
+        _primitives().allreduce_inplace(_plain(tensor), op, self)
 
-    def reduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int = 0) -> None:
-        _primitives().reduce(send_tensor, recv_tensor, dst, op, self)
+    def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: int = 0) -> None:
+        _primitives().reduce(_plain(send_tensor), _plain(recv_tensor), dst, op, self)
 
-    def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: int = 0) -> None:
-        _primitives().reduce_inplace(tensor, dst, op, self)
+    def reduce_inplace(self, tensor: Carried, dst: int, op: int = 0) -> None:
+        _primitives().reduce_inplace(_plain(tensor), dst, op, self)
 
-    def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        _primitives().allgather(send_tensor, recv_tensor, self)
+    def allgather(self, send_tensor: Carried, recv_tensor: Carried) -> None:
+        _primitives().allgather(_plain(send_tensor), _plain(recv_tensor), self)
 
-    def allgather_inplace(self, tensor: torch.Tensor) -> None:
-        _primitives().allgather_inplace(tensor, self)
+    def allgather_inplace(self, tensor: Carried) -> None:
+        _primitives().allgather_inplace(_plain(tensor), self)
 
-    def gather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int) -> None:
-        _primitives().gather(send_tensor, recv_tensor, dst, self)
+    def gather(self, send_tensor: Carried, recv_tensor: Carried, dst: int) -> None:
+        _primitives().gather(_plain(send_tensor), _plain(recv_tensor), dst, self)
 
-    def gather_inplace(self, tensor: torch.Tensor, count: int, dst: int) -> None:
-        _primitives().gather_inplace(tensor, count, dst, self)
+    def gather_inplace(self, tensor: Carried, count: int, dst: int) -> None:
+        _primitives().gather_inplace(_plain(tensor), count, dst, self)
 
-    def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
-        _primitives().scatter(send_tensor, recv_tensor, src, self)
+    def scatter(self, send_tensor: Carried, recv_tensor: Carried, src: int) -> None:
+        _primitives().scatter(_plain(send_tensor), _plain(recv_tensor), src, self)
 
-    def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
-        _primitives().scatter_inplace(tensor, count, src, self)
+    def scatter_inplace(self, tensor: Carried, count: int, src: int) -> None:
+        _primitives().scatter_inplace(_plain(tensor), count, src, self)
 
-    def reduce_scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = 0) -> None:
-        _primitives().reduce_scatter(send_tensor, recv_tensor, op, self)
+    def reduce_scatter(self, send_tensor: Carried, recv_tensor: Carried, op: int = 0) -> None:
+        _primitives().reduce_scatter(_plain(send_tensor), _plain(recv_tensor), op, self)
 
-    def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int = 0) -> None:
-        _primitives().reduce_scatter_inplace(tensor, op, self)
+    def reduce_scatter_inplace(self, tensor: Carried, op: int = 0) -> None:
+        _primitives().reduce_scatter_inplace(_plain(tensor), op, self)
 
-    def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        _primitives().alltoall(send_tensor, recv_tensor, self)
+    def alltoall(self, send_tensor: Carried, recv_tensor: Carried) -> None:
+        _primitives().alltoall(_plain(send_tensor), _plain(recv_tensor), self)
 
-    def alltoall_inplace(self, tensor: torch.Tensor) -> None:
-        _primitives().alltoall_inplace(tensor, self)
+    def alltoall_inplace(self, tensor: Carried) -> None:
+        _primitives().alltoall_inplace(_plain(tensor), self)
 
     def alltoall_v(
         self,
-        send_tensor: torch.Tensor,
+        send_tensor: Carried,
         send_counts: Sequence[int],
         send_displs: Sequence[int],
-        recv_tensor: torch.Tensor,
+        recv_tensor: Carried,
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
-        _primitives().alltoall_v(send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs, self)
+        _primitives().alltoall_v(
+            _plain(send_tensor), send_counts, send_displs, _plain(recv_tensor), recv_counts, recv_displs, self
+        )
 
-    def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
-        _primitives().alltoall_v_inplace(tensor, counts, displs, self)
+    def alltoall_v_inplace(self, tensor: Carried, counts: Sequence[int], displs: Sequence[int]) -> None:
+        _primitives().alltoall_v_inplace(_plain(tensor), counts, displs, self)
 
 
 class NonMember(Communicator):
@@ -194,6 +200,11 @@ def _destroy_quietly(connection: Connection, id: int) -> None:
     """Silent when the session has ended, and with it the communicator."""
     with suppress(CommunicationError):
         connection.destroy_comm(id)
+
+
+def _plain(tensor: Carried) -> torch.Tensor:
+    """The tensor that travels."""
+    return tensor if isinstance(tensor, torch.Tensor) else getattr(tensor, "tensor", tensor)
 
 
 def _primitives() -> ModuleType:

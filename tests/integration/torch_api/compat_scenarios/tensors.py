@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import warnings
 import weakref
 
 import pytest
@@ -117,7 +118,9 @@ def closures() -> None:
     view = tensor.to_bagua_tensor("view")
     assert view.is_bagua_tensor() and view.data_ptr() == tensor.data_ptr() and tensor.bagua_tensor_name == "proxy"
     plain = torch.zeros(2, 2).ensure_bagua_tensor("plain")
-    plain.bagua_set_storage(storage.storage(), 2)
+    with warnings.catch_warnings():  # torch's typed storages are deprecated
+        warnings.simplefilter("ignore")
+        plain.bagua_set_storage(storage.storage(), 2)
     assert plain.tolist() == [[2.0, 3.0], [4.0, 5.0]]
 
     assert tensor.grad is None and tensor.bagua_ensure_grad() is tensor and tensor.grad.tolist() == [0.0] * 4
