@@ -46,23 +46,20 @@ class Runner:
             started = ranks.start(rank_side.rank_jobs, hosts=hosts, names=self._left, folder=str(folder))
             ranks.wait(DEADLINE_S)
             outputs = [rank.output for rank in started]
-        done = 0
         for number, name in enumerate(self._left):
             files = [folder / f"{number}-{rank}.pt" for rank in range(self.world.n)]
             if not any(file.exists() for file in files):
-                break
+                # The ranks ended in the job before this one, which says so, or in this one.
+                ended = number == 0 or not any("error" in one for one in self._found[self._left[number - 1]])
+                if ended:
+                    self._found[name] = [{"error": f"ended\n{output[-4000:]}"} for output in outputs]
+                self._left = self._left[number + ended :]
+                return
             self._found[name] = [
                 torch.load(file, weights_only=False) if file.exists() else {"error": f"ended\n{output[-4000:]}"}
                 for file, output in zip(files, outputs, strict=True)
             ]
-            done = number + 1
-        if not done or (
-            done < len(self._left) and not any("error" in one for one in self._found[self._left[done - 1]])
-        ):
-            # Nothing was written by any rank: all ended in one job.
-            self._found[self._left[done]] = [{"error": f"ended\n{output[-4000:]}"} for output in outputs]
-            done += 1
-        self._left = self._left[done:]
+        self._left = []
 
 
 @pytest.fixture(scope="session")

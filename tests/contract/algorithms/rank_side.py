@@ -21,27 +21,28 @@ from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_mod
 import bagua.torch_api as bagua
 
 JOB_DEADLINE_S = 60.0
-"""For hangs alone: whoever waits that long shows where, and ends."""
+PATIENCE_S = 15.0
+"""For hangs alone: a rank that takes longer for a job, or waits longer after an error until the others have ended
+theirs, shows where it stands, and ends."""
 
 
 def rank_jobs(names: list[str], folder: str) -> None:
-    """Does the jobs ("case NAME", "volume NAME", "check SUBJECT CHECK") in their order. Writes what each returned, or
-    its error, to a file; ends at the first error, because ranks may be out of step after it."""
+    """Does the jobs ("case NAME", "volume NAME", "check SUBJECT CHECK", "switch ROUNDS") in their order. Writes what
+    each returned, or its error, to a file."""
     bagua.init_process_group()
     for number, name in enumerate(names):
         faulthandler.dump_traceback_later(JOB_DEADLINE_S, exit=True)
         found: dict[str, Any] = {}
         try:
             found["result"] = job(name)()
-            bagua.barrier()
         except BaseException:
             found["error"] = traceback.format_exc()
-        faulthandler.cancel_dump_traceback_later()
+            faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         path = Path(folder) / f"{number}-{bagua.get_rank()}.pt"
         torch.save(found, path.with_suffix(".new"))
         path.with_suffix(".new").rename(path)
-        if "error" in found:
-            sys.exit(found["error"])
+        bagua.barrier()  # who is in step goes on, whatever went wrong
+        faulthandler.cancel_dump_traceback_later()
 
 
 def job(name: str) -> Callable[[], Any]:
