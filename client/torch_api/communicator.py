@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -204,7 +204,9 @@ def _destroy_quietly(connection: Connection, id: int) -> None:
 
 def _plain(tensor: Carried) -> torch.Tensor:
     """The tensor that travels."""
-    return tensor if isinstance(tensor, torch.Tensor) else getattr(tensor, "tensor", tensor)
+    given: Any = tensor
+    found: torch.Tensor = given if isinstance(given, torch.Tensor) else getattr(given, "tensor", given)
+    return found
 
 
 def _primitives() -> ModuleType:

@@ -75,6 +75,10 @@ class Registration:
         self.bucket: Callable[[], PlanBucket | None] = _no_bucket
         self.backend_tensor = BackendTensor(self)
 
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is the registered one."""
+        return self._tensor() is tensor
+
     @property
     def owner(self) -> torch.Tensor:
         """The registered tensor itself."""
@@ -120,7 +124,7 @@ def _no_bucket() -> None:
 def registration(tensor: torch.Tensor) -> Registration | None:
     """What is known of a Bagua tensor; None if it is none."""
     found: Registration | None = tensor.__dict__.get(_ATTRIBUTE)
-    return found
+    return found if found is not None and found.is_of(tensor) else None  # copy.copy takes attributes along
 
 
 def registered(tensor: torch.Tensor) -> Registration:
