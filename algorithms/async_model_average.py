@@ -25,7 +25,7 @@ from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype
+from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype, where_needed
 
 LOG = logging.getLogger("bagua")
 
@@ -44,8 +44,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.sync_interval_ms = settings.sync_interval_ms
         self.warmup_steps = settings.warmup_steps
         self.peer_selection_mode = settings.peer_selection_mode
-        self.codec = settings.codec
-        self.everywhere = settings.everywhere
+        self.codec = where_needed(settings.codec, settings.everywhere, process_group)
+        self.everywhere = settings.everywhere and self.codec is not None
         self.exchanged = GRADIENT if self.warmup_steps > 0 else WEIGHT
         self.passes = 0
         self.rounds = 0

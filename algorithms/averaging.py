@@ -56,7 +56,7 @@ def mean_of_pair(
     if pairs.n == 1:
         return mean_of_all(bucket, over=HOST if pairs.hierarchical else EVERYONE, keep_snapshot=keep_snapshot)
     codec = fits(bucket, codec)
-    if codec is None or not (everywhere or any(pairs.is_far(peer) for peer in pairs.partners)):
+    if codec is None:
         return mean_of_all(bucket, over=pairs.everybody, keep_snapshot=keep_snapshot)
     return _PairByDifferences(bucket, pairs, codec, everywhere, keep_snapshot).steps()
 

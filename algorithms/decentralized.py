@@ -14,7 +14,7 @@ from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype
+from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype, where_needed
 
 MODES = ("all", "shift_one")
 
@@ -30,8 +30,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = settings.hierarchical
         self.peer_selection_mode = settings.peer_selection_mode
         self.communication_interval = settings.communication_interval
-        self.codec = settings.codec
-        self.everywhere = settings.everywhere
+        self.codec = where_needed(settings.codec, settings.everywhere, process_group)
+        self.everywhere = settings.everywhere and self.codec is not None
         self.passes = 0
         self._under_way = False
         self._pairs = Pairs(process_group, self.hierarchical) if self.peer_selection_mode == "shift_one" else None

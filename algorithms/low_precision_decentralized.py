@@ -16,7 +16,7 @@ from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import begin_with_weights, check_optimizers, expose
 
 NOW = "now"
-OWN = "weight"
+OWN = "own_weight"
 LEFT = "left_peer_weight"
 RIGHT = "right_peer_weight"
 DIFFERENCE = "difference"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from bagua.algorithms.base import Bucket, BucketLayout, DataParallel
+from bagua.algorithms.base import Bucket, BucketLayout, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import WEIGHT
 
@@ -32,6 +32,11 @@ def expose(bucket: Bucket, **tensors: torch.Tensor) -> None:
     """Sets attributes of the bucket that programs for the original read."""
     for name, tensor in tensors.items():
         setattr(bucket, name, tensor)
+
+
+def where_needed(codec: Codec | None, everywhere: bool, process_group: ProcessGroup) -> Codec | None:
+    """The codec, if there is anything for it to encode: between hosts, or everywhere."""
+    return codec if everywhere or len(process_group.hosts) > 1 else None
 
 
 def fits(bucket: Bucket, codec: Codec | None) -> Codec | None:

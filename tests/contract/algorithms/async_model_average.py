@@ -1,0 +1,130 @@
+"""Asynchronous model average, with each average arriving before the next forward pass, and steps can be compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from contract.algorithms.case import EVEN_WORLDS, SEVERAL_RANKS, Case, Simulation, World
+from contract.algorithms.decentralized import mean_over
+from contract.algorithms.exchange import Coder, shift_one
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+from bagua.algorithms import AsyncModelAverageAlgorithm
+
+WARM_UP = 2
+
+
+def step_and_wait(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: Callable[..., Tensor], rank: int, step: int
+) -> None:
+    """One step; then what it started in the background is let come to its end."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss(model, rank, step).backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+    bagua.barrier()  # all have started it
+    buckets: Any = model.bagua_buckets
+    while model.bagua_algorithm.exchanged == "weight" and not all(bucket.done() for bucket in buckets):  # type: ignore[union-attr]
+        time.sleep(0.001)
+
+
+def averages(
+    sim: Simulation, warm_up: int, mean: Callable[[Simulation, list[Tensor], int], list[Tensor]]
+) -> Iterator[None]:
+    """x += mean(s) - s before every pass, where s was x before the pass before it; first ``warm_up`` steps with the
+    mean of gradients."""
+    snapshots: list[Tensor] = []
+    for step in range(sim.steps):
+        if step < warm_up:
+            sim.backward(step)
+            sim.set_gradients([sim.mean(sim.gradients())] * sim.n)
+        else:
+            if snapshots:
+                news = mean(sim, snapshots, step - warm_up - 1)
+                changed = zip(sim.parameters(), news, snapshots, strict=True)
+                sim.set_parameters([x + new - old for x, new, old in changed])
+            snapshots = sim.parameters()
+            sim.backward(step)
+        sim.optimize()
+        yield
+
+
+def of_all(sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+    """The mean of all."""
+    return [sim.mean(snapshots)] * sim.n
+
+
+def of_pairs(sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+    """The mean of each pair of ranks."""
+    return [
+        mean_over(sim, snapshots, (rank, shift_one(rank, sim.n, round))) if sim.n > 1 else snapshots[rank]
+        for rank in range(sim.n)
+    ]
+
+
+def of_pairs_by_differences(codec: str, sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+    """x_i + m - C(d_i), with d_i the difference to the pair's last mean and m the mean of both C(d)."""
+    code = sim.state.setdefault("code", Coder(codec, sim.models[0]))
+    known, found = sim.state.setdefault("known", {}), list(snapshots)
+    first = sim.state.setdefault("first", snapshots[0])
+    for low in range(sim.n // 2):
+        high = shift_one(low, sim.n, round)
+        reference = known.get((low, high), first)
+        sent = [code(snapshots[rank] - reference) for rank in (low, high)]
+        mean = sent[0] * 0.5 + sent[1] * 0.5
+        known[low, high] = reference + mean
+        for rank, own in zip((low, high), sent, strict=True):
+            found[rank] = snapshots[rank] + mean - own
+    return found
+
+
+def decode_error(world: World, step: int) -> float:
+    """Weights move by about 0.1 per step."""
+    return 1e-6 + (0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 0.0)
+
+
+HOW: dict[str, Any] = {"replicas_equal": False, "train": step_and_wait}
+
+CASES = [
+    Case(
+        "async",
+        partial(AsyncModelAverageAlgorithm, sync_interval_ms=0),
+        partial(averages, warm_up=0, mean=of_all),
+        **HOW,
+    ),
+    Case(
+        "async warm-up",
+        partial(AsyncModelAverageAlgorithm, sync_interval_ms=0, warmup_steps=WARM_UP),
+        partial(averages, warm_up=WARM_UP, mean=of_all),
+        options={"do_flatten": False},
+        **HOW,
+    ),
+    Case(
+        "async shift_one",
+        partial(AsyncModelAverageAlgorithm, "shift_one", sync_interval_ms=0),
+        partial(averages, warm_up=0, mean=of_pairs),
+        worlds=("1 rank", *EVEN_WORLDS),
+        **HOW,
+    ),
+    Case(
+        "async minmax8",
+        partial(AsyncModelAverageAlgorithm, sync_interval_ms=0, codec="minmax8"),
+        partial(averages, warm_up=0, mean=of_all),
+        tolerance=decode_error,
+        worlds=SEVERAL_RANKS,
+        **HOW,
+    ),
+    Case(
+        "async shift_one int4 everywhere",
+        partial(AsyncModelAverageAlgorithm, "shift_one", sync_interval_ms=0, codec="int4", everywhere=True),
+        partial(averages, warm_up=0, mean=partial(of_pairs_by_differences, "int4")),
+        worlds=EVEN_WORLDS,
+        **HOW,
+    ),
+]

@@ -1,0 +1,209 @@
+"""Decentralised SGD: the mean of weights, over all or in pairs, replaces them before the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from contract.algorithms.case import EVEN_WORLDS, Case, Simulation, World, nbytes
+from contract.algorithms.exchange import Coder, pairs_of_round, share, shift_one, units
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+from bagua.algorithms import DecentralizedAlgorithm
+
+
+def mean_of_weights(sim: Simulation, interval: int = 1) -> Iterator[None]:
+    """x_i = mean of all x_j - lr g_i(x_i), every ``interval`` steps."""
+    for step in range(sim.steps):
+        sim.backward(step)
+        if step % interval == 0:
+            sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
+        sim.optimize()
+        yield
+
+
+def mean_of_pairs(sim: Simulation, hierarchical: bool, interval: int = 1) -> Iterator[None]:
+    """The same over the ranks of two units."""
+    members, round = units(sim, hierarchical), 0
+    for step in range(sim.steps):
+        sim.backward(step)
+        if step % interval == 0:
+            weights = sim.parameters()
+            for ranks in pairs_of_round(members, round):
+                mean = mean_over(sim, weights, ranks)
+                for rank in ranks:
+                    weights[rank] = mean
+            sim.set_parameters(weights)
+            round += 1
+        sim.optimize()
+        yield
+
+
+def mean_over(sim: Simulation, values: list[Tensor], ranks: tuple[int, ...]) -> Tensor:
+    """Of some ranks, added as the engine adds."""
+    there = [values[rank] if rank in ranks else torch.zeros_like(values[rank]) for rank in range(sim.n)]
+    return sim.sum(there) / len(ranks)
+
+
+def pairs_by_differences(sim: Simulation, codec: str) -> Iterator[None]:
+    """Ranks in pairs, C of the difference to the pair's last mean, wherever they are."""
+    code, half = Coder(codec, sim.models[0]), sim.n // 2
+    known = {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
+    for step in range(sim.steps):
+        sim.backward(step)
+        weights = sim.parameters()
+        for low in range(half):
+            high = shift_one(low, sim.n, step)
+            sent = [code(weights[rank] - known[low, high]) for rank in (low, high)]
+            mean = sent[0] * 0.5 + sent[1] * 0.5
+            known[low, high] = known[low, high] + mean
+            for rank, own in zip((low, high), sent, strict=True):
+                weights[rank] = weights[rank] + mean - own
+        sim.set_parameters(weights)
+        sim.optimize()
+        yield
+
+
+def pairs_of_hosts(sim: Simulation, codec: str) -> Iterator[None]:
+    """Both hosts' means, C of the difference to the last mean, weighted by ranks. One host: its mean."""
+    if len(sim.world.hosts) == 1:
+        yield from mean_of_weights(sim)
+        return
+    code, known = Coder(codec, sim.models[0]), sim.parameters()[0]
+    shares = [len(ranks) / sim.n for ranks in sim.world.hosts]
+    for step in range(sim.steps):
+        sim.backward(step)
+        weights = sim.parameters()
+        means = [mean_over(sim, weights, ranks) for ranks in sim.world.hosts]
+        sent = [code(mean - known) for mean in means]
+        mean = (sent[0] * shares[0]).add_(sent[1], alpha=shares[1])
+        known = known + mean
+        for host, ranks in enumerate(sim.world.hosts):
+            for rank in ranks:
+                weights[rank] = means[host] + mean - sent[host]
+        sim.set_parameters(weights)
+        sim.optimize()
+        yield
+
+
+def everyones(values: Tensor) -> Tensor:
+    """[ranks, elements]"""
+    found = torch.zeros(bagua.get_world_size(), values.numel())
+    bagua.allgather(values.detach().clone().view(-1), found)
+    return found
+
+
+def peers_agree(model: nn.Module, step: int) -> None:
+    """After an exchange in pairs of ranks both hold the same mean."""
+    found = everyones(model.bagua_buckets[0]._peer_weight)  # type: ignore[index, union-attr]
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    if n > 1:
+        assert bool((found[rank] == found[shift_one(rank, n, step)]).all())
+
+
+def all_agree(model: nn.Module, step: int) -> None:
+    """All hold the same mean."""
+    found = everyones(model.bagua_buckets[0]._peer_weight)  # type: ignore[index, union-attr]
+    assert bool((found == found[0]).all())
+
+
+def decode_error(size: float) -> Callable[[World, int], float]:
+    """Weights move by about 0.1 per step; codecs err by ``size`` of that."""
+    return lambda world, step: 1e-6 + 0.1 * size * (step + 1) if len(world.hosts) > 1 else 0.0
+
+
+def accumulate(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: Callable[..., Tensor], rank: int, step: int
+) -> None:
+    """A step of two passes, the first of them under no_sync."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    with model.bagua_ddp.no_sync():  # type: ignore[operator, union-attr]
+        loss(model, rank, step).backward()  # type: ignore[no-untyped-call]
+    loss(model, rank, step + 50).backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def mean_with_accumulation(sim: Simulation) -> Iterator[None]:
+    """The second pass alone exchanges; the mean is there when it ends."""
+    for step in range(sim.steps):
+        sim.backward(step, passes=(step, step + 50))
+        sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
+        sim.optimize()
+        yield
+
+
+def model_per_host(world: World, model: nn.Module) -> float:
+    """One model to the other host, whatever the ranks there are."""
+    return nbytes(model) if len(world.hosts) > 1 else 0.0
+
+
+OWN_WAY = {"replicas_equal": False}
+EVEN_OR_ONE = ("1 rank", *EVEN_WORLDS)
+
+CASES = [
+    Case("decentralized", DecentralizedAlgorithm, mean_of_weights, check=all_agree, bytes_sent=share(1), **OWN_WAY),
+    Case(
+        "decentralized interval",
+        partial(DecentralizedAlgorithm, hierarchical=False, communication_interval=3),
+        partial(mean_of_weights, interval=3),
+        bytes_sent=share(1 / 3),
+        period=3,
+        warm_up=3,
+        **OWN_WAY,
+    ),
+    Case(
+        "decentralized own memory",
+        DecentralizedAlgorithm,
+        mean_of_weights,
+        options={"do_flatten": False},
+        **OWN_WAY,
+    ),
+    Case("decentralized accumulation", DecentralizedAlgorithm, mean_with_accumulation, train=accumulate, **OWN_WAY),
+    Case(
+        "decentralized shift_one",
+        partial(DecentralizedAlgorithm, hierarchical=False, peer_selection_mode="shift_one"),
+        partial(mean_of_pairs, hierarchical=False),
+        worlds=EVEN_OR_ONE,
+        check=peers_agree,
+        **OWN_WAY,
+    ),
+    Case(
+        "decentralized shift_one hosts",
+        partial(DecentralizedAlgorithm, peer_selection_mode="shift_one", communication_interval=2),
+        partial(mean_of_pairs, hierarchical=True, interval=2),
+        bytes_sent=lambda world, model: model_per_host(world, model) / 2,
+        period=2,
+        **OWN_WAY,
+    ),
+    Case(
+        "decentralized minmax8",
+        partial(DecentralizedAlgorithm, codec="minmax8"),
+        mean_of_weights,
+        tolerance=decode_error(2 / 255),
+        check=all_agree,
+        bytes_sent=share(1 / 4),
+        **OWN_WAY,
+    ),
+    *(
+        Case(
+            f"decentralized shift_one {codec} everywhere",
+            partial(DecentralizedAlgorithm, False, "shift_one", codec=codec, everywhere=True),
+            partial(pairs_by_differences, codec=codec),
+            worlds=EVEN_WORLDS,
+            **OWN_WAY,
+        )
+        for codec in ("minmax8", "onebit", "topk")
+    ),
+    Case(
+        "decentralized shift_one hosts int4",
+        partial(DecentralizedAlgorithm, peer_selection_mode="shift_one", codec="int4"),
+        partial(pairs_of_hosts, codec="int4"),
+        bytes_sent=lambda world, model: model_per_host(world, model) / 8,
+        slack=0.1,
+        **OWN_WAY,
+    ),
+]

@@ -1,0 +1,67 @@
+"""What references of several algorithms need: the order of buckets, the codecs' kernel, pairs, and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from contract.algorithms.case import Simulation, World, nbytes
+from torch import Tensor, nn
+
+from bagua import csrc
+from bagua.algorithms import Codec
+
+
+class Coder:
+    """A codec's kernel on whole vectors, in the order of one bucket: parameters reversed."""
+
+    def __init__(self, codec: str, model: nn.Module) -> None:
+        self.codec = Codec(codec)
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        places = torch.arange(sum(sizes)).split(sizes)
+        self.order = torch.cat(list(reversed(places)))
+        self.back = torch.argsort(self.order)
+
+    def __call__(self, vector: Tensor, residual: Tensor | None = None) -> Tensor:
+        """What ``vector`` (in the order of registration) decodes to; updates ``residual``, which is in the order of the
+        bucket."""
+        core = csrc.load()
+        number, density = core.CODECS[self.codec.name], self.codec.density_units
+        raw = vector[self.order].contiguous()
+        decoded = torch.empty_like(raw)
+        message = torch.empty(core.encoded_bytes(number, raw.numel(), density), dtype=torch.uint8)
+        core.transcode(
+            number,
+            raw.numel(),
+            raw=[raw.numpy()],
+            residual=None if residual is None else residual.numpy(),
+            message=message.numpy(),
+            decoded=[decoded.numpy()],
+            density=density,
+        )
+        return decoded[self.back]
+
+
+def units(sim: Simulation, hierarchical: bool) -> list[tuple[int, ...]]:
+    """The ranks of each host, or each rank by itself."""
+    return list(sim.world.hosts) if hierarchical else [(rank,) for rank in range(sim.n)]
+
+
+def shift_one(unit: int, n: int, round: int) -> int:
+    """The peer of ``unit`` of n, as the original has it."""
+    if unit < n / 2:
+        return (round + unit) % ((n + 1) // 2) + n // 2
+    return (unit - n // 2 - round) % (n // 2)
+
+
+def pairs_of_round(members: Sequence[tuple[int, ...]], round: int) -> list[tuple[int, ...]]:
+    """Ranks that average together in a round; a unit that is alone averages inside itself."""
+    n = len(members)
+    if n == 1:
+        return list(members)
+    return [(*members[unit], *members[shift_one(unit, n, round)]) for unit in range(n // 2)]
+
+
+def share(ratio: float) -> Callable[[World, nn.Module], float]:
+    """r 2(h-1)/h of the model."""
+    return lambda world, model: ratio * 2 * (len(world.hosts) - 1) / len(world.hosts) * nbytes(model)

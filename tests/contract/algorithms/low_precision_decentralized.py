@@ -1,0 +1,121 @@
+"""Low-precision decentralised SGD: a ring whose members hold replicas of their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from contract.algorithms.case import Case, Simulation, World, nbytes
+from contract.algorithms.decentralized import everyones, mean_over
+from contract.algorithms.exchange import Coder, units
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+from bagua.algorithms import LowPrecisionDecentralizedAlgorithm
+
+Replicas = dict[str, Tensor]
+
+
+def ring(sim: Simulation, hierarchical: bool, codec: str | None = "minmax8", interval: int = 1) -> Iterator[None]:
+    """d = x + L/3 + R/3 - 5W/3; W += C(d), L += C(d_left), R += C(d_right), x = W; x is the mean of the host with
+    ``hierarchical``, and all its ranks take W."""
+    members = units(sim, hierarchical)
+    n, first = len(members), sim.parameters()[0]
+    code = Coder(codec, sim.models[0]) if codec is not None else None
+    lost = [torch.zeros_like(first) if codec in ("int4", "onebit", "topk") else None for _ in members]
+    replicas: list[Replicas] = [{name: first.clone() for name in "WLR"} for _ in members]
+    for step in range(sim.steps):
+        sim.backward(step)
+        sim.optimize()
+        weights = sim.parameters()
+        if step % interval == 0:
+            now = [mean_over(sim, weights, ranks) for ranks in members]
+            if n > 1:
+                now = exchange(now, replicas, code, lost)
+            for unit, ranks in enumerate(members):
+                for rank in ranks:
+                    weights[rank] = now[unit]
+            sim.set_parameters(weights)
+        yield
+
+
+def exchange(
+    now: list[Tensor], replicas: list[Replicas], code: Coder | None, lost: list[Tensor | None]
+) -> list[Tensor]:
+    """One exchange of all; returns the new weights."""
+    n, sent = len(now), []
+    for x, own, missed in zip(now, replicas, lost, strict=True):
+        d = x.clone().add_(own["L"], alpha=1 / 3).add_(own["R"], alpha=1 / 3).add_(own["W"], alpha=-5 / 3)
+        if missed is not None:
+            missed.add_(d)
+            d = missed.clone()
+        message = code(d) if code is not None else d
+        if missed is not None:
+            missed.sub_(message)
+        sent.append(message)
+    for unit, own in enumerate(replicas):
+        own["W"] = own["W"] + sent[unit]
+        own["L"] = own["L"] + sent[(unit - 1) % n]
+        own["R"] = own["R"] + sent[(unit + 1) % n]
+    return [own["W"] for own in replicas]
+
+
+def neighbours_are_known(model: nn.Module, step: int) -> None:
+    """Replicas equal their owners' weights, bit for bit."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    for bucket in model.bagua_buckets:  # type: ignore[union-attr]
+        weights = everyones(bucket._weight)  # type: ignore[union-attr]
+        if n > 1:
+            assert bool((weights[(rank - 1) % n] == bucket._left_peer_weight).all())  # type: ignore[union-attr]
+            assert bool((weights[(rank + 1) % n] == bucket._right_peer_weight).all())  # type: ignore[union-attr]
+            parameters = torch.cat([tensor.detach().flatten() for tensor in bucket.tensors])  # type: ignore[union-attr]
+            assert bool((parameters == bucket._weight).all())  # type: ignore[union-attr]
+
+
+def one_message(ratio: float, world: World, model: nn.Module) -> float:
+    """Two units send each other one message."""
+    return ratio * nbytes(model) if len(world.hosts) > 1 else 0.0
+
+
+OWN_WAY = {"replicas_equal": False}
+
+CASES = [
+    Case(
+        "low_precision_decentralized",
+        LowPrecisionDecentralizedAlgorithm,
+        partial(ring, hierarchical=True),
+        bytes_sent=partial(one_message, 1 / 4),
+        **OWN_WAY,
+    ),
+    Case(
+        "low_precision_decentralized ranks",
+        partial(LowPrecisionDecentralizedAlgorithm, hierarchical=False),
+        partial(ring, hierarchical=False),
+        check=neighbours_are_known,
+        **OWN_WAY,
+    ),
+    Case(
+        "low_precision_decentralized interval",
+        partial(LowPrecisionDecentralizedAlgorithm, communication_interval=2),
+        partial(ring, hierarchical=True, interval=2),
+        bytes_sent=partial(one_message, 1 / 8),
+        period=2,
+        **OWN_WAY,
+    ),
+    Case(
+        "low_precision_decentralized full precision",
+        partial(LowPrecisionDecentralizedAlgorithm, hierarchical=False, codec=None),
+        partial(ring, hierarchical=False, codec=None),
+        check=neighbours_are_known,
+        options={"do_flatten": False},
+        **OWN_WAY,
+    ),
+    Case(
+        "low_precision_decentralized onebit",
+        partial(LowPrecisionDecentralizedAlgorithm, hierarchical=False, codec="onebit"),
+        partial(ring, hierarchical=False, codec="onebit"),
+        check=neighbours_are_known,
+        **OWN_WAY,
+    ),
+]

@@ -1,0 +1,136 @@
+"""QAdam: Adam, whose momentum is averaged encoded after a warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from contract.algorithms.case import Case, Simulation, World
+from contract.algorithms.decentralized import accumulate
+from contract.algorithms.exchange import Coder, share
+from torch import Tensor, nn
+
+from bagua.algorithms import QAdamAlgorithm, QAdamOptimizer
+
+WARM_UP = 3
+SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.01}
+
+Mean = Callable[[Simulation, list[Tensor]], Tensor]
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Two groups of settings, the second with another rate of decay."""
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others, "weight_decay": 0.0, "betas": (0.8, 0.99)}]
+    return [QAdamOptimizer(groups, warmup_steps=WARM_UP, **SETTINGS)]
+
+
+def settings(sim: Simulation) -> tuple[Tensor, Tensor]:
+    """Weight decay and β1 of every element."""
+    first, *others = (parameter.numel() for parameter in sim.models[0].parameters())
+    sizes = torch.tensor([first, sum(others)])
+    return torch.tensor([0.01, 0.0]).repeat_interleave(sizes), torch.tensor([0.9, 0.8]).repeat_interleave(sizes)
+
+
+def adam_of_means(
+    sim: Simulation, mean: Mean, passes: Callable[[int], tuple[int, ...]] = lambda _: ()
+) -> Iterator[None]:
+    """By the formula, without the optimizer: one pass over flat vectors."""
+    decay, beta1 = settings(sim)
+    beta2, lr, eps = SETTINGS["betas"][1], SETTINGS["lr"], SETTINGS["eps"]
+    m, v = torch.zeros_like(decay), torch.zeros_like(decay)
+    for step in range(sim.steps):
+        sim.backward(step, passes(step))
+        x, k = sim.parameters()[0], step + 1
+        if k <= WARM_UP:
+            g = sim.mean(sim.gradients()) + decay * x
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * g * g
+        else:
+            m = mean(sim, [beta1 * m + (1 - beta1) * (g + decay * x) for g in sim.gradients()])
+        denominator = v.sqrt() / (1 - beta2**k) ** 0.5 + eps
+        update = lr / (1 - beta1**k) * m / denominator
+        sim.set_parameters([torch.where(v == 0, x, x - update) if k > WARM_UP else x - update] * sim.n)
+        yield
+
+
+def as_it_is(sim: Simulation, values: list[Tensor]) -> Tensor:
+    """The mean."""
+    return sim.mean(values)
+
+
+def twice_encoded(codec: str, fed_back: bool, sim: Simulation, values: list[Tensor]) -> Tensor:
+    """C(mean of C(m_i)), with what was lost in both, as on one host."""
+    size = values[0].numel()
+    if "code" not in sim.state:
+        sim.state["code"] = Coder(codec, sim.models[0])
+        sim.state["lost"] = [torch.zeros(size) if fed_back else None for _ in range(sim.n + 1)]
+    code, lost = sim.state["code"], sim.state["lost"]
+    return code(sim.mean([code(value, lost[rank]) for rank, value in enumerate(values)]), lost[-1])
+
+
+def decode_error(size: float) -> Callable[[World, int], float]:
+    """An update is lr m / √v, of magnitude lr for m = 1 in the block's scale; √v may be ten times smaller."""
+    return lambda world, step: 1e-5 + (0.01 * 10 * size * max(0, step + 1 - WARM_UP) if len(world.hosts) > 1 else 0.0)
+
+
+def two_passes(step: int) -> tuple[int, ...]:
+    """Batches of a step with accumulation."""
+    return (step, step + 50)
+
+
+ROUNDING = 1e-5
+ONE_HOST = ("1 rank", "2 ranks", "4 ranks")
+
+CASES = [
+    Case(
+        "qadam full precision",
+        partial(QAdamAlgorithm, codec=None),
+        partial(adam_of_means, mean=as_it_is),
+        optimizers=optimizers,
+        steps=8,
+        tolerance=ROUNDING,
+        bucket_bytes=2000,
+    ),
+    Case(
+        "qadam",
+        QAdamAlgorithm,
+        partial(adam_of_means, mean=as_it_is),
+        optimizers=optimizers,
+        steps=8,
+        tolerance=decode_error(2 / 255),
+        bytes_sent=share(1 / 4),
+        warm_up=WARM_UP + 1,
+    ),
+    Case(
+        "qadam everywhere",
+        partial(QAdamAlgorithm, hierarchical=False),
+        partial(adam_of_means, mean=partial(twice_encoded, "minmax8", False)),
+        optimizers=optimizers,
+        steps=8,
+        tolerance=1e-4,
+        worlds=ONE_HOST,
+    ),
+    Case(
+        "qadam onebit",
+        partial(QAdamAlgorithm, codec="onebit"),
+        partial(adam_of_means, mean=as_it_is),
+        optimizers=optimizers,
+        steps=8,
+        tolerance=decode_error(3.0),
+        bytes_sent=share(1 / 32),
+        slack=0.1,
+        warm_up=WARM_UP + 1,
+    ),
+    Case(
+        "qadam accumulation",
+        partial(QAdamAlgorithm, codec=None),
+        partial(adam_of_means, mean=as_it_is, passes=two_passes),
+        optimizers=optimizers,
+        steps=6,
+        tolerance=ROUNDING,
+        train=accumulate,
+    ),
+]
