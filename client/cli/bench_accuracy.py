@@ -8,13 +8,12 @@ from bagua.bench import accuracy as runs
 from bagua.bench import plots, report
 from bagua.bench.units import choose
 from bagua.cli import options
-from bagua.cli.bench import PlotOption, QuietOption, SaveOption, bench, checked, command_line, finish
+from bagua.cli.bench import PlotOption, QuietOption, SaveOption, checked, command_line, finish
 from bagua.cli.options import Output
 
 NAMES = tuple(setting.name for setting in runs.SETTINGS)
 
 
-@bench.command()
 def accuracy(
     only: str = typer.Option(
         "",

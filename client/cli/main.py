@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.errors import BaguaError
-from bagua.cli import bench_accuracy, doctor, job, run
+from bagua.cli import bench, bench_accuracy, doctor, job, run
 from bagua.cli.options import UsageError
 
 app = typer.Typer(
@@ -23,7 +23,8 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
 app.add_typer(job.jobs, name="job")
 app.add_typer(job.nodes, name="node")
-app.add_typer(bench_accuracy.bench, name="bench")
+bench.bench.command()(bench_accuracy.accuracy)
+app.add_typer(bench.bench, name="bench")
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

@@ -1,17 +1,68 @@
-"""What the examples share: the table at the end of a job, and the statistics in it."""
+"""What the examples share: the optimizer, the mean of replicas, the table at the end of a job with its statistics."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 import bagua.torch_api as bagua
+from bagua.base.algorithm_choice import VARIABLE, parse
+from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
+from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], lr: float, steps: int, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.Optimizer:
+    """AdamW, or the optimizer that goes with the algorithm of ``bagua run --algorithm``."""
+    return adam_for(parse(os.environ.get(VARIABLE) or "gradient_allreduce")[0], parameters, lr, steps, betas)
+
+
+def adam_for(
+    algorithm: str,
+    parameters: Iterable[nn.Parameter],
+    lr: float,
+    steps: int,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> torch.optim.Optimizer:
+    """The Adam of an algorithm. Those that encode momentum warm up for a quarter of the training's ``steps``; the
+    variance that they then go on with must know that much: β2 is at most 0.99."""
+    warm_up, quick = max(1, steps // 4), (betas[0], min(betas[1], 0.99))
+    if algorithm == "qadam":
+        return QAdamOptimizer(parameters, lr=lr, warmup_steps=warm_up, betas=quick)
+    if algorithm == "one_bit_adam":
+        return OneBitAdamOptimizer(parameters, lr=lr, warmup_steps=warm_up, betas=quick)
+    if algorithm == "zero_one_adam":
+        return ZeroOneAdamOptimizer(parameters, lr=lr, var_freeze_step=warm_up, betas=quick)
+    return torch.optim.AdamW(parameters, lr=lr, betas=betas)
+
+
+@torch.no_grad()
+def take_mean(model: nn.Module) -> None:
+    """The mean of all replicas becomes each of them. Algorithms that exchange weights leave them apart. Every rank
+    must call it."""
+    for parameter in model.parameters():
+        mean = parameter.detach().clone()
+        bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG)
+        parameter.copy_(mean)
+
+
+def finish(model: nn.Module) -> None:
+    """Ends the exchange; the model becomes an ordinary one, the same on all ranks."""
+    wrapper: Any = model.bagua_ddp
+    apart = wrapper.bagua_algorithm.exchanged == "weight"
+    wrapper.close()
+    if apart:
+        take_mean(model)
 
 
 @dataclass(frozen=True)

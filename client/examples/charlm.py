@@ -1,6 +1,7 @@
 """A small transformer learns, character by character, the text of Python's own standard library.
 
     bagua run --nproc-per-node 2 -m bagua.examples.charlm --steps 200
+    bagua run --nproc-per-node 2 --algorithm bytegrad:hierarchical=false -m bagua.examples.charlm --steps 200
 
 Every machine with Python has this text: a few megabytes of real source code. Prints the loss before and after, and a
 sample of what the model writes.
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.examples import _common
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 """Newline and printable ASCII; every other character is read as ``?``."""
@@ -131,9 +131,9 @@ def train(options: argparse.Namespace) -> tuple[_common.Outcome, nn.Module]:
 
     torch.manual_seed(options.seed)
     model = CharTransformer()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95))
+    optimizer = _common.make_optimizer(model.parameters(), options.lr, options.steps, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options.steps))
-    model = model.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    model = model.with_bagua([optimizer])  # gradient all-reduce, or what --algorithm says
     before = held_out_loss(model, held_out)
 
     # Ranks draw different windows.
@@ -150,6 +150,7 @@ def train(options: argparse.Namespace) -> tuple[_common.Outcome, nn.Module]:
             speed = step / (time.monotonic() - started)
             bagua.report(step=step, total=options.steps, metrics={"loss": loss.item(), "steps/s": speed})
     seconds = time.monotonic() - started
+    _common.finish(model)
     results = {"held-out loss before": before, "held-out loss after": held_out_loss(model, held_out)}
     return _common.outcome(model, steps=options.steps, seconds=seconds, results=results), model
 

@@ -1,8 +1,10 @@
 """A small convolutional network learns handwritten digits: 1797 scans of 8x8 pixels that come with scikit-learn.
 
     bagua run --nnodes 2 --nproc-per-node 2 -m bagua.examples.digits
+    bagua run --nnodes 2 --nproc-per-node 2 --algorithm local_sgd:interval=4 -m bagua.examples.digits
 
-Every rank holds a replica and sees its share of each epoch; gradients are averaged while the backward pass still runs.
+Every rank holds a replica and sees its share of each epoch; gradients are averaged while the backward pass still runs,
+unless ``--algorithm`` says otherwise.
 Ends with exit code 1 if the held-out accuracy is below 97 % or the replicas differ.
 """
 
@@ -21,7 +23,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 import bagua.torch_api as bagua
 from bagua.examples import _common
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 HELD_OUT = 360
 NEEDED_ACCURACY = 0.97
@@ -89,9 +90,9 @@ def train(options: argparse.Namespace) -> _common.Outcome:
 
     torch.manual_seed(options.seed)  # with_bagua copies the parameters of rank 0 anyway
     model = DigitsNet()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    model = model.with_bagua([optimizer], GradientAllReduceAlgorithm())
     total = options.epochs * len(loader)
+    optimizer = _common.make_optimizer(model.parameters(), options.lr, total)
+    model = model.with_bagua([optimizer])  # gradient all-reduce, or what --algorithm says
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=total)
     torch.manual_seed(options.seed + 1 + bagua.get_rank())  # ranks shift their images differently
 
@@ -111,6 +112,8 @@ def train(options: argparse.Namespace) -> _common.Outcome:
                 bagua.report(step=step, total=total, metrics={"loss": loss.item(), "acc": right, "steps/s": speed})
         right = accuracy(model, held_out)
     seconds = time.monotonic() - started
+    _common.finish(model)
+    right = accuracy(model, held_out)
     return _common.outcome(model, steps=step, seconds=seconds, results={"held-out accuracy": right})
 
 

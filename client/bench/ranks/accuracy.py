@@ -19,7 +19,7 @@ import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm
 from bagua.base import algorithm_choice
 from bagua.bench.ranks import harness
-from bagua.examples import charlm, digits
+from bagua.examples import _common, charlm, digits
 
 CURVE_POINTS = 24
 CHARACTERS = 1_000_000
@@ -89,24 +89,10 @@ TASKS: dict[str, Callable[[], Digits | CharacterModel]] = {"digits": Digits, "ch
 
 
 def make_optimizer(setting: dict[str, Any], model: nn.Module, lr: float, steps: int) -> torch.optim.Optimizer:
-    """The optimizer of a setting; those with a warm-up of their own spend a quarter of the steps on it."""
+    """The optimizer of a setting."""
     if setting["optimizer"] == "sgd":
         return torch.optim.SGD(model.parameters(), lr=setting["rate"])
-    rate, warm_up = lr * setting["rate"], max(1, steps // 4)
-    if setting["optimizer"] == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=rate)
-    return own_optimizer(setting["optimizer"], model, rate, warm_up)
-
-
-def own_optimizer(name: str, model: nn.Module, lr: float, warm_up: int) -> torch.optim.Optimizer:
-    """The optimizer that an algorithm brings along."""
-    from bagua.algorithms import one_bit_adam, q_adam_optimizer, zero_one_adam
-
-    if name == "qadam":
-        return q_adam_optimizer.QAdamOptimizer(model.parameters(), lr=lr, warmup_steps=warm_up)
-    if name == "one_bit_adam":
-        return one_bit_adam.OneBitAdamOptimizer(model.parameters(), lr=lr, warmup_steps=warm_up)
-    return zero_one_adam.ZeroOneAdamOptimizer(model.parameters(), lr=lr, var_freeze_step=warm_up)
+    return _common.adam_for(setting["optimizer"], model.parameters(), lr * setting["rate"], steps)
 
 
 def make_algorithm(setting: dict[str, Any], steps: int) -> Algorithm:
@@ -163,7 +149,7 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     bagua.barrier()
     seconds = time.monotonic() - curve.began
     sent = bagua.communication.statistics().bytes_sent - curve.sent_before
-    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    model.bagua_ddp.close()
     return {
         "task": task["name"],
         "algorithm": setting["name"],
@@ -176,13 +162,9 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     }
 
 
-@torch.no_grad()
 def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
     """The result of the mean of all replicas, on every rank."""
-    for parameter in model.parameters():
-        mean = parameter.detach().clone()
-        bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG)
-        parameter.copy_(mean)
+    _common.take_mean(model)
     value = torch.tensor([data.value(model) if bagua.get_rank() == 0 else 0.0], dtype=torch.float64)
     bagua.broadcast(value, 0)
     return value.item()

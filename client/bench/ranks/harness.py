@@ -32,6 +32,8 @@ def run(
     for key, (value, names) in (unset or {}).items():
         if config.get(key) == value:
             start_again_without(names)
+            os.environ["BAGUA_KEEP_MEMORY"] = "0"  # nor does the library set what these variables would
+    os.environ["BAGUA_TORCH_DISTRIBUTED"] = "0"  # the peer that is measured is started by start_gloo
     torch.set_num_threads(int(config.get("threads", 1)))
     bagua.init_process_group()
     found = measure(config)
