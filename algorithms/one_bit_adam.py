@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -98,9 +98,18 @@ class FrozenAdam(torch.optim.Optimizer):
             found.clamp_(min=group["floor"] * found.norm().item() / math.sqrt(found.numel()))
         return found
 
-    def adam_step(self, group: dict[str, Any], with_variance: bool) -> None:
-        """One step of Adam for one group from ``.grad``; ``with_variance``: this gradient changes v, too."""
-        parameters, gradients, momenta, variances = self._lists(group)
+    def adam_step(self, group: dict[str, Any]) -> None:
+        """One step of Adam for one group, from ``.grad``."""
+        self.observe(group, with_variance=True)
+        parameters, _, momenta, variances = self.lists(group)
+        denominators = torch._foreach_sqrt(variances)
+        torch._foreach_div_(denominators, math.sqrt(1 - group["betas"][1] ** group["variance_steps"]))
+        torch._foreach_add_(denominators, group["eps"])
+        self.move(group, parameters, momenta, denominators)
+
+    def observe(self, group: dict[str, Any], with_variance: bool) -> None:
+        """Counts a step, and takes ``.grad`` into m; ``with_variance``: into v, too."""
+        parameters, gradients, momenta, variances = self.lists(group)
         beta1, beta2 = group["betas"]
         group["steps"] += 1
         group["variance_steps"] += with_variance
@@ -110,18 +119,26 @@ class FrozenAdam(torch.optim.Optimizer):
         if with_variance:
             torch._foreach_mul_(variances, beta2)
             torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
-        denominators = torch._foreach_sqrt(variances)
-        torch._foreach_div_(denominators, math.sqrt(1 - beta2 ** max(1, group["variance_steps"])))
-        torch._foreach_add_(denominators, group["eps"])
-        self.decay(group, parameters)
-        torch._foreach_addcdiv_(parameters, momenta, denominators, -group["lr"] / (1 - beta1 ** group["steps"]))
+
+    def move(
+        self,
+        group: dict[str, Any],
+        parameters: list[torch.Tensor],
+        momenta: list[torch.Tensor],
+        denominators: Sequence[torch.Tensor],
+    ) -> None:
+        """Weight decay, and x = x - η (m / (1-β1^k)) / D."""
+        if parameters:
+            self.decay(group, parameters)
+            rate = group["lr"] / (1 - group["betas"][0] ** group["steps"])
+            torch._foreach_addcdiv_(parameters, momenta, denominators, -rate)
 
     def decay(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
         """Decoupled weight decay, as in AdamW."""
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
 
-    def _lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
+    def lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
         """Parameters that have a gradient, their gradients and moments."""
         with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
         moments = [self.moments(parameter) for parameter in with_gradient]
@@ -163,13 +180,13 @@ class OneBitAdamOptimizer(FrozenAdam):
             if group["frozen"]:
                 self._frozen_step(group)
             else:
-                self.adam_step(group, with_variance=True)
+                self.adam_step(group)
         if not self.frozen and self.steps >= self.warmup_steps:
             self.freeze()
         return loss
 
     def _frozen_step(self, group: dict[str, Any]) -> None:
-        parameters, results, momenta, _ = self._lists(group)
+        parameters, results, momenta, _ = self.lists(group)
         group["steps"] += 1
         if not parameters:
             return

@@ -81,14 +81,21 @@ class ZeroOneAdamOptimizer(FrozenAdam):
             if group["frozen"]:
                 self._local_step(group)
             else:
-                self.adam_step(group, with_variance=self.updates_variance(group["steps"] + 1))
+                self._common_step(group)
         if not self.frozen and self.steps >= self.var_freeze_step:
             self.freeze()
         return loss
 
+    def _common_step(self, group: dict[str, Any]) -> None:
+        """A step of Adam from the ranks' mean gradient. Denominators have their floor already: one bit per element has
+        the size of the others' gradients, also where there was none."""
+        self.observe(group, with_variance=self.updates_variance(group["steps"] + 1))
+        parameters, _, momenta, _ = self.lists(group)
+        self.move(group, parameters, momenta, [self.denominator(group, parameter) for parameter in parameters])
+
     def _local_step(self, group: dict[str, Any]) -> None:
         """u = β1 u + (1-β1) g / D; x = x - η u. What the step moves is noted; weight decay waits for the exchange."""
-        parameters, gradients, momenta, scales = self._lists(group)
+        parameters, gradients, momenta, scales = self.lists(group)
         beta = group["betas"][0]
         group["steps"] += 1
         rate = group["lr"] / (1 - beta ** group["steps"])

@@ -1,0 +1,95 @@
+"""Local SGD: the mean of weights after every H-th step, after some steps of gradient all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from contract.algorithms.case import Case, Simulation, World, nbytes, plain_sgd, sgd
+
+from bagua.algorithms import LocalSGDAlgorithm
+
+INTERVAL = 2
+WARM_UP = 2
+
+
+def common_step(sim: Simulation, step: int) -> None:
+    """Gradient all-reduce and an optimizer step."""
+    sim.backward(step)
+    sim.set_gradients([sim.mean(sim.gradients())] * sim.n)
+    sim.optimize()
+
+
+def local_step(sim: Simulation, step: int) -> None:
+    """Every rank for itself."""
+    sim.backward(step)
+    sim.optimize()
+
+
+def averaged(sim: Simulation) -> Iterator[None]:
+    """x_i = (1/n) sum of all x_i, every other step"""
+    for step in range(sim.steps):
+        local_step(sim, step)
+        if (step + 1) % INTERVAL == 0:
+            sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
+        yield
+
+
+def averaged_later(sim: Simulation) -> Iterator[None]:
+    """The same after common steps."""
+    for step in range(sim.steps):
+        if step < WARM_UP:
+            common_step(sim, step)
+        else:
+            local_step(sim, step)
+            if (step + 1 - WARM_UP) % INTERVAL == 0:
+                sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
+        yield
+
+
+def close(world: World, step: int) -> float:
+    """Sums of float32 in another order."""
+    return 0.0 if world.n < 3 else 2e-6
+
+
+def met(step: int) -> bool:
+    """Whether replicas are equal after the step."""
+    return (step + 1) % INTERVAL == 0
+
+
+def half_encoded(world: World, step: int) -> float:
+    """8 bits of what two steps of at most 0.05 · 1 move, again and again."""
+    return 0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 2e-6
+
+
+CASES = [
+    Case(
+        "local_sgd",
+        partial(LocalSGDAlgorithm, interval=INTERVAL),
+        averaged,
+        optimizers=sgd,
+        tolerance=close,
+        replicas_equal=met,
+        bucket_bytes=2000,
+        bytes_sent=lambda world, model: nbytes(model) / INTERVAL,
+        period=INTERVAL,
+    ),
+    Case(
+        "local_sgd after common steps",
+        partial(LocalSGDAlgorithm, interval=INTERVAL, warmup_steps=WARM_UP),
+        averaged_later,
+        tolerance=close,
+        replicas_equal=lambda step: step < WARM_UP or met(step),
+    ),
+    Case(
+        "local_sgd minmax8",
+        partial(LocalSGDAlgorithm, interval=INTERVAL, codec="minmax8"),
+        averaged,
+        optimizers=plain_sgd,
+        tolerance=half_encoded,
+        replicas_equal=met,
+        bytes_sent=lambda world, model: nbytes(model) / 4 / INTERVAL,
+        period=INTERVAL,
+        slack=0.1,
+    ),
+]

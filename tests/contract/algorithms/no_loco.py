@@ -1,0 +1,78 @@
+"""NoLoCo: outer steps on the mean of random pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from contract.algorithms.case import Case, Simulation, World, adam, nbytes
+from contract.algorithms.local_sgd import local_step
+from torch import nn
+
+from bagua.algorithms import NoLoCoAlgorithm
+
+INTERVAL = 2
+RATE, MOMENTUM, CONSENSUS = 0.7, 0.5, 1.0
+
+
+def pairs(count: int, number: int) -> list[list[int]]:
+    """Who meets in a round; the last is alone where the count is odd."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
+    return [order[at : at + 2] for at in range(0, count, 2)]
+
+
+def paired(sim: Simulation, hosts: bool = False) -> Iterator[None]:
+    """Every other step; pairs of ranks, or of hosts with all their ranks."""
+    anchors = sim.parameters()
+    velocities = [torch.zeros_like(anchor) for anchor in anchors]
+    units = sim.world.hosts if hosts else tuple((rank,) for rank in range(sim.n))
+    for step in range(sim.steps):
+        local_step(sim, step)
+        if (step + 1) % INTERVAL == 0:
+            weights = sim.parameters()
+            for pair in pairs(len(units), step // INTERVAL):
+                members = [rank for unit in pair for rank in units[unit]]
+                moved = sum(weights[rank] - anchors[rank] for rank in members) / len(members)
+                middle = sum(anchors[rank] for rank in members) / len(members)
+                for rank in members:
+                    velocities[rank] = MOMENTUM * velocities[rank] + RATE * moved - CONSENSUS * (anchors[rank] - middle)
+                for rank in members:
+                    anchors[rank] = anchors[rank] + velocities[rank]
+            sim.set_parameters(anchors)
+        yield
+
+
+def close(world: World, step: int) -> float:
+    """Other order of operations."""
+    return 2e-6 * (step + 1)
+
+
+def between_hosts(world: World, model: nn.Module) -> float:
+    """With two hosts: all of them meet."""
+    return nbytes(model) / INTERVAL
+
+
+CASES = [
+    Case(
+        "no_loco",
+        partial(NoLoCoAlgorithm, interval=INTERVAL),
+        paired,
+        optimizers=adam,
+        steps=8,
+        tolerance=close,
+        replicas_equal=False,
+        bucket_bytes=2000,
+    ),
+    Case(
+        "no_loco of hosts",
+        partial(NoLoCoAlgorithm, interval=INTERVAL, hierarchical=True),
+        partial(paired, hosts=True),
+        optimizers=adam,
+        steps=8,
+        tolerance=close,
+        replicas_equal=False,
+        bytes_sent=between_hosts,
+        period=INTERVAL,
+    ),
+]
