@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.communicator import Communicator
@@ -13,6 +14,9 @@ from bagua.torch_api.connection import Admission, Connection, DaemonClient
 from bagua.torch_api.memory import SharedMemory
 from bagua.torch_api.progress import ProgressReporter
 from bagua.torch_api.statistics import StatisticsRecorder
+
+if TYPE_CHECKING:
+    from bagua.torch_api.torch_distributed import TorchGroup
 
 SUBGROUPS = 0x80000000
 """Numbers of communicators from here on are hashes; see ``Session.make_communicator``."""
@@ -24,6 +28,7 @@ class Session:
     def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
         self.pid = os.getpid()
         self.membership = admission.membership
+        self.data_socket = admission.data_socket
         describe = daemon.describe_waits if daemon is not None else None
         self.connection = Connection(admission.membership, admission.data_socket, admission.token, describe)
         self.memory = SharedMemory(self.connection)
@@ -78,6 +83,7 @@ class _Current:
     """The session of the process, None before ``init_process_group`` and after ``destroy_process_group``."""
 
     session: Session | None = None
+    torch_group: TorchGroup | None = None
 
 
 CURRENT = _Current()

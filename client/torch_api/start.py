@@ -9,10 +9,12 @@ import sys
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api import env, ephemeral
+from bagua.torch_api import env, ephemeral, torch_distributed
 from bagua.torch_api.connection import DaemonClient, Membership
+from bagua.torch_api.malloc import keep_memory
 from bagua.torch_api.process_group import forget_groups
 from bagua.torch_api.session import CURRENT, Session
+from bagua.torch_api.torch_distributed import TorchGroup
 
 DAEMON_SOCKET = "BAGUA_DAEMON_SOCKET"
 JOB_ID = "BAGUA_JOB_ID"
@@ -28,11 +30,16 @@ def init_process_group(
     MASTER_ADDR and MASTER_PORT say who takes part, as for ``torch.distributed``, or a ``store`` does, together with
     ``rank``, ``world_size`` and ``local_world_size``, which are then written to the environment.
 
+    Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo, for the program's own calls; nothing of this
+    library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be brought up, a warning says so.
+
     Raises RuntimeError if called twice, ConfigError for settings that can't be, ServiceError if the daemon refuses or
     can't be reached, CommunicationError if another rank is lost meanwhile.
     """
     if CURRENT.session is not None and CURRENT.session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already.")
+    torch_wanted = torch_distributed.wanted()
+    keep_memory()
     if store is not None:
         _use_store(rank, world_size, local_world_size)
     socket = os.environ.get(DAEMON_SOCKET)
@@ -41,7 +48,7 @@ def init_process_group(
         session = Session(daemon.join(env.get_rank()), daemon)
     else:
         session = ephemeral.join(store)
-    _begin(session)
+    _begin(session, torch_wanted)
 
 
 def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
@@ -74,28 +81,36 @@ def _export(membership: Membership) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _begin(session: Session) -> None:
+def _begin(session: Session, torch_wanted: bool) -> None:
     _export(session.membership)
+    torch_group = TorchGroup(session, torch_wanted)
     CURRENT.session = session
-    atexit.register(_leave, session)
+    CURRENT.torch_group = torch_group
+    atexit.register(_leave, session, torch_group)
 
 
 def destroy_process_group() -> None:
     """Leaves the job in good order; afterwards ``init_process_group`` may be called again. Nothing if not initialised.
 
-    Gradients of wrapped models stay readable. Other ranks that wait for this one get CommunicationError.
+    Gradients of wrapped models stay readable. Other ranks that wait for this one get CommunicationError. Takes
+    ``torch.distributed`` down again if ``init_process_group`` brought it up.
     """
-    session = CURRENT.session
+    session, torch_group = CURRENT.session, CURRENT.torch_group
     if session is None:
         return
-    CURRENT.session = None
+    CURRENT.session = CURRENT.torch_group = None
     forget_groups()
     atexit.unregister(_leave)
+    if torch_group is not None:
+        torch_group.close()
     session.close()
 
 
-def _leave(session: Session) -> None:
+def _leave(session: Session, torch_group: TorchGroup) -> None:
     """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
     for lost, and the ranks that wait for it learn so at once."""
     if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+        torch_group.close()
         session.close()
+    else:
+        torch_group.abandon()

@@ -21,7 +21,7 @@ from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
 from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.proc import marks_of, start_time
 from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group
-from bagua.daemon.node.runtime_dir import data_socket
+from bagua.daemon.node.runtime_dir import data_socket, remove_sockets
 from bagua.daemon.node.settings import WireSettings
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
@@ -376,7 +376,7 @@ class Job:
         if engine is not None:
             self._loop.remove_reader(engine.event_fd())
             await in_thread(engine.close)
-            self.data_socket.unlink(missing_ok=True)
+            remove_sockets(self.data_socket.parent, self.data_socket.stem)
 
     async def _finish(self) -> None:
         for watch in self._watches.values():

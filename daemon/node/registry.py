@@ -14,6 +14,7 @@ from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import JobEntry, end_leftovers
 from bagua.daemon.node.logs import LogFile, log_path
 from bagua.daemon.node.plan import PlanError, clamp_grace, is_safe_name, parse_peers, parse_plan
+from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2
 
 MAX_ENDED_JOBS = 100
@@ -56,8 +57,7 @@ class Jobs:
 
     async def recover(self) -> None:
         """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError."""
-        for path in self._node.socket_folder.glob("job-*.sock"):
-            path.unlink(missing_ok=True)
+        remove_sockets(self._node.socket_folder)
         entries, broken = self._node.journal.read_all()
         for path in broken:
             self._node.log.warning("a journal can't be understood and is put aside", path=str(path))

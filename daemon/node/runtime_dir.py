@@ -31,11 +31,18 @@ def socket_folder(state: Path) -> Path:
 
 def leave_socket_folder(folder: Path, state: Path) -> None:
     """Removes the sockets of engines, and the folder if it is not the state folder itself."""
-    for path in folder.glob("job-*.sock"):
-        path.unlink(missing_ok=True)
+    remove_sockets(folder)
     if folder != state:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def remove_sockets(folder: Path, job: str = "job-*") -> None:
+    """Removes the sockets of engines: of all, or of the one whose socket is named ``job`` without its suffix; and what
+    ranks put beside them to meet (see bagua.torch_api.torch_distributed)."""
+    for pattern in (f"{job}.sock", f"{job}.torch-*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def data_socket(folder: Path, job_id: str, generation: int) -> Path:

@@ -45,6 +45,7 @@ SCRIPT = """
         if torch_too == "before":
             dist.init_process_group("gloo")
         bagua.init_process_group()
+        assert dist.is_initialized() == (torch_too != "after")
         if torch_too == "after":
             dist.init_process_group("gloo")
         train()
@@ -120,7 +121,9 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("torch_too", ["", "before", "after"])
 def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) -> None:
-    """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or after."""
+    """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or, without ours, after."""
+    if torch_too == "after":
+        sandbox.environment["BAGUA_TORCH_DISTRIBUTED"] = "0"
     output = sandbox.run(str(sandbox.script), "by_environment", torch_too)
     assert "trained 0/2 0/2 node 0" in output and "trained 1/2 1/2 node 0" in output
 
