@@ -13,6 +13,7 @@ from bagua.algorithms.one_bit_adam import FrozenAdam, find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, check_count, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.weights import codec_of_differences
 
 MEETING, MET = "meeting", "met"
 """Slots of one element, for a step that all ranks have a part in."""
@@ -204,11 +205,35 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
 
 
 class ZeroOneAdamAlgorithm(Algorithm):
-    """0/1 Adam."""
+    """Adam with few full-precision steps, one bit per element in the others, and local steps once variance is frozen.
+
+    Lu et al., "Maximizing communication efficiency for large-scale training via 0/1 Adam", 2022. ``bar`` is a mean over
+    ranks, D = √v̂ + ε the denominator, η the rate with Adam's correction of momentum:
+
+        until the freeze:  g = bar(g_i) in steps that change v, else D · bar(onebit(g_i / D + e_i));
+                           m = β1 m + (1-β1) g;   x = x - η m / D
+        after it:          u_i = β1 u_i + (1-β1) g_i / D;   x_i = x_i - η u_i
+        when ranks meet:   Δ = bar(onebit(y - x_i + e_i));   y = x_i = y - Δ;   u_i = Δ / Σ η
+
+    y are the weights after the last meeting, Σ η goes over the steps since. As in ``OneBitAdamAlgorithm`` what is
+    encoded has been divided by D, where the paper divides after decoding: elements with small gradients would get the
+    others' noise, divided by their own small D. What encoding lost is in the next message.
+
+    With b bytes of gradients, 2(h-1)/h · b go in and out of each of h hosts in a full step, a 32nd of that in the
+    others until the freeze, and a 32nd divided by the number of local steps after it. Each rank keeps, after the
+    freeze, anchor and difference: twice the weights, and Adam's state. Between meetings replicas differ.
+
+    Choose it like 1-bit Adam, where the network is slower still. ``.grad`` is the mean gradient until the freeze, this
+    rank's own after it; use no GradScaler (bfloat16 needs none).
+
+    Args:
+        optimizer: The ``ZeroOneAdamOptimizer`` that steps the model; None: that among with_bagua's optimizers.
+        codec: "onebit", or a finer one such as "int4"; None: float32, always.
+    """
 
     def __init__(self, optimizer: ZeroOneAdamOptimizer | None = None, codec: Codec | str | None = "onebit") -> None:
         self.optimizer = optimizer
-        self.codec = Codec.of(codec)
+        self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> ZeroOneAdamAlgorithmImpl:
         """A new implementation for one model."""
