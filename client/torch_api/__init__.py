@@ -4,7 +4,18 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
-from bagua.torch_api import _fork, algorithms, bucket, communication, data_parallel, distributed, env, tensor, utils
+from bagua.torch_api import (
+    _fork,
+    algorithms,
+    bucket,
+    communication,
+    data_parallel,
+    distributed,
+    env,
+    tensor,
+    torch_group,
+    utils,
+)
 from bagua.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -13,6 +24,8 @@ from bagua.torch_api.communication import (
     allreduce_inplace,
     alltoall,
     alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
     barrier,
     broadcast,
     destroy_process_group,
@@ -37,6 +50,7 @@ from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, g
 from bagua.torch_api.tensor import BaguaTensor
 
 distributed.install()
+torch_group.install()
 tensor.install()
 
 __all__ = [
@@ -51,6 +65,8 @@ __all__ = [
     "allreduce_inplace",
     "alltoall",
     "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
     "barrier",
     "broadcast",
     "bucket",
@@ -79,5 +95,6 @@ __all__ = [
     "scatter_inplace",
     "send",
     "tensor",
+    "torch_group",
     "utils",
 ]

@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,24 @@ def pyproject() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def files_of_packages() -> Iterator[tuple[str, Path, Path]]:
+    """(package of the package-dir mapping, its folder, file in it). A folder in another one's belongs to its own
+    package alone."""
+    mapping = {package: ROOT / folder for package, folder in pyproject()["tool"]["setuptools"]["package-dir"].items()}
+    for package, folder in mapping.items():
+        inner = [other for other in mapping.values() if folder in other.parents]
+        for path in folder.rglob("*"):
+            if "__pycache__" not in path.parts and not any(other in path.parents for other in inner):
+                yield package, folder, path
+
+
 def packages_in_folders() -> set[str]:
     """Dotted names of all folders that hold sources, by the package-dir mapping."""
-    mapping = pyproject()["tool"]["setuptools"]["package-dir"]
-    found = set()
-    for package, folder in mapping.items():
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh") and "__pycache__" not in path.parts:
-                found.add(".".join([package, *path.parent.relative_to(ROOT / folder).parts]))
-    return found
+    return {
+        ".".join([package, *path.parent.relative_to(folder).parts])
+        for package, folder, path in files_of_packages()
+        if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")
+    }
 
 
 def test_package_list_equals_the_folders():
@@ -82,15 +92,12 @@ def test_wheel_holds_every_source_file():
     installed = Path(bagua.__file__).parent
     if not any(str(file) == "bagua/__init__.py" for file in files):
         pytest.skip("editable installation: the wheel is checked by `deploy/dev.py test`")
-    mapping = pyproject()["tool"]["setuptools"]["package-dir"]
     missing = []
-    for package, folder in mapping.items():
-        target = installed.joinpath(*package.split(".")[1:])
-        for path in (ROOT / folder).rglob("*"):
-            wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".proto", ".typed")
-            relative = path.relative_to(ROOT / folder)
-            if wanted and "__pycache__" not in path.parts and not (target / relative).is_file():
-                missing.append(f"{folder}/{relative}")
+    for package, folder, path in files_of_packages():
+        wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".proto", ".typed")
+        place = Path(*package.split("."), path.relative_to(folder))
+        if wanted and not (installed.parent / place).is_file():
+            missing.append(str(place))
     assert missing == []
 
 

@@ -1,5 +1,6 @@
 """Data parallel training: wrapped models."""
 
+from bagua.torch_api.data_parallel import functional
 from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 from bagua.torch_api.data_parallel.distributed import (
     DistributedDataParallel,
@@ -13,6 +14,7 @@ __all__ = [
     "BaguaModule",
     "DistributedDataParallel",
     "DistributedDataParallel_V1_9_0",
+    "functional",
     "to_bagua_process_group",
     "with_bagua",
 ]

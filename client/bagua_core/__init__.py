@@ -1,0 +1,41 @@
+"""Names of the original's native module, for programs that import it: what stands behind each of them here.
+
+The core of this library is ``bagua.csrc``, compiled on first use; ``bagua.torch_api`` is what programs call.
+"""
+
+import bagua as _bagua
+from bagua import csrc
+from bagua.torch_api.bucket import BaguaBucket as BaguaBucketPy
+from bagua.torch_api.communicator import Communicator as BaguaSingleCommunicatorPy
+from bagua.torch_api.data_parallel.backend import Backend as BaguaCommBackendPy
+from bagua.torch_api.data_parallel.operation_handles import (
+    AsynchronousOperation as DecentralizedFullPrecisionAsynchronousPy,
+)
+from bagua.torch_api.data_parallel.operation_handles import (
+    DecentralizedOperation as DecentralizedFullPrecisionSynchronousPy,
+)
+from bagua.torch_api.tensor import BackendTensor as BaguaTensorPy
+
+__version__ = _bagua.__version__
+
+__all__ = [
+    "BaguaBucketPy",
+    "BaguaCommBackendPy",
+    "BaguaSingleCommunicatorPy",
+    "BaguaTensorPy",
+    "DecentralizedFullPrecisionAsynchronousPy",
+    "DecentralizedFullPrecisionSynchronousPy",
+    "install_deps",
+    "show_version",
+]
+
+
+def install_deps() -> None:
+    """Compiles the core, where that has not been done: there is nothing else to install. The original fetched
+    libraries here. Raises BuildError with the compiler's words."""
+    csrc.load()
+
+
+def show_version() -> None:
+    """Prints the versions of the library and of its core, which is compiled for that where it has not been."""
+    print(f"bagua {__version__}, core {csrc.load().VERSION}")
