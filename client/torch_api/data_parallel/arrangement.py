@@ -14,13 +14,13 @@ from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api import env
-from bagua.torch_api.communication import broadcast
+from bagua.torch_api.communication import ReduceOp, allreduce_inplace, broadcast
 from bagua.torch_api.data_parallel.agreement import raise_together
 from bagua.torch_api.data_parallel.gradient_bucket import BUFFERS, GradientBucket, elements_needed
 from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
 from bagua.torch_api.data_parallel.plan_bucket import PlanBucket
 from bagua.torch_api.data_parallel.registered import RegisteredTensors
-from bagua.torch_api.data_parallel.runner import Runner
+from bagua.torch_api.data_parallel.runner import PlanRun, Runner
 from bagua.torch_api.data_parallel.weight_bucket import WeightBucket
 from bagua.torch_api.session import Session
 
@@ -99,6 +99,14 @@ class Arrangement:
         self.release()
         self._fill(self._layouts())
         return self.gradient_buckets
+
+    def level_out(self) -> None:
+        """Every bucket has been started equally often on all ranks. All call it together."""
+        runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, PlanRun)]
+        starts = torch.tensor([run.starts for run in runs])
+        allreduce_inplace(starts, ReduceOp.MAX, self._runner.everyone)
+        for run, most in zip(runs, starts.tolist(), strict=True):
+            run.catch_up(most)
 
     def release(self) -> None:
         """Gives the memory back, but for gradients that somebody holds."""

@@ -38,7 +38,7 @@ from bagua.torch_api.data_parallel.plan_bucket import PlanBucket, join_all
 from bagua.torch_api.data_parallel.reducer import GradientReducer
 from bagua.torch_api.data_parallel.runner import Runner
 from bagua.torch_api.process_group import BaguaProcessGroup, _get_default_group
-from bagua.torch_api.session import current
+from bagua.torch_api.session import CURRENT, current
 
 LOG = logging.getLogger("bagua")
 
@@ -180,8 +180,7 @@ class BaguaDistributedDataParallel:
     def _begin_anew(self) -> None:
         """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
         optimizers where their state is the same on all ranks."""
-        self._runner.release()
-        self._arrangement.release()
+        self._release()
         barrier(self._group)  # what the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
         if self._exchanged == WEIGHT:
@@ -221,8 +220,16 @@ class BaguaDistributedDataParallel:
         when they are gone. All ranks must do it in the same order relative to other wraps."""
         self._remove_hooks()
         self.bagua_algorithm.close()
-        self._runner.release()
+        self._release()
+
+    def _release(self) -> None:
+        """Memory and communicators go back, once what has begun is over. Where ranks are not in step (on communicators
+        of the algorithm's own) those that are behind catch up, or the others would wait for ever."""
+        if self._runner.has_own and self._session is CURRENT.session:
+            with suppress(CommunicationError):  # a rank that has left ends what waits for it
+                self._arrangement.level_out()
         self._arrangement.release()
+        self._runner.release()
 
     def own_communicator(self) -> Communicator:
         """See ``bagua.algorithms.base.DataParallel``."""

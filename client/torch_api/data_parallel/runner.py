@@ -75,6 +75,11 @@ class Runner:
             members = [host[0] for host in hosts]
         return self._group.new_communicator(members) if self._rank in members else None
 
+    @property
+    def has_own(self) -> bool:
+        """Whether ``own_communicator`` made any."""
+        return bool(self._own)
+
     def own_communicator(self) -> Communicator:
         """Another communicator of all ranks of the model, which lives until ``release``."""
         self._own.append(self._group.new_communicator())
@@ -136,7 +141,7 @@ Phase = tuple[Sequence[Work], Action | None]
 class PlanRun:
     """One bucket's plan at work, again and again: see ``Execution``."""
 
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started")
+    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
 
     def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
         self._name = name
@@ -145,6 +150,7 @@ class PlanRun:
         self._number = 0
         self._tickets: Tickets = ()
         self.started = False
+        self.starts = 0
 
     def start(self) -> None:
         """Begins the first phase. Raises BaguaError if the last run has not been joined."""
@@ -152,6 +158,7 @@ class PlanRun:
             raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
         self._begin(0)
         self.started = True
+        self.starts += 1
 
     def _begin(self, number: int) -> None:
         self._number = number
@@ -182,6 +189,15 @@ class PlanRun:
         self._begin(self._number + 1)
         self.started = True
         return True
+
+    def catch_up(self, starts: int) -> None:
+        """Takes part in what other ranks have begun, who started it so often, and does nothing else for it."""
+        action = self._phases[0][1]
+        while self.starts < starts:
+            self.abandon()
+            self._tickets = (action.begin() if action is not None else None) or ()
+            self.started = True
+            self.starts += 1
 
     def abandon(self) -> bool:
         """Forgets a run, once what has begun is over, well or not. True if there was something to forget."""
