@@ -48,7 +48,30 @@ def test_charlm_learns(sandbox: Sandbox) -> None:
     assert "The model writes:" in done.out
 
 
+def test_algorithm_by_name(sandbox: Sandbox) -> None:
+    command = ("run", "--nnodes", "2", "--algorithm", "one_bit_adam:codec=int4", "-m", "bagua.examples.digits")
+    done = sandbox.bagua(*command, "--epochs", "2", "--output", "json")
+    assert "below 97%" in done.text, done.text  # two epochs are too few
+    line = next(line for line in done.out.splitlines() if line.startswith("[rank 0] {"))
+    assert json.loads(line.removeprefix("[rank 0] "))["replicas_identical"] is True
+
+
+def test_algorithm_is_checked_before_anything_starts(sandbox: Sandbox) -> None:
+    for name, words in (("onebit_adam", "one_bit_adam"), ("local_sgd:interval", "key=value")):
+        for command in (("run",), ("job", "submit")):
+            done = sandbox.bagua(*command, "--algorithm", name, "-m", "bagua.examples.digits")
+            assert done.code == 2 and words in done.err, done.text
+    done = sandbox.bagua("run", "--algorithm", "local_sgd:intervall=3", "-m", "bagua.examples.digits")
+    assert done.code == 1 and "intervall" in done.text
+
+
 def test_announcement(sandbox: Sandbox) -> None:
     done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "bagua.examples.announcement")
     assert done.code == 0, done.text
     assert sum("of 2 (local" in line for line in done.out.splitlines()) == 2
+
+
+def test_own_algorithm(sandbox: Sandbox) -> None:
+    done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "bagua.examples.own_algorithm")
+    assert done.code == 0, done.text
+    assert "NormalisedMean       held-out loss 0.0" in done.out
