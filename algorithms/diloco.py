@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -100,6 +101,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
     def __init__(self, process_group: ProcessGroup, settings: StreamingDiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings)
         self._modules: dict[int, str] = {}
+        self._under_way: list[Bucket] = []
 
     def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As ever; and notes which parameters belong to one module."""
@@ -138,31 +140,35 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         bucket.slot(WEIGHT).lerp_(bucket.slot(ANCHOR), 1.0 - self.settings.mixing)
 
     def after_step(self, ddp: DataParallel, step: int) -> None:
-        """Takes up the fragment that was sent ``overlap`` steps ago, and sends the one whose turn it is."""
+        """Takes up the fragments that were sent ``overlap`` steps ago, and sends those whose turn it is."""
         with torch.no_grad():
-            for begin, act in ((step - self.settings.overlap, _join), (step, _start)):
-                self._each(ddp, begin, act)
+            self._take_up(self._sent_at(ddp, step - self.settings.overlap) if self.settings.overlap else [])
+            sent = self._sent_at(ddp, step)
+            for bucket in sent:
+                bucket.start()
+            self._under_way += sent
             if self.settings.overlap == 0:
-                self._each(ddp, step, _join)
+                self._take_up(sent)
 
-    def _each(self, ddp: DataParallel, step: int, act: Callable[[Bucket], None]) -> None:
-        """Applies ``act`` to the buckets of the fragment that is sent at ``step``."""
-        for bucket in ddp.bagua_buckets:
-            if self.sent_at(int(bucket.name.partition(".")[0]), step):
-                act(bucket)
+    def _take_up(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            self._under_way.remove(bucket)
+            bucket.join()
+
+    def _sent_at(self, ddp: DataParallel, step: int) -> list[Bucket]:
+        """Buckets of the fragments that are sent after this step."""
+        return [bucket for bucket in ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
+
+    def close(self) -> None:
+        """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone. What has
+        failed has been told, or will be."""
+        with torch.no_grad(), suppress(RuntimeError):
+            self._take_up(list(self._under_way))
 
     def sent_at(self, fragment: int, step: int) -> bool:
         """Whether the fragment is sent after this step. Fragment k of P is first sent after (k + 1) H / P steps."""
         first = (fragment + 1) * self.interval // self.settings.fragments
         return step >= first and (step - first) % self.interval == 0
-
-
-def _start(bucket: Bucket) -> None:
-    bucket.start()
-
-
-def _join(bucket: Bucket) -> None:
-    bucket.join()
 
 
 class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -102,7 +102,7 @@ class FrozenAdam(torch.optim.Optimizer):
         """One step of Adam for one group, from ``.grad``."""
         self.observe(group, with_variance=True)
         parameters, _, momenta, variances = self.lists(group)
-        denominators = torch._foreach_sqrt(variances)
+        denominators = list(torch._foreach_sqrt(variances))
         torch._foreach_div_(denominators, math.sqrt(1 - group["betas"][1] ** group["variance_steps"]))
         torch._foreach_add_(denominators, group["eps"])
         self.move(group, parameters, momenta, denominators)
@@ -125,7 +125,7 @@ class FrozenAdam(torch.optim.Optimizer):
         group: dict[str, Any],
         parameters: list[torch.Tensor],
         momenta: list[torch.Tensor],
-        denominators: Sequence[torch.Tensor],
+        denominators: list[torch.Tensor],
     ) -> None:
         """Weight decay, and x = x - η (m / (1-β1^k)) / D."""
         if parameters:
