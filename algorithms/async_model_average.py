@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ from bagua.algorithms.base import (
     AlgorithmImpl,
     Bucket,
     BucketLayout,
-    Communicator,
     DataParallel,
     ProcessGroup,
 )
@@ -27,14 +25,12 @@ from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype, where_needed
 
-LOG = logging.getLogger("bagua")
-
 
 class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     """``AsyncModelAverageAlgorithm`` at work on one model.
 
     ``passes``: forward passes in training so far. ``rounds``: averages that have been applied. ``averaging``: False
-    after ``abort``, and when another rank has left.
+    after ``abort``. Each bucket has communicators of its own.
     """
 
     follows_arrival = False
@@ -50,13 +46,10 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.passes = 0
         self.rounds = 0
         self.averaging = True
-        self._ended = False
         self._under_way = False
         self._next_start = 0.0  # by time.monotonic()
-        self._everyone: Communicator | None = None
-        self._pairs: Pairs | None = None
         if self.peer_selection_mode == "shift_one":
-            self._pairs = Pairs(process_group, hierarchical=False, private=True)
+            Pairs(process_group, hierarchical=False)  # raises if ranks can't be paired
 
     def need_reset(self) -> bool:
         """Once, in the first forward pass after the warm-up: weights take the place of gradients."""
@@ -77,12 +70,13 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if self.exchanged == GRADIENT:
             bucket.set_plan(Plan((AllReduce("AVG"),)))
             return
-        if self._pairs is not None:
-            steps = mean_of_pair(bucket, self._pairs, self.codec, self.everywhere, keep_snapshot=True)
+        own = ddp.own_communicator()
+        if self.peer_selection_mode == "shift_one":
+            # One step that communicates, never two: the second one would be waited for.
+            pairs = Pairs(self.process_group, hierarchical=False, private=True)
+            steps = mean_of_pair(bucket, pairs, self.codec, everywhere=True, keep_snapshot=True)
         else:
-            if self._everyone is None:
-                self._everyone = ddp.own_communicator()
-            steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: self._everyone, keep_snapshot=True)
+            steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: own, keep_snapshot=True)
         apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
         bucket.set_plan(Plan((*steps, apply)))
 
@@ -100,28 +94,22 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def _look(self, ddp: DataParallel) -> None:
         """What a forward pass does about the exchange. It never waits for another rank."""
-        if self._ended or not self.averaging:
+        if not self.averaging:
             return
-        try:
-            if self._under_way:
-                if not all(bucket.done() for bucket in ddp.bagua_buckets):
-                    return
-                self._finish(ddp)
-            now = time.monotonic()
-            if now >= self._next_start:
-                self._under_way = True
-                for bucket in ddp.bagua_buckets:
-                    bucket.start()
-        except ConnectionAbortedError as error:
-            self._end(error)
+        if self._under_way:
+            if not all(bucket.done() for bucket in ddp.bagua_buckets):
+                return
+            self._finish(ddp)
+        if time.monotonic() >= self._next_start:
+            self._under_way = True
+            for bucket in ddp.bagua_buckets:
+                bucket.start()
 
     def _finish(self, ddp: DataParallel) -> None:
         for bucket in ddp.bagua_buckets:
             bucket.join()
         self._under_way = False
         self.rounds += 1
-        if self._pairs is not None:
-            self._pairs.round += 1
         self._next_start = time.monotonic() + self.sync_interval_ms / 1000
 
     def abort(self, bagua_ddp: Any = None) -> None:
@@ -137,14 +125,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def resume(self, bagua_ddp: Any = None) -> None:
         """Takes part again from the next forward pass on. Waits for nobody. Nothing if not aborted."""
         self.averaging = True
-
-    def close(self) -> None:
-        """Ends the averaging."""
-        self._ended = True
-
-    def _end(self, error: Exception) -> None:
-        self._ended = True
-        LOG.warning("Asynchronous averaging has ended, and this rank trains on alone: %s", error)
 
 
 def _nothing(*_: Any) -> None:
@@ -177,10 +157,11 @@ class AsyncModelAverageAlgorithm(Algorithm):
         warmup_steps: Forward passes in training with gradient all-reduce.
         codec: How what crosses between hosts is encoded: a name, a ``Codec``, or None. Differences to the last common
             mean are, never weights; see ``DecentralizedAlgorithm``.
-        everywhere: With a codec: encode inside hosts, too.
+        everywhere: With a codec: encode inside hosts, too. "shift_one" always does so, if there are several hosts.
 
     ``model.bagua_algorithm.abort(model)`` and ``.resume(model)`` are local and never wait. A rank that ends its
-    training leaves the others without averages (they log one warning) and without an error: nobody waits for it.
+    training leaves the others without averages and without an error. It waits for them when it wraps the model anew,
+    calls ``model.bagua_ddp.close()`` or ``destroy_process_group()``, or its process ends.
     """
 
     def __init__(

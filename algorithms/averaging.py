@@ -128,13 +128,12 @@ class _PairByDifferences:
                 Broadcast(PEER, over=HOST),
             )
         begin = Local(self._begin, "difference to the pair's last mean", (WEIGHT, *peers), tuple(written))
+        if self._everywhere:
+            return (begin, exchange, end)
         return (begin, AllReduce("AVG", PEER, PEER, over=self._near), exchange, end)
 
     def _encodes(self, peer: int) -> bool:
         return self._everywhere or self._pairs.is_far(peer)
-
-    def _active(self) -> bool:
-        return self._pairs.leader and self._encodes(self._pairs.peer)
 
     def _near(self) -> Communicator | None:
         return None if self._encodes(self._pairs.peer) else self._pairs.everybody()
@@ -148,17 +147,15 @@ class _PairByDifferences:
         self._differ(bucket)
 
     def _differ(self, bucket: Bucket) -> None:
-        if self._active():
+        if self._pairs.leader and self._encodes(self._pairs.peer):
             torch.sub(bucket.slot(PEER), bucket.slot(_reference(self._pairs.peer)), out=bucket.slot(DIFFERENCE))
 
     def _end(self, bucket: Bucket) -> None:
-        if not self._active():
+        if not (self._pairs.leader and self._encodes(self._pairs.met)):
             return
-        own, arrived = bucket.slot(DIFFERENCE), bucket.slot(ARRIVED)
-        first, second = (own, arrived) if self._pairs.first else (arrived, own)
-        share, other = self._pairs.weights()
-        mean = torch.mul(first, share).add_(second, alpha=other)  # the same bits on both
-        bucket.slot(_reference(self._pairs.peer)).add_(mean)
+        own = bucket.slot(DIFFERENCE)
+        mean = self._pairs.mean(own, bucket.slot(ARRIVED))
+        bucket.slot(_reference(self._pairs.met)).add_(mean)
         bucket.slot(PEER).add_(mean).sub_(own)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from bagua.algorithms.base import Communicator, ProcessGroup
 
 
@@ -9,10 +11,11 @@ class Pairs:
     """The pairs of ``n`` units, which are ranks, or hosts with ``hierarchical``.
 
     In round s unit u < n/2 meets unit n/2 + (s + u) mod n/2, so that after n/2 rounds each unit of one half has met
-    each of the other. ``round`` is that s; the owner counts it up. One unit has no peer.
+    each of the other. ``round`` is that s. One unit has no peer. ``met``: the peer of the last round that has begun.
 
-    ``private``: communicators of its own. Without it they are the process group's, which other models use, too: then
-    all must exchange in the same order on all ranks.
+    ``private``: for exchanges that ranks begin at moments of their own, one after the other. Its communicators serve
+    nobody else, and each call of ``leaders`` or ``everybody`` begins a round. Otherwise the owner counts ``round`` up,
+    and communicators are the process group's, which all use in the same order.
 
     Raises ValueError for an odd number of units above 1.
     """
@@ -34,6 +37,7 @@ class Pairs:
         self.position = next(index for index, unit in enumerate(self.units) if mine in unit)
         self.leader = mine == self.units[self.position][0]
         self.round = 0
+        self.met = self.peer if self.n > 1 else self.position
         self._host_of = {rank: index for index, host in enumerate(hosts) for rank in host}
         self._kept: dict[tuple[int, ...], Communicator] = {}
 
@@ -41,11 +45,6 @@ class Pairs:
     def peer(self) -> int:
         """The other unit's position in this round."""
         return peer_of(self.position, self.n, self.round)
-
-    @property
-    def first(self) -> bool:
-        """Whether this unit is the first of its pair."""
-        return self.position < self.peer
 
     def is_far(self, peer: int) -> bool:
         """Whether that unit is on another host."""
@@ -57,23 +56,26 @@ class Pairs:
         half = self.n // 2
         return tuple(range(half, self.n)) if self.position < half else tuple(range(half))
 
-    def weights(self) -> tuple[float, float]:
-        """Shares of the first and of the second unit in the mean over all ranks of both."""
-        here, there = len(self.units[self.position]), len(self.units[self.peer])
-        own = here / (here + there)
-        return (own, 1 - own) if self.first else (1 - own, own)
+    def mean(self, own: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+        """Of this unit's and the last peer's values, each rank counted once: the same bits on both."""
+        low, high = sorted((self.position, self.met))
+        share = len(self.units[low]) / (len(self.units[low]) + len(self.units[high]))
+        first, second = (own, arrived) if low == self.position else (arrived, own)
+        return torch.mul(first, share).add_(second, alpha=1 - share)
 
     def everybody(self) -> Communicator:
-        """All ranks of both units."""
+        """All ranks of both units of this round."""
         return self._communicator((*self.units[self.position], *self.units[self.peer]))
 
     def leaders(self) -> Communicator | None:
-        """The first rank of each unit; None on other ranks."""
+        """The first rank of each unit of this round; None on other ranks."""
         if not self.leader:
             return None
         return self._communicator((self.units[self.position][0], self.units[self.peer][0]))
 
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
+        self.met = self.peer
+        self.round += self._private
         if not self._private:
             return self._group.communicator(sorted(ranks))
         key = tuple(sorted(ranks))

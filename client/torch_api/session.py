@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import Admission, Connection, DaemonClient
 from bagua.torch_api.memory import SharedMemory
@@ -39,6 +40,7 @@ class Session:
         self.world = Communicator(0, everyone, self.membership.rank, self.connection)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
+        self._endings: dict[object, Callable[[], None]] = {}
 
     def new_communicator(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of its own for ``ranks`` (global, this one among them). All members must make theirs in the
@@ -69,6 +71,22 @@ class Session:
         """How often this was asked before."""
         self._counts[key] += 1
         return self._counts[key] - 1
+
+    def end_first(self, key: object, end: Callable[[], None]) -> None:
+        """``end()`` is called before this rank leaves the job in good order. All ranks that it concerns have the same
+        in the same order, so that it may wait for them. ``forget_end`` takes it back."""
+        self._endings[key] = end
+
+    def forget_end(self, key: object) -> None:
+        """What ``end_first`` was given under this key is not called any more."""
+        self._endings.pop(key, None)
+
+    def end(self) -> None:
+        """Calls what ``end_first`` was given, in its order. For the moment before ``close``."""
+        while self._endings and os.getpid() == self.pid:
+            end = self._endings.pop(next(iter(self._endings)))
+            with suppress(CommunicationError):  # the others have ended already, by an error
+                end()
 
     def close(self) -> None:
         """Leaves the job in good order."""

@@ -98,6 +98,7 @@ def destroy_process_group() -> None:
     session, torch_group = CURRENT.session, CURRENT.torch_group
     if session is None:
         return
+    session.end()
     CURRENT.session = CURRENT.torch_group = None
     forget_groups()
     atexit.unregister(_leave)
@@ -110,6 +111,7 @@ def _leave(session: Session, torch_group: TorchGroup) -> None:
     """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
     for lost, and the ranks that wait for it learn so at once."""
     if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+        session.end()
         torch_group.close()
         session.close()
     else:

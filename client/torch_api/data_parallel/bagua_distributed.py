@@ -20,7 +20,7 @@ from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
 from bagua.torch_api.data_parallel.arrangement import Arrangement
 from bagua.torch_api.data_parallel.buffers import BufferBroadcast
-from bagua.torch_api.data_parallel.choice import choose
+from bagua.torch_api.data_parallel.choice import choose, describe_algorithm
 from bagua.torch_api.data_parallel.closures import average_losses
 from bagua.torch_api.data_parallel.dataflow import adds_up
 from bagua.torch_api.data_parallel.engine_callback import BackwardPass
@@ -79,7 +79,7 @@ class BaguaDistributedDataParallel:
         self.process_group = _members_group(process_group)
         self.module = module
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
-        self.bagua_optimizers = list(optimizers)
+        self.bagua_optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
@@ -93,6 +93,7 @@ class BaguaDistributedDataParallel:
         self._arrangement = Arrangement(self, self._session, self._runner)
         self._bagua_backend = self._arrangement.registered.backend
         self._handles: list[Any] = []
+        self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
@@ -134,7 +135,7 @@ class BaguaDistributedDataParallel:
                         f"optimizers holds a {type(optimizer).__name__}: pass torch.optim.Optimizer objects."
                     )
             settings: dict[str, object] = {
-                "algorithm": type(self.bagua_algorithm).__name__,
+                "algorithm": describe_algorithm(chosen),
                 "bucket_bytes": self.bucket_bytes or env.get_default_bucket_size(),
             }
             text = canonical(
@@ -218,6 +219,10 @@ class BaguaDistributedDataParallel:
     def close(self) -> None:
         """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
         when they are gone. All ranks must do it in the same order relative to other wraps."""
+        self._session.forget_end(self)
+        if self._closed:
+            return
+        self._closed = True
         self._remove_hooks()
         self.bagua_algorithm.close()
         self._release()
@@ -232,7 +237,9 @@ class BaguaDistributedDataParallel:
         self._runner.release()
 
     def own_communicator(self) -> Communicator:
-        """See ``bagua.algorithms.base.DataParallel``."""
+        """See ``bagua.algorithms.base.DataParallel``. From then on the model lives until it is closed, or this rank
+        leaves the job: others may wait for what it has to do then."""
+        self._session.end_first(self, self.close)
         return self._runner.own_communicator()
 
     # In a training step
@@ -300,6 +307,9 @@ class BaguaDistributedDataParallel:
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
             )
+        if self._exchanged == WEIGHT and self.require_backward_grad_sync:
+            with torch.no_grad():  # what other ranks exchanged in that pass has nothing to do with its gradients
+                self._on_backward_end()
 
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
         total = torch.tensor([loss], dtype=torch.float64)
