@@ -131,7 +131,10 @@ class Arrangement:
         groups = group_tensors(self._tensors, bucket_bytes(total, wanted, explicit))
         found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
         layouts = self.registered.layouts(found, self._ddp.gradient_as_bucket_view)
-        return [part for layout in layouts for part in _of_one_dtype(layout)]
+        parts = [part for layout in layouts for part in _of_one_dtype(layout)]
+        if self._algorithm.exchanged == WEIGHT:  # nothing to send
+            parts = [part for part in parts if any(tensor.numel() for tensor in part.tensors)]
+        return parts
 
     def _bytes_needed(self, layout: BucketLayout | PlanBucket) -> int:
         """Shared memory, in whole pages, for a bucket of this layout, without the algorithm's slots."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from bagua.algorithms import Algorithm, GradientAllReduceAlgorithm
+from bagua.algorithms import Algorithm, Codec, GradientAllReduceAlgorithm
 from bagua.base.algorithm_choice import VARIABLE, parse
 from bagua.base.errors import ConfigError
 
@@ -27,6 +27,16 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
     if text and speaks:
         LOG.warning("%s=%s is not used: the program chooses %s.", VARIABLE, text, type(given).__name__)
     return given
+
+
+def describe_algorithm(chosen: Algorithm) -> str:
+    """What ranks compare: the class, and the settings of those that come with the library. Others may differ from rank
+    to rank in what they hold."""
+    if not type(chosen).__module__.startswith("bagua.algorithms"):
+        return type(chosen).__name__
+    plain = (bool, int, float, str, Codec, type(None))
+    settings = (f"{name}={value!r}" for name, value in sorted(vars(chosen).items()) if isinstance(value, plain))
+    return f"{type(chosen).__name__}({', '.join(settings)})"
 
 
 def _named(text: str) -> Algorithm:

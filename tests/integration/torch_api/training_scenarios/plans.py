@@ -19,6 +19,8 @@ import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm, AlgorithmImpl, AllReduce, Broadcast, BucketLayout, Local, Neighbours, Plan
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT, Step
 from bagua.base.errors import BaguaError
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.communication import statistics
 from bagua.torch_api.data_parallel import BaguaDistributedDataParallel
 from training_scenarios.support import (
     batch,
@@ -207,6 +209,66 @@ def means_of_weights() -> None:
         model.bagua_ddp.close()
         assert impl.closed
         train(model, optimizer, range(1))  # an ordinary model again
+
+
+@scenario
+def exchanges_of_weights_are_steps_in_the_statistics() -> None:
+    model = seeded(mlp)
+    optimizer = sgd(model)
+    model.with_bagua(optimizer, PlanAlgorithm(MEAN, exchanged=WEIGHT))
+    before = statistics()
+    train(model, optimizer, range(3))
+    after = statistics()
+    assert after.steps == before.steps + 3 and after.bytes_local > before.bytes_local
+    assert after.comm_seconds > before.comm_seconds and after.last_step.step_seconds > 0
+
+
+@scenario
+def settings_that_differ() -> None:
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    if n == 1:
+        return
+    with pytest.raises(BaguaError, match=r"settings differ.*codec=Codec"):
+        seeded(mlp).with_bagua([], GradientAllReduceAlgorithm(codec="int4" if rank == n - 1 else "fp16"))
+    for optimizers in ([object()], [torch.optim.SGD]):
+        with pytest.raises((TypeError, BaguaError), match="optimizers holds a"):
+            seeded(mlp).with_bagua(optimizers if rank == n - 1 else [], PlanAlgorithm(AllReduce()))
+
+
+@scenario
+def exception_in_backward_while_weights_travel() -> None:
+    """The exchange that had begun is ended, and the next step is like any other."""
+
+    class Early(PlanImpl):
+        def init_forward_pre_hook(self, ddp: Any) -> Callable[[Any], None]:
+            return lambda _: [bucket.start() for bucket in ddp.bagua_buckets]
+
+        def init_post_backward_hook(self, ddp: Any) -> Callable[[], None]:
+            return ddp.join
+
+        def init_post_optimizer_step_hook(self, ddp: Any) -> Callable[[torch.optim.Optimizer], None]:
+            return lambda _: None
+
+    class EarlyAlgorithm(PlanAlgorithm):
+        def reify(self, group: Any) -> PlanImpl:
+            return Early(group, self)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError("on purpose")
+
+    rank = bagua.get_rank()
+    model = seeded(mlp).with_bagua([], EarlyAlgorithm(MEAN, exchanged=WEIGHT))
+    with torch.no_grad():
+        model[0].weight.add_(rank)
+    output = model(batch(rank, 0, 6, 10))
+    if rank == 0:
+        output.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            output.sum().backward()
+    else:
+        output.sum().backward()
+    square(model, rank, 1).backward()
+    check_identical(model)
 
 
 @scenario
