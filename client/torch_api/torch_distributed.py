@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -67,10 +68,12 @@ class TorchGroup:
         interface = _interface_of(address)
         if interface is not None and INTERFACE not in os.environ:
             os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
+        hook = sys.excepthook
         with _setting(LAZY, "1"):
             distributed.init_process_group(
                 "gloo", store=store, rank=membership.rank, world_size=membership.world_size, timeout=TIMEOUT
             )
+        sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
             TorchGroup._guarded = True

@@ -1,0 +1,117 @@
+"""torch.distributed beside us: its default group, groups of its kind as ours, gradients through an all-reduce."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua.torch_api as bagua
+from bagua.torch_api.communication import CommMember, _torch_to_bagua_pg_map, from_torch_group, new_group
+from bagua.torch_api.data_parallel.functional import all_reduce
+
+
+def check_groups_of_torch() -> None:
+    me = bagua.get_rank()
+    ours = from_torch_group(None)
+    assert ours.ranks == [0, 1, 2] and ours is from_torch_group(dist.group.WORLD) and ours is dist.group.WORLD.bagua_pg
+    pair = dist.new_group([0, 2])
+    if me == 1:
+        with pytest.raises(ValueError, match="of which this process is a member"):
+            from_torch_group(pair)
+    else:
+        assert pair.bagua_patch() is pair and pair.bagua_pg.ranks == [0, 2]
+        tensor = torch.tensor([me + 1.0])
+        bagua.allreduce_inplace(tensor, comm=pair.bagua_get_global_communicator())
+        assert tensor.item() == 4
+        assert pair.bagua_get_intra_node_communicator().ranks == (me,)
+        assert pair.bagua_get_inter_node_communicator().ranks == (0, 2)
+        assert len(_torch_to_bagua_pg_map) == 2
+        dist.destroy_process_group(pair)
+    del pair
+    gc.collect()
+    assert len(_torch_to_bagua_pg_map) == 1
+
+
+def gradient(op: Any, group: Any, values: list[float], weights: list[float]) -> tuple[list[float], list[float]]:
+    """(all-reduced values, gradient of their sum weighted by this rank)."""
+    x = torch.tensor(values, requires_grad=True)
+    y = all_reduce(x, op, group)
+    (y * torch.tensor(weights)).sum().backward()
+    assert x.grad is not None
+    return y.tolist(), x.grad.tolist()
+
+
+def check_functional() -> None:
+    """Rank r has [r, 5] and weighs its loss by [r + 1, 1]."""
+    me = bagua.get_rank()
+    mine, weights = [float(me), 5.0], [me + 1.0, 1.0]
+    assert gradient(dist.ReduceOp.SUM, None, mine, weights) == ([3, 15], [6, 3])
+    assert gradient(bagua.ReduceOp.AVG, dist.group.WORLD, mine, weights) == ([1, 5], [2, 1])
+    assert gradient(dist.ReduceOp(dist.ReduceOp.MAX), None, mine, weights) == ([2, 5], [6.0 * (me == 2), 1])
+    assert gradient(dist.ReduceOp.MIN, CommMember.WORLD, mine, weights) == ([0, 5], [6.0 * (me == 0), 1])
+    group = new_group([0, 1])
+    result = gradient(dist.ReduceOp.SUM, group, mine, weights)
+    assert result == (([1, 10], [3, 2]) if me < 2 else (mine, weights))
+    with pytest.raises(ValueError, match="no gradient"):
+        all_reduce(torch.ones(1), dist.ReduceOp.PRODUCT)
+
+
+def rank_beside_torch() -> None:
+    assert not dist.is_initialized()
+    bagua.init_process_group()
+    assert dist.is_initialized() and dist.get_backend() == "gloo" and dist.get_rank() == bagua.get_rank()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [3, 3]
+    check_groups_of_torch()
+    check_functional()
+    pid = os.fork()
+    if pid == 0:
+        raise SystemExit(0)  # frees what Python holds, without the threads of the parent
+    assert os.waitpid(pid, 0)[1] == 0
+    bagua.barrier()
+    bagua.destroy_process_group()
+    assert not dist.is_initialized() and "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1, 2]], [[0, 1], [2]]], ids=["one host", "two hosts"])
+def test_torch_distributed(ranks: Any, hosts: list[list[int]]) -> None:
+    if len(hosts) == 1:
+        # The pair (0, 2) of check_groups_of_torch lies on two hosts.
+        ranks.run(rank_alone_or_not, hosts=hosts)
+    else:
+        ranks.run(rank_beside_torch, hosts=hosts)
+
+
+def rank_alone_or_not() -> None:
+    """Rank 1 wants none, rank 2 has made one of its own: nobody waits for them, and what is the user's stays."""
+    me = bagua.get_rank()
+    if me == 1:
+        os.environ["BAGUA_TORCH_DISTRIBUTED"] = "0"
+    if me == 2:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    bagua.init_process_group()
+    assert dist.is_initialized() == (me != 1)
+    bagua.barrier()
+    bagua.destroy_process_group()
+    assert dist.is_initialized() == (me == 2)
+
+
+def rank_fails_with_torch() -> None:
+    bagua.init_process_group()
+    dist.barrier()
+    if bagua.get_rank() == 1:
+        raise ArithmeticError("on purpose")
+    bagua.barrier()
+
+
+def test_a_rank_that_fails_ends_at_once_with_torch_distributed_up(ranks: Any) -> None:
+    started = ranks.start(rank_fails_with_torch, 2)
+    ranks.wait(60)
+    assert "on purpose" in started[1].output and "rank 1" in started[0].output
+    assert [one.process.returncode for one in started] == [1, 1]
