@@ -13,7 +13,7 @@ hold parts of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,6 +41,9 @@ from bagua.torch_api.session import CURRENT, current
 from bagua.torch_api.start import destroy_process_group, init_process_group
 from bagua.torch_api.statistics import Statistics
 from bagua.torch_api.transfer import ReduceOp, check_reduction, check_tensor, transfer
+
+if TYPE_CHECKING:
+    from bagua.torch_api.data_parallel.backend import Backend
 
 __all__ = [
     "BaguaProcessGroup",
@@ -74,6 +77,7 @@ __all__ = [
     "from_torch_group",
     "gather",
     "gather_inplace",
+    "get_backend",
     "get_communicator",
     "get_hyperparameters_service_client",
     "init_process_group",
@@ -123,6 +127,13 @@ def statistics() -> Statistics:
     """What was communicated so far; see ``Statistics``."""
     session = current()
     return session.statistics.summary(session.connection.counters())
+
+
+def get_backend(model_name: str) -> Backend:
+    """What communicates the buckets of the model of that name; see ``Backend``."""
+    from bagua.torch_api.data_parallel import backend  # which is made of what is here
+
+    return backend.get_backend(model_name)
 
 
 def start_autotune_server(*_: Any, **__: Any) -> None:

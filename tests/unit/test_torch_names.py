@@ -14,7 +14,19 @@ EXPORTS = [
     *("broadcast", "allgather", "allgather_inplace", "allreduce", "allreduce_inplace", "alltoall", "alltoall_inplace"),
     *("gather", "gather_inplace", "reduce", "reduce_inplace", "reduce_scatter", "reduce_scatter_inplace", "scatter"),
     *("scatter_inplace", "ReduceOp", "BaguaModule", "get_local_rank", "get_local_size", "get_rank", "get_world_size"),
-    *("communication", "algorithms", "data_parallel", "env"),
+    *("communication", "algorithms", "data_parallel", "env", "alltoall_v", "alltoall_v_inplace", "get_backend"),
+    "BaguaTensor",
+]
+OF_COMMUNICATION = [  # not exported, but reached through bagua.communication
+    *("new_group", "from_torch_group", "broadcast_object", "broadcast_coalesced", "allreduce_coalesced_inplace"),
+    *("BaguaProcessGroup", "get_communicator", "_get_default_group", "_rank_not_in_group", "_rank_not_in_comm"),
+    *("_bagua_backend_comm", "_pg_group_ranks", "_pg_map", "_torch_to_bagua_pg_map", "CommMember", "comm"),
+    *("start_autotune_server", "get_hyperparameters_service_client", "is_initialized", "get_backend"),
+]
+OF_CORE = [
+    *("install_deps", "show_version", "BaguaTensorPy", "BaguaBucketPy", "BaguaCommBackendPy"),
+    *("BaguaSingleCommunicatorPy", "DecentralizedFullPrecisionSynchronousPy"),
+    "DecentralizedFullPrecisionAsynchronousPy",
 ]
 SIGNATURES = {
     "init_process_group": "store rank world_size local_world_size",
@@ -36,12 +48,42 @@ SIGNATURES = {
     "alltoall": "send_tensor recv_tensor comm",
     "alltoall_inplace": "tensor comm",
     "barrier": "comm",
+    "alltoall_v": "send_tensor send_counts send_displs recv_tensor recv_counts recv_displs comm",
+    "alltoall_v_inplace": "tensor counts displs comm",
 }
 
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_exported(name: str) -> None:
     assert hasattr(bagua, name) and name in bagua.__all__
+
+
+@pytest.mark.parametrize("name", OF_COMMUNICATION)
+def test_reached_through_communication(name: str) -> None:
+    assert hasattr(bagua.communication, name) and name in bagua.communication.__all__
+
+
+def test_bagua_core() -> None:
+    import bagua_core
+
+    assert sorted(bagua_core.__all__) == sorted(OF_CORE) and all(hasattr(bagua_core, name) for name in OF_CORE)
+    assert bagua_core.BaguaSingleCommunicatorPy is bagua.communication.Communicator
+    assert bagua_core.__version__ == __import__("bagua").__version__
+
+
+def test_communicators_have_every_primitive() -> None:
+    for name in SIGNATURES.keys() - {"init_process_group"}:
+        parameters = inspect.signature(getattr(bagua.communication.Communicator, name)).parameters
+        assert [p for p in parameters if p != "self"] == SIGNATURES[name].split()[:-1], name
+    assert bagua.communication.comm.WORLD is bagua.communication.CommMember.WORLD
+    assert not bagua.communication.CommMember.NON_COMM_MEMBER
+
+
+def test_autotuning_is_said_to_be_missing() -> None:
+    with pytest.raises(NotImplementedError, match="not in this version"):
+        bagua.communication.start_autotune_server(1234)
+    with pytest.raises(NotImplementedError, match="not in this version"):
+        bagua.communication.get_hyperparameters_service_client()
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
