@@ -53,7 +53,7 @@ class BaguaModule(torch.nn.Module):
 
     def with_bagua(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
         algorithm: Algorithm | None = None,
         process_group: BaguaProcessGroup | None = None,
         do_flatten: bool = True,
@@ -80,7 +80,7 @@ class BaguaModule(torch.nn.Module):
 
 def with_bagua(
     self: BaguaModule,
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
     algorithm: Algorithm | None = None,
     process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,

@@ -67,7 +67,7 @@ class BaguaDistributedDataParallel:
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
         algorithm: Algorithm | None = None,
         process_group: BaguaProcessGroup | None = None,
         bagua_module_name: str | None = None,
@@ -79,7 +79,9 @@ class BaguaDistributedDataParallel:
         self.process_group = _members_group(process_group)
         self.module = module
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
-        self.bagua_optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self.bagua_optimizers: list[torch.optim.Optimizer] = (
+            [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        )
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
@@ -302,7 +304,10 @@ class BaguaDistributedDataParallel:
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""
         self._pass = None
-        if self._reducer is not None and self._reducer.abandon() and self._group.nranks() > 1:
+        under_way = self._bagua_backend.abandon()
+        if self._reducer is not None:
+            under_way = self._reducer.abandon() or under_way
+        if under_way and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins."

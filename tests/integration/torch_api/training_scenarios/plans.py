@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import os
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -189,7 +190,7 @@ def means_of_weights() -> None:
         optimizer = sgd(model)
         model.with_bagua([optimizer], PlanAlgorithm(MEAN, exchanged=WEIGHT), do_flatten=flat)
         train(model, optimizer, range(2))
-        saved, twin = io.BytesIO(), copy.deepcopy(model)
+        saved, twin = io.BytesIO(), copy.deepcopy(pickle.loads(pickle.dumps(model)))
         torch.save(model.state_dict(), saved)
         train(model, optimizer, range(2, 3))
         twin_before = [parameter.detach().clone() for parameter in twin.parameters()]
@@ -209,6 +210,33 @@ def means_of_weights() -> None:
         model.bagua_ddp.close()
         assert impl.closed
         train(model, optimizer, range(1))  # an ordinary model again
+
+
+@scenario
+def several_models_at_once() -> None:
+    """One exchanges gradients and one weights, in an order of their own on each rank; optimizers of every kind."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    kinds = (
+        lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+        lambda model: torch.optim.Adagrad(model.parameters(), foreach=True),
+    )
+    for make_optimizer in kinds:
+        by_gradients, by_weights, reference = seeded(mlp, rank), seeded(mlp, rank), seeded(mlp)
+        optimizers = [make_optimizer(model) for model in (by_gradients, by_weights, reference)]
+        by_gradients.with_bagua([optimizers[0]], PlanAlgorithm(AllReduce()))
+        by_weights.with_bagua([optimizers[1]], PlanAlgorithm(MEAN, exchanged=WEIGHT))
+        for step in range(2):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses = [square(model, rank, step) for model in (by_gradients, by_weights)]
+            for loss in losses if rank % 2 else losses[::-1]:
+                loss.backward()
+            (sum(square(reference, other, step) for other in range(n)) / n).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        check_close(by_gradients, reference)
+        check_identical(by_gradients)
+        check_identical(by_weights)
 
 
 @scenario
