@@ -42,8 +42,9 @@ TASKS = {
 class Setting:
     """An algorithm with the hyper-parameters that it is trained with.
 
-    ``algorithm``: as ``--algorithm`` has it; {tenth} and {quarter} stand for that part of the steps. ``optimizer``:
-    adamw, sgd, or that of the algorithm. ``rate``: times the task's learning rate; for sgd the rate itself.
+    ``algorithm``: as ``--algorithm`` has it; {tenth}, {quarter} and {half} stand for that part of the steps.
+    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner. ``rate``: times the
+    task's learning rate; for sgd the rate itself.
     """
 
     name: str
@@ -72,10 +73,10 @@ SETTINGS = (
     Setting("diloco", "diloco:interval=16,warmup_steps={tenth}"),
     Setting("streaming_diloco", "streaming_diloco:interval=16,warmup_steps={tenth}"),
     Setting("no_loco", "no_loco:interval=16,warmup_steps={tenth}"),
-    Setting("qadam", "qadam", "qadam"),
-    Setting("qadam_1bit", "qadam:codec=onebit", "qadam"),
+    Setting("qadam", "qadam", "qadam:eps=1e-3"),
+    Setting("qadam_1bit", "qadam:codec=onebit", "qadam:eps=1e-3"),
     Setting("one_bit_adam", "one_bit_adam", "one_bit_adam"),
-    Setting("zero_one_adam", "zero_one_adam", "zero_one_adam"),
+    Setting("zero_one_adam", "zero_one_adam", "zero_one_adam:eps=1e-3"),
 )
 
 

@@ -33,17 +33,19 @@ def adam_for(
     lr: float,
     steps: int,
     betas: tuple[float, float] = (0.9, 0.999),
+    **options: Any,
 ) -> torch.optim.Optimizer:
-    """The Adam of an algorithm. Those that encode momentum warm up for a quarter of the training's ``steps``; the
-    variance that they then go on with must know that much: β2 is at most 0.99."""
+    """The Adam of an algorithm, with more ``options`` of its constructor. Those that encode momentum warm up for a
+    quarter of the training's ``steps``; the variance that they then go on with must know that much: β2 is at most
+    0.99."""
     warm_up, quick = max(1, steps // 4), (betas[0], min(betas[1], 0.99))
     if algorithm == "qadam":
-        return QAdamOptimizer(parameters, lr=lr, warmup_steps=warm_up, betas=quick)
+        return QAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, **options})
     if algorithm == "one_bit_adam":
-        return OneBitAdamOptimizer(parameters, lr=lr, warmup_steps=warm_up, betas=quick)
+        return OneBitAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, **options})
     if algorithm == "zero_one_adam":
-        return ZeroOneAdamOptimizer(parameters, lr=lr, var_freeze_step=warm_up, betas=quick)
-    return torch.optim.AdamW(parameters, lr=lr, betas=betas)
+        return ZeroOneAdamOptimizer(parameters, lr=lr, betas=quick, **{"var_freeze_step": warm_up, **options})
+    return torch.optim.AdamW(parameters, lr=lr, betas=betas, **options)
 
 
 @torch.no_grad()

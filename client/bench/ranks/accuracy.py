@@ -90,15 +90,20 @@ TASKS: dict[str, Callable[[], Digits | CharacterModel]] = {"digits": Digits, "ch
 
 def make_optimizer(setting: dict[str, Any], model: nn.Module, lr: float, steps: int) -> torch.optim.Optimizer:
     """The optimizer of a setting."""
-    if setting["optimizer"] == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=setting["rate"])
-    return _common.adam_for(setting["optimizer"], model.parameters(), lr * setting["rate"], steps)
+    name, options = algorithm_choice.parse(filled(setting["optimizer"], steps))
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=setting["rate"], **options)
+    return _common.adam_for(name, model.parameters(), lr * setting["rate"], steps, **options)
+
+
+def filled(text: str, steps: int) -> str:
+    """With numbers in the places of parts of the training."""
+    return text.format(tenth=max(1, steps // 10), quarter=max(1, steps // 4), half=max(1, steps // 2))
 
 
 def make_algorithm(setting: dict[str, Any], steps: int) -> Algorithm:
     """The algorithm of a setting for a training of so many steps."""
-    text = setting["algorithm"].format(tenth=max(1, steps // 10), quarter=max(1, steps // 4))
-    name, arguments = algorithm_choice.parse(text)
+    name, arguments = algorithm_choice.parse(filled(setting["algorithm"], steps))
     return Algorithm.init(name, **arguments)
 
 
