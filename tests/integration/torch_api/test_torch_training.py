@@ -42,7 +42,7 @@ def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     environment = {"BAGUA_DEFAULT_BUCKET_SIZE": bucket_bytes} if bucket_bytes else {}
     with make_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
         started = ranks.start(rank_train, hosts=hosts, environment=environment, names=list(SCENARIOS))
-        ranks.wait(deadline_s=200.0)  # for hangs alone: a loaded machine takes its time
+        ranks.wait(deadline_s=500.0)  # for hangs alone: a loaded machine takes its time
         return [rank.output for rank in started]
 
 
