@@ -56,7 +56,7 @@ CASES = [
         mean_of_gradients,
         optimizers=plain_sgd,
         tolerance=full_first,
-        warm_up=WARM_UP,
+        warm_up=WARM_UP + 1,
         bytes_sent=lambda world, model: 1.5 * DENSITY * nbytes(model),
         slack=0.1,
     ),
