@@ -135,12 +135,14 @@ def over_delay(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]
     rates = [network.rate for network in networks]
     rate = max(rates, key=rates.count)
     chosen = sorted((n for n in networks if n.rate == rate), key=lambda n: n.delay_s)
-    label = "latency" + (f", {chosen[0].name.partition(',')[0]}" if rate else "")
+    label = "latency one way" + (f", {chosen[0].name.partition(',')[0]}" if rate else "")
     return label, [(n.name, f"{n.delay_s * 1e3:g} ms") for n in chosen]
 
 
 def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[str, str]]) -> None:
     """Step times over the members of a series, at equal distances."""
+    from matplotlib.ticker import LogFormatter
+
     for system in _names(rows, "system"):
         found = {row["network"]: row["ms"] for row in rows if row["system"] == system}
         times = [found[name] for name, _ in members]
@@ -148,6 +150,8 @@ def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[
         axes.plot(range(len(times)), times, label=system, **alone)
     axes.set_xticks(range(len(members)), [tick for _, tick in members])
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())  # 20, not 2 x 10^1
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
     axes.set_xlabel(label)
     axes.set_ylabel("ms per step")
     axes.grid(True, which="both", alpha=0.3)

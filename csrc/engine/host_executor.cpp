@@ -13,7 +13,7 @@ constexpr int64_t kDialSliceNs = 2 * kNsPerS;          // how often a dialler lo
 constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
 constexpr int64_t kNever = INT64_MAX / 4;
 
-MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
+MeshOptions mesh_options(EngineState& state, const Communicator& comm) {
   const EngineOptions& options = state.options();
   MeshOptions mesh;
   mesh.job_id = options.job_id;
@@ -22,6 +22,7 @@ MeshOptions mesh_options(const EngineState& state, const Communicator& comm) {
   mesh.host = comm.topology().host;
   mesh.hosts = comm.hosts();
   mesh.streams = options.streams;
+  for (const int host : comm.job_hosts()) mesh.verdicts.push_back(state.stream_verdict(host));
   mesh.zero_copy = options.zero_copy ? ZeroCopyMode::kAuto : ZeroCopyMode::kOff;
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm.id() == 0 ? options.connect_timeout_ns : kNever;

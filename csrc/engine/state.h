@@ -19,6 +19,7 @@
 #include "channel/layout.h"
 #include "channel/memory.h"
 #include "transport/handshake.h"
+#include "transport/stream_count.h"
 
 namespace bagua {
 
@@ -66,7 +67,7 @@ class BusyClock {
 
 class EngineState {
  public:
-  explicit EngineState(EngineOptions options) : options_(std::move(options)) {}
+  explicit EngineState(EngineOptions options) : options_(std::move(options)), stream_verdicts_(options_.hosts.size()) {}
   Status open();
 
   const EngineOptions& options() const { return options_; }
@@ -89,6 +90,9 @@ class EngineState {
   std::vector<Event> take_events();
   int event_fd() const { return events_ready_.fd(); }
 
+  // What is known about the streams to host `host` of the job. Any thread.
+  StreamVerdict* stream_verdict(int host) { return &stream_verdicts_[static_cast<size_t>(host)]; }
+
   // The order in which rings go round the hosts of the job. The first one stays.
   void set_ring(std::vector<int> order);
   // Empty: not known yet.
@@ -101,9 +105,10 @@ class EngineState {
 
  private:
   const EngineOptions options_;
-  Fd page_fd_;                            // constant from open() to close_page()
-  std::shared_ptr<Mapping> page_memory_;  // constant after open()
-  EventFd events_ready_;                  // constant after open()
+  std::vector<StreamVerdict> stream_verdicts_;  // by host; never resized
+  Fd page_fd_;                                  // constant from open() to close_page()
+  std::shared_ptr<Mapping> page_memory_;        // constant after open()
+  EventFd events_ready_;                        // constant after open()
   BusyClock busy_;
 
   bool set_error(const std::string& reason, bool ended);

@@ -17,6 +17,9 @@ using mesh::Stream;
 
 Mesh::Impl::Impl(MeshOptions given) : options(std::move(given)), peers(static_cast<size_t>(options.hosts)) {
   for (Peer& peer : peers) peer.streams.resize(static_cast<size_t>(options.streams) + 1);
+  for (size_t i = 0; i < std::min(options.verdicts.size(), peers.size()); ++i) {
+    peers[i].stream_count.share(options.verdicts[i]);
+  }
   missing = (options.hosts - 1) * options.streams;
   epoll.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) fail({Code::kResource, "can't create an epoll descriptor: " + errno_text(errno)});

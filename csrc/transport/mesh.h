@@ -30,6 +30,7 @@
 
 #include "base/status.h"
 #include "net/socket.h"
+#include "transport/stream_count.h"
 #include "transport/zero_copy.h"
 
 namespace bagua {
@@ -45,6 +46,9 @@ struct MeshOptions {
   int64_t silence_timeout_ns = 30'000'000'000;  // for an answer from a peer, while waiting
   // The same for a peer that has never spoken: it may make this communicator much later.
   int64_t first_word_timeout_ns = INT64_MAX / 4;
+  // By peer: what is known about the streams to that host, see transport/stream_count.h; must outlive the mesh. Empty:
+  // nothing is known.
+  std::vector<StreamVerdict*> verdicts = {};
   ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on the data streams; see transport/zero_copy.h
 };
 

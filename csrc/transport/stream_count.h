@@ -4,21 +4,56 @@
 // turn, and a shallow queue on the way drops more (measured at 1 Gbit/s with 5 ms of delay: 99 % of the rate with one
 // stream, 80 % with four). Where each stream is limited (per-flow limits of clouds, loss on long links, one core per
 // stream), several carry more. Nothing but a trial tells the two apart.
+//
+// A trial begins with one stream and is short with all, so that nobody sees it where it changes nothing. A trial that
+// says "all" must say so twice: a busy processor slows either down. The verdict belongs to the two hosts, not to one
+// mesh: those that come later go by it. It is believed for a minute, and each time it is confirmed for twice as long.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 namespace bagua {
 
+// What was found for one pair of hosts. Any thread.
+class StreamVerdict {
+ public:
+  struct Value {
+    bool all = false;
+    double rate = 0;       // bytes per ns
+    int64_t until_ns = 0;  // believed so long; 0: nothing is known
+    int64_t hold_ns = 0;   // for how long the latest one was to be believed
+  };
+  Value get() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return value_;
+  }
+  void set(const Value& value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    value_ = value;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Value value_;  // guarded by mutex_
+};
+
 class StreamCount {
  public:
-  static constexpr int64_t kTrialNs = 400'000'000;    // of transfer; a trial ends after this or
-  static constexpr uint64_t kTrialBytes = 64u << 20;  // after this
+  static constexpr int64_t kOneNs = 400'000'000;      // of transfer: the trial of one stream ends after this or
+  static constexpr uint64_t kOneBytes = 64u << 20;    // after this;
+  static constexpr int64_t kAllNs = 150'000'000;      // that of all streams after this or
+  static constexpr uint64_t kAllBytes = 32u << 20;    // after this
   static constexpr int64_t kSettleNs = 100'000'000;   // not counted: TCP looks for the rate
   static constexpr int64_t kLookNs = 5'000'000;       // between two updates
-  static constexpr int64_t kHoldNs = 60'000'000'000;  // how long a result is believed
-  static constexpr double kGain = 1.2;                // what all streams must bring to be used
+  static constexpr int64_t kHoldNs = 60'000'000'000;  // how long a first verdict is believed; at most:
+  static constexpr int64_t kLongestHoldNs = 16 * kHoldNs;
+  static constexpr int kSlowLooks = 4;               // so often in a row at half the rate: it must be tried again,
+  static constexpr int64_t kDoubtNs = kHoldNs / 12;  // but not sooner than this after the latest verdict
+  static constexpr double kGain = 1.2;               // what all streams must bring to be used
 
+  // The verdict that is shared with other meshes; it must outlive this. Before the first update().
+  void share(StreamVerdict* verdict) { verdict_ = verdict; }
   // Should chunks go to all streams now (true), or to one while it has room?
   bool all() const { return phase_ == Phase::kTryAll || phase_ == Phase::kAll; }
   // Is there something to tell update()?
@@ -29,19 +64,27 @@ class StreamCount {
 
  private:
   enum class Phase : uint8_t { kTryOne, kTryAll, kOne, kAll };
-  void begin(Phase phase, int64_t now);
+  void begin(Phase phase);
+  bool go_by_verdict(int64_t now);
+  bool enough() const;
   double rate() const { return ns_ > 0 ? static_cast<double>(bytes_) / static_cast<double>(ns_) : 0; }
   void decide(int64_t now);
+  void hold(bool all, int64_t now);
+  void look(int64_t now);
 
+  StreamVerdict own_;
+  StreamVerdict* verdict_ = nullptr;  // nullptr: own_
   Phase phase_ = Phase::kTryOne;
+  bool started_ = false;
   bool saturated_ = false;  // at the last update
   int64_t now_ = 0;
   uint64_t arrived_ = 0;
   int64_t settled_ns_ = 0;  // saturated time of this trial that was not counted
   int64_t ns_ = 0;          // saturated time of this trial, or since the latest look at a held result
   uint64_t bytes_ = 0;
-  int64_t held_since_ = 0;
-  double one_ = 0, held_ = 0;  // rates measured, bytes per ns
+  double one_ = 0;   // rate measured, bytes per ns
+  int for_all_ = 0;  // trials in a row that were for all streams
+  int slow_looks_ = 0;
 };
 
 }  // namespace bagua

@@ -38,8 +38,61 @@ TEST(all_streams_where_each_is_limited) {
 
 TEST(both_are_tried_before_it_is_decided) {
   Link link;
-  link.run(600, 110, 112);
+  link.run(550, 110, 112);
   EXPECT(link.count.all());  // the second half of the trial
+}
+
+// What a trial costs where it changes nothing.
+TEST(the_trial_of_all_is_short) {
+  Link link;
+  int64_t all_ms = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    link.run(5, 110, 80);
+    all_ms += link.count.all() ? 5 : 0;
+  }
+  EXPECT(all_ms > 0 && all_ms <= 260);
+}
+
+// The processor was busy while one stream was tried.
+TEST(all_streams_must_win_twice) {
+  Link link;
+  link.run(550, 50, 90);
+  EXPECT(link.count.all());
+  link.run(3000, 110, 90);
+  EXPECT(!link.count.all());
+}
+
+TEST(another_mesh_goes_by_what_is_known) {
+  StreamVerdict verdict;
+  Link first, second;
+  first.count.share(&verdict);
+  second.count.share(&verdict);
+  first.run(3000, 40, 150);
+  EXPECT(first.count.all() && !second.count.all());
+  second.run(10, 40, 150);
+  EXPECT(second.count.all());
+}
+
+TEST(a_verdict_that_is_confirmed_lasts_longer) {
+  StreamVerdict verdict;
+  Link link;
+  link.count.share(&verdict);
+  link.run(1000, 110, 80);
+  EXPECT_EQ(verdict.get().hold_ns, StreamCount::kHoldNs);
+  link.run(62'000, 110, 80);
+  EXPECT_EQ(verdict.get().hold_ns, 2 * StreamCount::kHoldNs);
+  EXPECT(!link.count.all());
+}
+
+// Other traffic takes its share for a while.
+TEST(a_short_slowness_is_no_reason_for_a_trial) {
+  Link link;
+  link.run(8000, 110, 112);
+  for (int i = 0; i < 8; ++i) {
+    link.run(1000, 30, 112);
+    EXPECT(!link.count.all());
+    link.run(500, 110, 112);
+  }
 }
 
 TEST(time_without_work_says_nothing) {
@@ -54,7 +107,7 @@ TEST(a_stream_that_became_slow_is_tried_against_the_others) {
   Link link;
   link.run(3000, 110, 112);
   EXPECT(!link.count.all());
-  link.run(3000, 5, 112);
+  link.run(20'000, 5, 112);
   EXPECT(link.count.all());
 }
 

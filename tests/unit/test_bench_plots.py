@@ -33,5 +33,5 @@ def test_lines_over_rate_and_over_delay() -> None:
     assert label == "bandwidth"
     assert members == [("100mbit", "100mbit"), ("1gbit", "1gbit"), ("none", "unshaped")]
     label, members = plots.over_delay(networks)
-    assert label == "latency, 1gbit"
+    assert label == "latency one way, 1gbit"
     assert members == [("1gbit", "0 ms"), ("1gbit,1ms", "1 ms"), ("1gbit,5ms", "5 ms")]
