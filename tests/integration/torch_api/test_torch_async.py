@@ -137,7 +137,7 @@ def rank_wraps_again() -> None:
     bagua.init_process_group()
     trainer = Trainer()
     dice = random.Random(bagua.get_rank())
-    for number in range(12):
+    for number in range(6):
         trainer.steps(dice.randrange(4))
         trainer.wrap(warmup_steps=number % 3, peer_selection_mode=("all", "shift_one")[number % 2])
         if number % 3:
