@@ -78,6 +78,19 @@ class Backend:
             self._missing.clear()
             self._in_pass = False
 
+    def abandon(self) -> bool:
+        """Forgets a backward pass that ended by an exception. True if some of its buckets were at work already."""
+        with self._lock:
+            if not self._in_pass:
+                return False
+            self._in_pass = False
+            started, self._started = self._started, []
+            self._ring.rotate(len(self._ring) - self._left)
+            self._missing = {bucket: bucket.registrations() for bucket in self._ring}
+        for bucket in started:
+            bucket.execution.abandon()
+        return self._left < len(self._ring)
+
     def mark_communication_ready(self, tensor: BackendTensor, ready_event: int = 0) -> None:
         """``tensor.bagua_backend_tensor()`` may be communicated. ``ready_event``: accepted for programs that pass a
         CUDA event."""
@@ -151,8 +164,9 @@ class Backend:
         bucket.start()
 
     def _own_runner(self) -> Runner:
-        if self._runner is None:
-            self._runner = Runner(current(), _get_default_group())
+        session = current()
+        if self._runner is None or self._runner.connection is not session.connection:
+            self._runner = Runner(session, _get_default_group())
         return self._runner
 
 
