@@ -35,12 +35,15 @@ def adam_for(
     betas: tuple[float, float] = (0.9, 0.999),
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """The Adam of an algorithm, with more ``options`` of its constructor. Those that encode momentum warm up for a
-    quarter of the training's ``steps``; the variance that they then go on with must know that much: β2 is at most
-    0.99."""
+    """The Adam of an algorithm, with more ``options`` of its constructor.
+
+    Those that encode momentum warm up for a quarter of the training's ``steps``; the variance that they then go on with
+    must have been learned by then: β2 is at most 0.99. QAdam's eps keeps elements whose gradients have hardly been seen
+    from being thrown far off by the encoding error of others.
+    """
     warm_up, quick = max(1, steps // 4), (betas[0], min(betas[1], 0.99))
     if algorithm == "qadam":
-        return QAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, **options})
+        return QAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, "eps": 1e-3, **options})
     if algorithm == "one_bit_adam":
         return OneBitAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, **options})
     if algorithm == "zero_one_adam":

@@ -97,8 +97,8 @@ def subject_of(name: str) -> Subject:
 
 
 def registered_names() -> list[str]:
-    """Of all algorithms that come with the library."""
-    return GlobalAlgorithmRegistry.available_algorithms()
+    """Of all algorithms that come with the library; "combine" makes the others."""
+    return [name for name in GlobalAlgorithmRegistry.available_algorithms() if name != "combine"]
 
 
 Check = Callable[[Subject], None]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
+sys.path.append(os.getcwd())  # where a user's algorithm may be
 
 from contract.algorithms import general, leaks, load_cases
 from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_model
