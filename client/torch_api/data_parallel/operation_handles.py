@@ -36,11 +36,7 @@ class DecentralizedOperation:
     def next_pair(self) -> Any:
         """Called once per exchange: the ranks that average now; None where there is only this one."""
         pairs = self._pairs
-        if pairs is None or pairs.n == 1:
-            return None
-        found = pairs.everybody()
-        pairs.round += 1
-        return found
+        return None if pairs is None or pairs.n == 1 else pairs.everybody()
 
     def copy_back_peer_weight(self, backend_bucket: object = None) -> None:
         """The effective tensors become the mean. Call it when the exchange is over (``wait_pending_comm_ops``).
