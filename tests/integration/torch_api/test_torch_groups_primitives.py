@@ -242,6 +242,24 @@ def test_primitives_on_groups(ranks: Any, hosts: list[list[int]]) -> None:
     ranks.run(rank_everything, hosts=hosts)
 
 
+def rank_aborts_alone() -> str:
+    """Rank 1 aborts a communicator, goes on with another one and leaves; rank 0 waits in the first one meanwhile."""
+    bagua.init_process_group()
+    first, second = new_group().get_global_communicator(), new_group().get_global_communicator()
+    if bagua.get_rank() == 1:
+        first.abort()
+        bagua.barrier(second)
+        return ""
+    bagua.barrier(second)
+    with pytest.raises(CommunicationError) as told:
+        first.barrier()
+    return str(told.value)
+
+
+def test_a_member_that_goes_on_alone_is_told_when_the_other_leaves(ranks: Any) -> None:
+    assert "rank 1" in ranks.run(rank_aborts_alone, 2)[0]
+
+
 def rank_unequal_blocks() -> str:
     bagua.init_process_group()
     me = bagua.get_rank()
