@@ -104,7 +104,8 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         self._under_way: list[Bucket] = []
 
     def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """As ever; and notes which parameters belong to one module."""
+        """As ever; and notes which parameters belong to one module. After a reset nothing is under way."""
+        self._under_way.clear()
         self._modules = {id(parameter): name.rpartition(".")[0] for name, parameter in ddp.bagua_build_params()}
         return super().init_tensors(ddp)
 
@@ -152,8 +153,9 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
 
     def _take_up(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
-            self._under_way.remove(bucket)
-            bucket.join()
+            if bucket in self._under_way:
+                self._under_way.remove(bucket)
+                bucket.join()
 
     def _sent_at(self, ddp: DataParallel, step: int) -> list[Bucket]:
         """Buckets of the fragments that are sent after this step."""
