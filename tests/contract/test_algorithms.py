@@ -76,14 +76,14 @@ def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return {world: Runner(world, names, lambda: tmp_path_factory.mktemp("ranks")) for world, names in jobs.items()}
 
 
-SMALL_WORLDS = ("1 rank", "4 ranks", "2 hosts x 1", "2 hosts x 2", "2 hosts, 1 and 2")
-"""Where references are compared without --full."""
+OFTEN = ("1 rank", "4 ranks", "2 hosts x 2", "2 hosts, 1 and 2")
+"""Where references are compared without --full. Bytes are counted on two hosts of one rank then."""
 
 
 def in_world(world: str, name: str, *values: Any, full: bool = False) -> Any:
     """Parameters of a test that needs the results of a job in a world; ``full``: with --full only."""
     marks = [pytest.mark.job(world, name)]
-    if full or world not in SMALL_WORLDS:
+    if full:
         marks.append(pytest.mark.full)
     return pytest.param(world, *values, marks=marks, id=f"{world}-{values[-1]}")
 
@@ -103,7 +103,12 @@ def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
 
 @pytest.mark.parametrize(
     ("world", "name"),
-    [in_world(world, f"case {name}", name) for world in WORLDS for name in CASES if world in CASES[name].worlds],
+    [
+        in_world(world, f"case {name}", name, full=world not in OFTEN)
+        for world in WORLDS
+        for name in CASES
+        if world in CASES[name].worlds
+    ],
 )
 def test_equals_reference(runners: dict[str, Runner], world: str, name: str) -> None:
     """Step by step, on every rank."""
@@ -123,7 +128,7 @@ MEASURED = [name for name in CASES if CASES[name].bytes_sent is not None]
 @pytest.mark.parametrize(
     ("world", "name"),
     [
-        in_world(world, f"volume {name}", name)
+        in_world(world, f"volume {name}", name, full=world != "2 hosts x 1")
         for world in TWO_HOSTS
         for name in MEASURED
         if world in CASES[name].worlds
@@ -173,7 +178,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for world in WORLDS
             for subject in own or general.registered_names()
             for check in (*general.CHECKS, *general.MISTAKES)
-            if not own or world in SMALL_WORLDS
         ],
     )
 
