@@ -17,6 +17,8 @@ from bagua.algorithms import (
     DecentralizedAlgorithm,
     GradientAllReduceAlgorithm,
     LowPrecisionDecentralizedAlgorithm,
+    QAdamAlgorithm,
+    QAdamOptimizer,
     combine,
 )
 from bagua.algorithms.codec import NAMES
@@ -133,3 +135,31 @@ def test_what_is_made(options: dict[str, Any], kind: type[Algorithm]) -> None:
 def test_options_that_do_not_fit(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         combine(**options)
+
+
+def rank_mistakes() -> None:
+    """An odd number of ranks can't be paired, and QAdam needs its optimizer: every rank hears of it, and goes on."""
+    bagua.init_process_group()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for algorithm, words in (
+        (DecentralizedAlgorithm(hierarchical=False, peer_selection_mode="shift_one"), "an odd number can't be paired"),
+        (AsyncModelAverageAlgorithm("shift_one"), "an odd number can't be paired"),
+        (QAdamAlgorithm(), "needs one QAdamOptimizer"),
+        (QAdamAlgorithm(QAdamOptimizer(model.parameters())), "pass both the same"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.with_bagua([optimizer], algorithm)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="no optimizer given to with_bagua holds"):
+        model.with_bagua([], LowPrecisionDecentralizedAlgorithm())  # type: ignore[operator]
+    bagua.barrier()
+
+
+def test_mistakes_are_told_to_every_rank(ranks: Any) -> None:
+    ranks.run(rank_mistakes, 3)
+
+
+def test_qadam_of_another_optimizer() -> None:
+    optimizer: Any = torch.optim.SGD([torch.zeros(1)])
+    with pytest.raises(TypeError, match="pass a QAdamOptimizer"):
+        QAdamAlgorithm(optimizer)
