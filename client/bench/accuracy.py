@@ -74,7 +74,7 @@ SETTINGS = (
     Setting("streaming_diloco", "streaming_diloco:interval=16,warmup_steps={tenth}"),
     Setting("no_loco", "no_loco:interval=16,warmup_steps={tenth}"),
     Setting("qadam", "qadam", "qadam:eps=1e-3"),
-    Setting("qadam_1bit", "qadam:codec=onebit", "qadam:eps=1e-3"),
+    Setting("qadam_1bit", "qadam:codec=onebit", "qadam:eps=1e-4"),
     Setting("one_bit_adam", "one_bit_adam", "one_bit_adam"),
     Setting("zero_one_adam", "zero_one_adam", "zero_one_adam:eps=1e-3"),
 )
