@@ -67,8 +67,8 @@ def switch(rounds: int) -> list[dict[str, int]]:
             optimizers[0].zero_grad()
         model.bagua_ddp.close()  # type: ignore[operator, union-attr]
         del optimizers
-        bagua.barrier()
         gc.collect()
+        bagua.barrier()  # all ranks have given back what they held
         counters = current().connection.counters()
         found.append(
             {
