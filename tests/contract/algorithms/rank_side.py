@@ -117,7 +117,7 @@ def volume(case: Case) -> float:
     train = case.train or one_step
     idle = sent_after_barrier() - sent_after_barrier()  # what a barrier itself sends, negative
     # Several periods: what is on its way in the background at the ends of the measurement must weigh little.
-    first, steps = case.warm_up, 4 if case.period == 1 else 8 * case.period
+    first, steps = case.warm_up, 4 if case.period == 1 else 16 * case.period
     before = 0
     for step in range(first + steps):
         if step == first:
