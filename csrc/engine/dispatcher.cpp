@@ -13,8 +13,6 @@ namespace {
 constexpr int64_t kLongestSleepNs =
     500 * kNsPerMs;  // a rank that scribbles on the doorbell costs latency, not progress
 
-constexpr int64_t kLongestLookNs = 100 * kNsPerMs;
-
 int spin_count(size_t local_ranks) {
   return std::thread::hardware_concurrency() > 2 * local_ranks ? 2000 : 0;
 }
@@ -59,8 +57,8 @@ void Dispatcher::run() {
   flush();
 }
 
-void Dispatcher::look() {
-  const int64_t deadline = now_ns() + kLongestLookNs;
+void Dispatcher::look(int64_t longest_ns) {
+  const int64_t deadline = now_ns() + longest_ns;
   const uint32_t before = rounds_.load();
   lookers_.fetch_add(1);
   // The round under way may have passed a rank by: the one after it has not.

@@ -25,9 +25,9 @@ class Dispatcher {
   void start();
   // Ends the thread; what is still pending is completed as failed if the engine has failed. Idempotent.
   void stop();
-  // Returns when it has taken all that was submitted before the call, or after a tenth of a second: ranks that are not
-  // the last to submit do not wake it. Any thread, while the dispatcher exists.
-  void look();
+  // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
+  // to submit do not wake it. Any thread, while the dispatcher exists.
+  void look(int64_t longest_ns);
 
  private:
   void run();

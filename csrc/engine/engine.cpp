@@ -8,6 +8,13 @@
 
 namespace bagua {
 
+namespace {
+
+constexpr int64_t kLookNs = 100 * kNsPerMs;  // for a description: better late knowledge than a late answer
+constexpr int64_t kTakeNs = 10 * kNsPerS;    // the dispatcher may be reducing large vectors meanwhile
+
+}  // namespace
+
 Engine::Engine(EngineOptions options)
     : state_(std::move(options)),
       ranks_(state_.options().local_ranks()),
@@ -52,11 +59,7 @@ Status Engine::set_peers(const std::vector<std::string>& addresses) {
 
 std::string Engine::waiting(int64_t longer_than_ns) const {
   if (state_.failed()) return "";
-  {
-    // Whoever holds it closes the engine: then nothing waits for long.
-    std::unique_lock<std::mutex> lock(lifecycle_mutex_, std::try_to_lock);
-    if (lock.owns_lock() && !closed_ && dispatcher_ != nullptr) dispatcher_->look();
-  }
+  take_submitted(kLookNs);
   const int64_t now = now_ns();
   std::string text;
   for (const auto& comm : registry_.all()) {
@@ -132,8 +135,15 @@ Status Engine::declare(int rank, uint64_t comm, const std::vector<int>& members)
   return status;
 }
 
+void Engine::take_submitted(int64_t longest_ns) const {
+  // Whoever holds it closes the engine: then nothing waits for long.
+  std::unique_lock<std::mutex> lock(lifecycle_mutex_, std::try_to_lock);
+  if (lock.owns_lock() && !closed_ && dispatcher_ != nullptr) dispatcher_->look(longest_ns);
+}
+
 Status Engine::destroy(int rank, uint64_t comm) {
   std::shared_ptr<Communicator> dropped;
+  take_submitted(kTakeNs);  // what the rank submitted before belongs to the communicator that it destroys now
   if (Status status = registry_.destroy(rank, comm, &dropped); !status) return status;
   if (dropped != nullptr) retire(dropped);
   return Status::ok();

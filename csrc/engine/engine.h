@@ -43,6 +43,7 @@ class Engine final : private ChannelHandler {
   void prepare(Communicator* comm);
   void close_executors();
   void retire(const std::shared_ptr<Communicator>& comm);
+  void take_submitted(int64_t longest_ns) const;
 
   // ChannelHandler, on the server's thread
   Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) override;

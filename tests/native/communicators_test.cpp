@@ -60,6 +60,23 @@ TEST(what_was_sent_before_the_end_arrives) {
   expect_no_error(&job, 2);
 }
 
+// A rank that is not the last to submit wakes nobody: what it submitted is taken before its communicator goes.
+TEST(what_was_begun_before_a_destroy_is_finished) {
+  Job job({{0, 1}}, 65536);
+  job.each([](Rank& rank) {
+    create(&rank, 5, {0, 1});
+    fill(&rank, kCount);
+    CHECK_OK(rank.run(Kind::kBarrier, 0, -1, 5));
+    if (rank.rank() == 1) be_late();
+    uint64_t ticket = 0;
+    CHECK_OK(rank.start(Kind::kAllReduce, kCount, -1, &ticket, 5));
+    destroy(&rank, 5);
+    CHECK_OK(rank.wait(ticket));
+    expect(rank.dst(), kCount, 1, 2);
+  });
+  expect_no_error(&job, 1);
+}
+
 TEST(a_broadcast_arrives_though_its_root_has_gone) {
   Job job({{0}, {1}, {2}}, 65536);
   job.each([](Rank& rank) {
