@@ -101,10 +101,10 @@ class Rank:
     def free(self, segment_id: int) -> None:
         """Gives the segment back; the daemon unmaps it. Operations in flight on it must have ended."""
     def create_comm(self, comm: int, ranks: Sequence[int], timeout_s: float = 60.0) -> None:
-        """Declares communicator ``comm``, 1 to 2**32 - 1 (its members, sorted global ranks; all declare the same). Comm 0
-        is the world and exists from the start. A number may be used again after ``destroy_comm``, with the same or other
-        members. Raises CoreError, and the job fails with the same words everywhere, if the number means other members
-        at the same time."""
+        """Declares communicator ``comm``, 1 to 2**32 - 1 (its members, sorted global ranks; all declare the same).
+        Comm 0 is the world and exists from the start. A number may be used again after ``destroy_comm``, with the same
+        or other members. Raises CoreError, and the job fails with the same words everywhere, if the number means other
+        members at the same time."""
     def destroy_comm(self, comm: int) -> None:
         """This rank uses it no more. What it has sent still arrives; other members may be far behind. An operation that
         others call and this rank has not called fails."""
