@@ -30,7 +30,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     Args:
         params: Parameters, or groups of them.
-        lr: Learning rate. betas: β1 and β2. eps: Added to the denominator. weight_decay: L2 penalty.
+        lr: Learning rate. betas: β1 and β2. weight_decay: L2 penalty.
+        eps: Added to the denominator. After the warm-up it also bounds what a codec's error becomes where v is small:
+            with few steps of warm-up 1e-4 to 1e-3 keeps the accuracy that 1e-8 loses.
         warmup_steps: Steps with full gradients, at least 1.
 
     Raises ValueError for values that can't be, RuntimeError (in ``step``) for sparse gradients.
