@@ -27,6 +27,7 @@ MeshOptions mesh_options(EngineState& state, const Communicator& comm) {
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm.id() == 0 ? options.connect_timeout_ns : kNever;
   mesh.silence_timeout_ns = options.peer_timeout_ns;
+  mesh.spare_operation = RingSurvey::kOperation;
   if (comm.id() == 0) mesh.first_word_timeout_ns = options.connect_timeout_ns + options.peer_timeout_ns;
   return mesh;
 }

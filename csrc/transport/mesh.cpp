@@ -132,7 +132,10 @@ void Mesh::Impl::settle_losses() {
       coming = coming || !stream->parked;
     }
     const bool ended = !unread && ((!coming && !pending) || now_ns() >= loss_deadline(peer));
-    bool wanted = pending || !peer.posted.empty() || !peer.data.empty();
+    const auto missed = [this, &peer](uint64_t op) { return !peer.let_go || op != options.spare_operation; };
+    bool wanted = pending;
+    for (const auto& [key, posted] : peer.posted) wanted = wanted || missed(key.op);
+    for (const Outgoing& message : peer.data) wanted = wanted || missed(message.op);
     if (peer.let_go) {
       peer.control.clear();  // nobody is there to hear it
     } else {
@@ -140,7 +143,7 @@ void Mesh::Impl::settle_losses() {
     }
     for (const auto& stream : peer.streams) {
       if (stream == nullptr || (stream->lane && peer.let_go)) continue;
-      wanted = wanted || stream->writer.busy();
+      wanted = wanted || (stream->writer.busy() && missed(stream->writer.current().op));
     }
     peer.settled = ended && (held || peer.let_go) && !wanted;
     if (ended && !peer.settled) fail(peer.lost);

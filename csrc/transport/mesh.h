@@ -49,6 +49,8 @@ struct MeshOptions {
   // By peer: what is known about the streams to that host, see transport/stream_count.h; must outlive the mesh. Empty:
   // nothing is known.
   std::vector<StreamVerdict*> verdicts = {};
+  // An operation whose messages nobody misses when their peer has said goodbye.
+  uint64_t spare_operation = UINT64_MAX;
   ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on the data streams; see transport/zero_copy.h
 };
 
