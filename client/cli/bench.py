@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from bagua.base.algorithm_choice import check
+from bagua.base.errors import ConfigError
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, check_possible
 from bagua.bench.units import Network, choose, parse_network, parse_sizes
@@ -26,6 +29,7 @@ ALONE = "no communication"
 MODELS = ("mlp", "resnet", "transformer", "tiny")
 PEERS = ("ddp", "fp16", "bf16", "powersgd1", "powersgd2")
 ALGORITHM = "gradient_allreduce"
+OWN_OPTIMIZER = ("qadam", "one_bit_adam", "zero_one_adam")
 DEFAULT_ALGORITHMS = {False: ALGORITHM, True: f"{ALGORITHM},{ALGORITHM}:fp16,{ALGORITHM}:minmax8"}
 T = TypeVar("T")
 
@@ -230,8 +234,8 @@ def train(
     models: str = typer.Option("mlp,resnet,transformer", help=f"With commas: {', '.join(MODELS)}."),
     algorithms: str = typer.Option(
         "",
-        help="With commas: gradient_allreduce, or gradient_allreduce:CODEC. Default: gradient_allreduce, and between "
-        "hosts with fp16 and minmax8 as well.",
+        help="With commas: NAME, NAME:key=value,..., or gradient_allreduce:CODEC. Default: gradient_allreduce, and "
+        "between hosts with fp16 and minmax8 as well.",
         show_default=False,
     ),
     peers: str = typer.Option("ddp,fp16", help=f"With commas: {', '.join(PEERS)} (hooks of DDP), or none."),
@@ -304,11 +308,29 @@ def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
     for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
         if peer != "none":
             systems.append({"name": peer if peer == "ddp" else f"ddp {peer}", "kind": "ddp", "hook": peer})
-    known = [ALGORITHM, *(f"{ALGORITHM}:{codec}" for codec in CODECS[1:])]
-    for text in checked(choose, algorithms, known, "--algorithms"):
-        codec = text.partition(":")[2]
-        systems.append({"name": f"bagua {codec}".strip(), "kind": "bagua", "codec": codec or "none"})
+    for label, text in checked(parse_algorithms, algorithms).items():
+        systems.append({"name": f"bagua {label}".strip(), "kind": "bagua", "algorithm": text})
     return systems
+
+
+def parse_algorithms(text: str) -> dict[str, str]:
+    """``"a,b:x=1,y=2"`` -> the two algorithms by their labels; gradient all-reduce's is its codec.
+
+    Raises ConfigError for what can't be trained with here.
+    """
+    found = {}
+    for part in re.split(r",(?!\w+=)", text):
+        name, _, rest = part.strip().partition(":")
+        if rest in CODECS[1:]:
+            rest = f"codec={rest}"
+        if name in OWN_OPTIMIZER:
+            raise ConfigError(f"--algorithms: {name} brings its own optimizer; bagua bench accuracy trains with it.")
+        label = part.strip().removeprefix(ALGORITHM).lstrip(":")
+        try:
+            found[label] = check(f"{name}:{rest}" if rest else name)
+        except ConfigError as error:
+            raise ConfigError(f"--algorithms: {error}") from error
+    return found
 
 
 @bench.command()

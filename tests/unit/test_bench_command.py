@@ -21,10 +21,21 @@ def test_systems_of_train_have_the_baselines_first() -> None:
         "bagua",
         "bagua minmax8",
     ]
-    assert [system.get("codec") for system in found[3:]] == ["none", "minmax8"]
+    assert [system.get("algorithm") for system in found[3:]] == [
+        "gradient_allreduce",
+        "gradient_allreduce:codec=minmax8",
+    ]
     assert len(bench.train_systems("gradient_allreduce", "none")) == 2
     with pytest.raises(UsageError, match="--algorithms"):
         bench.train_systems("gradient_allreduce:zip", "ddp")
+    with pytest.raises(UsageError, match="bagua bench accuracy"):
+        bench.train_systems("qadam", "ddp")
+
+
+def test_algorithms_of_train_keep_their_settings() -> None:
+    found = bench.parse_algorithms("power_sgd:rank=1,start_after=2,async,gradient_allreduce:onebit")
+    assert list(found) == ["power_sgd:rank=1,start_after=2", "async", "onebit"]
+    assert list(found.values()) == ["power_sgd:rank=1,start_after=2", "async", "gradient_allreduce:codec=onebit"]
 
 
 def test_networks_need_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
-from bagua.algorithms import GradientAllReduceAlgorithm
+from bagua.algorithms import Algorithm
+from bagua.base import algorithm_choice
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.hooks import bf16_hook
 from bagua.bench.ranks.models import WORKLOADS, Workload
@@ -34,11 +35,12 @@ def without_communication(model: nn.Module, _: torch.optim.Optimizer) -> nn.Modu
     return model
 
 
-def with_gradient_allreduce(codec: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Module]:
-    """Bagua, with a codec between hosts ("none": as they are)."""
+def with_bagua(text: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Module]:
+    """Bagua, with the algorithm that ``text`` names."""
+    name, arguments = algorithm_choice.parse(text)
 
     def prepare(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        wrapped: nn.Module = model.with_bagua([optimizer], GradientAllReduceAlgorithm(codec=codec))  # type: ignore[operator]
+        wrapped: nn.Module = model.with_bagua([optimizer], Algorithm.init(name, **arguments))  # type: ignore[operator]
         return wrapped
 
     return prepare
@@ -68,7 +70,7 @@ def with_ddp(hook: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Modul
 def prepare_for(system: dict[str, str]) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Module]:
     """How a system of the configuration prepares a model."""
     if system["kind"] == "bagua":
-        return with_gradient_allreduce(system["codec"])
+        return with_bagua(system["algorithm"])
     return with_ddp(system["hook"]) if system["kind"] == "ddp" else without_communication
 
 
@@ -108,15 +110,22 @@ class Trainer:
     def turn(self) -> float:
         """Seconds per step of the slowest rank."""
         bagua.barrier()
-        before, sent = bagua.communication.statistics(), sent_bytes(self.device)
+        before, sent = bagua.communication.statistics(), self._sent()
         found = harness.slowest(harness.seconds(self._train) / self.steps)
         after = bagua.communication.statistics()
+        if self.ours:  # what goes on in the background is not for the next system's time
+            self.model.bagua_ddp.join()  # type: ignore[operator, union-attr]
+            bagua.barrier()
         self.counted += self.steps
-        self.wire_bytes += sent_bytes(self.device) - sent if self.device else after.bytes_sent - before.bytes_sent
+        self.wire_bytes += self._sent() - sent
         self.comm_s += after.comm_seconds - before.comm_seconds
         self.exposed_s += after.exposed_seconds - before.exposed_seconds
         self.optimizer.zero_grad()  # memory of gradients is for the next system
         return found
+
+    def _sent(self) -> int:
+        """Bytes that left so far: as the device counts them where there is one, else as the engine does."""
+        return sent_bytes(self.device) if self.device else bagua.communication.statistics().bytes_sent
 
     def warm_up(self, steps: int) -> None:
         """Lets buckets settle, then finds how many steps make a turn."""
