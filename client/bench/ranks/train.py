@@ -24,6 +24,8 @@ from bagua.bench.ranks.models import WORKLOADS, Workload
 ALONE = "no communication"
 TURN_S = 0.4  # a turn has as many steps as fit, at least one
 MOST_STEPS = 100
+BACKGROUND_STEPS = 10
+"""The least of a turn for what communicates in the background: one exchange is under way while many steps go by."""
 LEARNING_RATE = 1e-5
 ONE_BUCKET_MB = 1 << 14
 MALLOC_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
@@ -88,6 +90,7 @@ class Trainer:
 
     def __init__(self, system: dict[str, str], workload: Workload, device: str) -> None:
         self.ours = system["kind"] == "bagua"
+        self.fewest = BACKGROUND_STEPS if system.get("algorithm", "").partition(":")[0] == "async" else 1
         self.workload = workload
         self.device = device
         # No momentum: it would be one more copy of the model for every system.
@@ -131,7 +134,7 @@ class Trainer:
         """Lets buckets settle, then finds how many steps make a turn."""
         for _ in range(max(0, steps - 1)):
             self.turn()
-        self.steps = max(1, min(MOST_STEPS, int(TURN_S / self.turn())))
+        self.steps = max(self.fewest, min(MOST_STEPS, int(TURN_S / self.turn())))
         self.forget()
 
     def close(self) -> None:
