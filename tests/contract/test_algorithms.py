@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_volume_on_the_wire(runners: dict[str, Runner], world: str, name: str) -
 @pytest.mark.parametrize(
     ("world", "rounds"),
     [
-        pytest.param("2 hosts x 2", 3, marks=pytest.mark.job("2 hosts x 2", "switch 3")),
+        pytest.param("2 hosts x 2", 6, marks=pytest.mark.job("2 hosts x 2", "switch 6")),
         pytest.param("2 hosts x 2", 10, marks=[pytest.mark.job("2 hosts x 2", "switch 10"), pytest.mark.full]),
     ],
 )
@@ -157,8 +158,11 @@ def test_switching_leaks_nothing(runners: dict[str, Runner], world: str, rounds:
         first, last = found[1], found[-1]
         grown = {name: (value, last[name]) for name, value in first.items() if last[name] > value and name != "memory"}
         assert not grown, f"rank {rank}: {grown}"
-        # An algorithm that kept one model of 1 MiB would keep one in each of these rounds.
-        assert last["memory"] - first["memory"] < (rounds - 2) * 2**20 * 3 // 4, f"rank {rank}: {found}"
+        # An algorithm that kept one model of 1 MiB would keep one in each of these rounds; the allocator grows now and
+        # then, by some MiB at once.
+        sizes = [one["memory"] for one in found[1:]]
+        growing = sum(after - before > 2**19 for before, after in pairwise(sizes))
+        assert growing <= (rounds - 2) // 2, f"rank {rank}: {sizes}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
