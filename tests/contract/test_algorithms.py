@@ -148,7 +148,7 @@ def test_volume_on_the_wire(runners: dict[str, Runner], world: str, name: str) -
 @pytest.mark.parametrize(
     ("world", "rounds"),
     [
-        pytest.param("2 hosts x 2", 6, marks=pytest.mark.job("2 hosts x 2", "switch 6")),
+        pytest.param("2 hosts x 2", 5, marks=pytest.mark.job("2 hosts x 2", "switch 5")),
         pytest.param("2 hosts x 2", 10, marks=[pytest.mark.job("2 hosts x 2", "switch 10"), pytest.mark.full]),
     ],
 )

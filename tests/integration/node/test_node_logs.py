@@ -48,6 +48,7 @@ async def test_following_from_before_the_start(end, daemon, script, tmp_path):
     await read(end, 3, follow=True)
     await end.until(lambda: b"first\n" in end.logs.get(3, b""))
     await end.send(end_log=node_pb2.EndLog(request_id=3))
+    await all_of(end, 4, "job", 7)  # answered after that was heard
     assert 1 not in end.log_ends
     gate.write_text("")
     await end.until(lambda: {1, 2} <= end.log_ends.keys())

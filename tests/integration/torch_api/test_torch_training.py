@@ -35,7 +35,13 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+# The contract suite has 4 ranks on one host with large buckets, too.
+FULL = {"4 ranks, one bucket"}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in LAYOUTS]
+)
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """What every rank wrote."""
     hosts, bucket_bytes = LAYOUTS[request.param]
