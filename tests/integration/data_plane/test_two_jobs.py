@@ -75,6 +75,11 @@ def test_segments_of_others_are_refused(two_jobs: list[world.Job]) -> None:
     assert list(two.ask("barrier").values()) == [{}] * 3
 
 
+def refused(stats: dict[str, int]) -> int:
+    """Connections and messages of others that a host sent away."""
+    return stats["bad_connections"] + stats["frames_dropped"]
+
+
 @pytest.mark.parametrize("what", ["key", "name", "generation"])
 def test_connections_of_another_job_are_refused(
     make_hosts: Callable[[int], world.Hosts], make_job: MakeJob, what: str
@@ -96,8 +101,8 @@ def test_connections_of_another_job_are_refused(
         assert "no connection to host 1 (rank 2)" in error, error
     finally:
         other.end()
-    stats = job.state(1)["stats"]
-    assert stats["bad_connections"] + stats["frames_dropped"] > 0, stats
+    # A host under load may look at who called after the caller has given up.
+    world.wait_for(lambda: refused(job.state(1)["stats"]), 30.0)
     job.say("stop")
     assert all(answer["wrong"] == 0 for answer in job.answers().values())
     job.leave()
