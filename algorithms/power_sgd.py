@@ -26,15 +26,10 @@ _BLOCK_ELEMENTS = 1 << 18
 
 @dataclass
 class _State:
-    """What outlives buckets. ``whole``: the last M, [rows, columns]. ``left``: the last P, transposed: [rank, rows].
-    ``right``: the last Q, transposed: [rank, columns]. All float32, or float64 for gradients of float64.
+    """What outlives buckets. ``error``: what earlier steps have not sent, [rows, columns]; ``right``: the last Q,
+    transposed: [rank, columns]. Both float32, or float64 for gradients of float64."""
 
-    What has not been sent is whole - leftᵀ right. It is formed when it is needed, block by block in the processor's
-    cache: formed at once it would cost two more passes over memory. In the beginning ``left`` is 0.
-    """
-
-    whole: torch.Tensor
-    left: torch.Tensor
+    error: torch.Tensor
     right: torch.Tensor
 
 
@@ -122,16 +117,14 @@ class _Compressed:
         )
 
     def project(self, bucket: Bucket) -> None:
-        """M = gradient + what the last step has not sent, in place of the last M; P = M Q."""
+        """M = gradient + error, in place of the error; P = M Q."""
         gradient, left = bucket.slot(GRADIENT), bucket.slot(LEFT)
         for at, to, count in self.plain:
             left[to : to + count].copy_(gradient[at : at + count])
         for matrix in self.matrices:
             state, mine, projected = matrix.state, matrix.of(gradient), matrix.left(left)
             for rows in matrix.blocks():
-                block = state.whole[rows].add_(mine[rows])
-                for one, other in zip(state.left, state.right, strict=True):
-                    block.addr_(one[rows], other, alpha=-1)
+                block = state.error[rows].add_(mine[rows])
                 _multiply(state.right, block.t(), projected[:, rows])
 
     def back_project(self, bucket: Bucket) -> None:
@@ -147,14 +140,14 @@ class _Compressed:
         for matrix in self.matrices:
             basis = matrix.left(left)
             if math.isfinite(float(basis.sum())):
-                _multiply(basis, matrix.state.whole, matrix.right(right))
+                _multiply(basis, matrix.state.error, matrix.right(right))
             else:
                 self.broken.add(matrix.name)
                 matrix.right(right).copy_(matrix.state.right)
 
     def restore(self, bucket: Bucket) -> None:
-        """The result P Qᵀ. Where the gradient was not finite the result is NaN, and nothing counts as not sent: the
-        next step is free of it."""
+        """The result P Qᵀ; the error is what M has more. Where the gradient was not finite the result is NaN, and the
+        error begins anew: the next step is free of it."""
         result, left, right = bucket.slot(RESULT), bucket.slot(LEFT), bucket.slot(RIGHT)
         for at, source, count in self.plain:
             result[at : at + count].copy_(left[source : source + count])
@@ -162,13 +155,13 @@ class _Compressed:
             state, mine = matrix.state, matrix.of(result)
             if matrix.name in self.broken:
                 mine.fill_(math.nan)
-                state.whole.zero_()
-                state.left.zero_()
+                state.error.zero_()
                 continue
             state.right.copy_(matrix.right(right))
-            state.left.copy_(matrix.left(left))
+            basis = matrix.left(left)
             for rows in matrix.blocks():
-                _outer(state.left[:, rows], state.right, mine[rows])
+                _outer(basis[:, rows], state.right, mine[rows])
+                state.error[rows].sub_(mine[rows])
 
 
 def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
@@ -242,8 +235,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             dtype = torch.promote_types(dtype, torch.float32)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
             right = torch.randn(rank, columns, dtype=dtype, generator=generator)
-            left = torch.zeros(rank, rows, dtype=dtype)
-            self._states[name] = _State(torch.zeros(rows, columns, dtype=dtype), left, right)
+            self._states[name] = _State(torch.zeros(rows, columns, dtype=dtype), right)
         return self._states[name]
 
     def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
@@ -266,7 +258,7 @@ class PowerSGDAlgorithm(Algorithm):
 
     Per step 2(h-1)/h · 4 r (n + m) bytes per matrix go in and out of each of h hosts, in two messages per bucket, where
     gradients would be 4 n m: for 4096 x 4096 and r = 2, a thousandth. Vectors and small matrices travel as they are. A
-    rank keeps one float32 per element. Three passes over memory are all the arithmetic that counts.
+    rank keeps one float32 per element. Three passes over gradient and error are all the arithmetic that counts.
 
     Choose it where the network is very slow and the model has large matrices; what 8 or 4 bits make small enough, they
     lose less of. Ranks compute the same result from the same P and Q: replicas are bit-identical on processors of one
