@@ -48,7 +48,7 @@ class ProcessGroup(Protocol):
         ...
 
     def get_inter_node_communicator(self) -> Communicator | None:
-        """The first rank of each host; None on other ranks."""
+        """The first rank of each host; on other ranks something that is false."""
         ...
 
     def communicator(self, ranks: Sequence[int]) -> Communicator:

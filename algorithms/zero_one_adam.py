@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.one_bit_adam import FrozenAdam, find_optimizer
+from bagua.algorithms.frozen_adam import FrozenAdam
+from bagua.algorithms.one_bit_adam import find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, check_count, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
@@ -71,30 +72,18 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         doublings = min((local_step - 1) // self.local_step_scaler, self.local_step_clipper.bit_length() - 1)
         return local_step % (1 << doublings) == 0
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step: of Adam from the ranks' mean gradient, or a local one with frozen variance."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if group["frozen"]:
-                self._local_step(group)
-            else:
-                self._common_step(group)
-        if not self.frozen and self.steps >= self.var_freeze_step:
-            self.freeze()
-        return loss
+    def freezes_after(self) -> int:
+        """See ``FrozenAdam``."""
+        return self.var_freeze_step
 
-    def _common_step(self, group: dict[str, Any]) -> None:
+    def warm_step(self, group: dict[str, Any]) -> None:
         """A step of Adam from the ranks' mean gradient. Denominators have their floor already: one bit per element has
         the size of the others' gradients, also where there was none."""
         self.observe(group, with_variance=self.updates_variance(group["steps"] + 1))
         parameters, _, momenta, _ = self.lists(group)
         self.move(group, parameters, momenta, [self.denominator(group, parameter) for parameter in parameters])
 
-    def _local_step(self, group: dict[str, Any]) -> None:
+    def frozen_step(self, group: dict[str, Any]) -> None:
         """u = β1 u + (1-β1) g / D; x = x - η u. What the step moves is noted; weight decay waits for the exchange."""
         parameters, gradients, momenta, scales = self.lists(group)
         beta = group["betas"][0]

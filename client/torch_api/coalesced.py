@@ -14,6 +14,7 @@ from bagua.torch_api.communicator import NON_COMM_MEMBER, Comm
 from bagua.torch_api.transfer import ReduceOp, check_reduction, check_tensor, transfer
 
 PICKLED, FAILED = 0, 1
+MAX_OBJECT_BYTES = 1 << 32
 
 
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
@@ -85,12 +86,18 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
             data, kind = pickle.dumps(obj), PICKLED
         except Exception as error:  # whatever pickle or a __reduce__ raises: the others wait for an answer
             failure, data, kind = error, f"{type(error).__name__}: {error}".encode(), FAILED
+        if len(data) > MAX_OBJECT_BYTES:
+            failure = ValueError(f"obj is {len(data)} bytes as a pickle, at most {MAX_OBJECT_BYTES}: send its tensors.")
+            data, kind = str(failure).encode(), FAILED
         header[0], header[1] = kind, len(data)
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     give, take = (header, None) if at_root else (None, header)
     transfer(session, "broadcast", give, take, 2, group, root=src, together=at_root)
     if not at_root:
-        content = torch.empty(int(header[1]), dtype=torch.uint8)
+        size = int(header[1])
+        if not 0 <= size <= MAX_OBJECT_BYTES:
+            raise CommunicationError(f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be.")
+        content = torch.empty(size, dtype=torch.uint8)
     give, take = (content, None) if at_root else (None, content)
     transfer(session, "broadcast", give, take, content.numel(), group, root=src, together=at_root)
     if failure is not None:

@@ -136,14 +136,21 @@ def get_backend(model_name: str) -> Backend:
     return backend.get_backend(model_name)
 
 
+NO_AUTOTUNING = "Autotuning is not in this version: remove the call. BAGUA_DEFAULT_BUCKET_SIZE sets buckets by hand."
+
+
 def start_autotune_server(*_: Any, **__: Any) -> None:
     """The original's HTTP service for tuning. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError("Autotuning is not in this version: there is no server to start.")
+    raise NotImplementedError(
+        "Autotuning is not in this version: remove the call; BAGUA_DEFAULT_BUCKET_SIZE sets buckets by hand."
+    )
 
 
 def get_hyperparameters_service_client(*_: Any, **__: Any) -> None:
     """The original's client of that service. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError("Autotuning is not in this version: there is no service to ask.")
+    raise NotImplementedError(
+        "Autotuning is not in this version: remove the call; BAGUA_DEFAULT_BUCKET_SIZE sets buckets by hand."
+    )
 
 
 def barrier(comm: Comm = None) -> None:

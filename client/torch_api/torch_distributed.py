@@ -35,6 +35,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 TIMEOUT = timedelta(minutes=30)
 MEETING = timedelta(minutes=5)
+CONNECT = timedelta(seconds=30)
+"""Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
 ADDRESS_BYTES = 256
 _SIOCGIFADDR = 0x8915
 
@@ -110,7 +112,9 @@ class TorchGroup:
         if store is not None:
             return store
         host, _, port = answer.rpartition(":")
-        return TCPStore(host, int(port), world_size, False, MEETING, wait_for_workers=False)
+        store = TCPStore(host, int(port), world_size, False, CONNECT, wait_for_workers=False)
+        store.set_timeout(MEETING)
+        return store
 
     def close(self) -> None:
         """Takes it down, if it is still there and ours. Waits for what the user's own calls have pending."""
