@@ -35,6 +35,8 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies
 # of its templates, which would make the linker take torch as needed.
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
+BUILT_APART = ("tools", "device", "cuda", "nccl_net")
+"""Folders that are no part of the core: programs, the GPU leg, its kernels, the network plugin."""
 _TAIL_LINES = 30
 
 
@@ -49,9 +51,9 @@ def default_cache_dir() -> Path:
 
 
 def _sources() -> list[Path]:
-    """All files that the core is compiled from, sorted: all but the programs in ``tools`` (see build_tool.py)."""
+    """All files that the core is compiled from, sorted: all but what is built by itself."""
     found = (path for suffix in ("*.cpp", "*.h") for path in SOURCE_DIR.rglob(suffix))
-    return sorted(path for path in found if path.relative_to(SOURCE_DIR).parts[0] != "tools")
+    return sorted(path for path in found if path.relative_to(SOURCE_DIR).parts[0] not in BUILT_APART)
 
 
 def march() -> str:

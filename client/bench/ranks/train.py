@@ -48,6 +48,14 @@ def with_bagua(text: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Mod
     return prepare
 
 
+def fewest_steps(text: str) -> int:
+    """The least that a turn of the algorithm has: a whole period of one that sends now and then."""
+    name, arguments = algorithm_choice.parse(text)
+    if name == "async":
+        return BACKGROUND_STEPS
+    return getattr(Algorithm.init(name, **arguments), "interval", 1)
+
+
 def with_ddp(hook: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Module]:
     """DDP at its defaults, or with one of its communication hooks."""
 
@@ -90,7 +98,7 @@ class Trainer:
 
     def __init__(self, system: dict[str, str], workload: Workload, device: str) -> None:
         self.ours = system["kind"] == "bagua"
-        self.fewest = BACKGROUND_STEPS if system.get("algorithm", "").partition(":")[0] == "async" else 1
+        self.fewest = fewest_steps(system["algorithm"]) if self.ours else 1
         self.workload = workload
         self.device = device
         # No momentum: it would be one more copy of the model for every system.

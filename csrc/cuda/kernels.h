@@ -1,0 +1,63 @@
+/* What the library of CUDA kernels offers, in plain C: the device engine opens it with dlopen and calls it through these
+ * types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and returns at
+ * once: 0, or the cudaError_t of the launch. Nothing allocates, nothing waits. Thread-safe.
+ *
+ * Pointers inside the descriptors are addresses on the device; arrays of pointers are read before the call returns. */
+#ifndef BAGUA_CUDA_KERNELS_H
+#define BAGUA_CUDA_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BAGUA_KERNELS_VERSION 1
+#define BAGUA_KERNELS_MOST_INPUTS 16 /* of one launch; more are taken in several */
+
+/* As bagua::Transcode in codec/codec.h, the same bits: y = (sum of raw + sum of encoded) * scale [+ residual];
+ * message = encode(y); residual = y - decode(message); decoded[j] = decode(message), or y without a message. Codec
+ * numbers are those of bagua::Codec. raws + encodeds <= BAGUA_KERNELS_MOST_INPUTS, decodeds <= 4. */
+typedef struct {
+  uint8_t codec;
+  uint16_t density;
+  uint64_t count;
+  const float* const* raw;
+  int32_t raws;
+  const void* const* encoded;
+  int32_t encodeds;
+  float scale;
+  float* residual;
+  void* message;
+  float* const* decoded;
+  int32_t decodeds;
+} BaguaTranscode;
+
+/* output[i] = op(inputs[0][i], ...), in the order of inputs; AVG divides by `divisor`. Numbers of dtype and op as in
+ * channel/layout.h; the same bits as kernel/reduce.h. `output` may be one of the inputs. */
+typedef struct {
+  uint8_t dtype;
+  uint8_t op;
+  uint64_t count;
+  const void* const* inputs;
+  int32_t input_count;
+  void* output;
+  int64_t divisor;
+} BaguaReduce;
+
+uint32_t bagua_kernels_version(void);
+int bagua_kernels_transcode(const BaguaTranscode* work, void* stream);
+int bagua_kernels_reduce(const BaguaReduce* work, void* stream);
+
+/* The table that the engine fills by dlsym. */
+typedef struct {
+  uint32_t (*version)(void);
+  int (*transcode)(const BaguaTranscode*, void*);
+  int (*reduce)(const BaguaReduce*, void*);
+} BaguaKernels;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
