@@ -1,5 +1,18 @@
-"""The native core. ``load()`` returns the module; it is built on first use (see build.py)."""
+"""Native code, built on first use: ``load()`` returns the core, ``load_device()`` the GPU leg (see build.py);
+``kernels_library()`` and ``net_plugin()`` are shared libraries (build_cuda.py, build_plugin.py)."""
 
-from bagua.csrc.build import BuildError, core_path, describe, is_built, load
+from bagua.csrc.build import core_path, describe, is_built, load, load_device
+from bagua.csrc.build_cache import BuildError
+from bagua.csrc.build_cuda import kernels_library
+from bagua.csrc.build_plugin import net_plugin
 
-__all__ = ["BuildError", "core_path", "describe", "is_built", "load"]
+__all__ = [
+    "BuildError",
+    "core_path",
+    "describe",
+    "is_built",
+    "kernels_library",
+    "load",
+    "load_device",
+    "net_plugin",
+]

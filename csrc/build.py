@@ -1,35 +1,30 @@
-"""Builds the native core once per machine and loads it.
+"""Builds the native Python modules once per machine and loads them: the core, and the GPU leg beside it.
 
-A built core lies in ``<cache>/core/<key>/``; the key names everything that the result depends on, so an upgrade of
-torch or of the sources builds anew and never disturbs a running job. Loading a built core does not import torch.
-Building happens in a process of its own (this file, run as a script), under an operating-system lock that vanishes with
-its holder: torch's own lock file survives a killed builder and would block later ones for ever, so every build gets a
-fresh folder.
+Loading a built module does not import torch. Building happens in a process of its own (this file, run as a script):
+torch brings pybind11 and the builder. What is kept where: see build_cache.py. torch's own lock file survives a killed
+builder and would block later ones for ever; every build gets a fresh folder, so it never meets one.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MODULE_NAME = "bagua_core_native"
+from bagua.csrc import build_cache
+from bagua.csrc.build_cache import BuildError, default_cache_dir, march
+
 SOURCE_DIR = Path(__file__).resolve().parent
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies
@@ -37,33 +32,41 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
 BUILT_APART = ("tools", "device", "cuda", "nccl_net")
 """Folders that are no part of the core: programs, the GPU leg, its kernels, the network plugin."""
-_TAIL_LINES = 30
 
 
-class BuildError(RuntimeError):
-    """The native core could not be built or loaded. The message says why and what to do."""
+@dataclass(frozen=True)
+class Extension:
+    """A Python module made of C++. ``folders``: what it is compiled from; None: all but BUILT_APART."""
+
+    kind: str
+    module: str
+    what: str
+    folders: tuple[str, ...] | None = None
+    link_flags: tuple[str, ...] = LINK_FLAGS
 
 
-def default_cache_dir() -> Path:
-    """The same as ``bagua.base.paths.cache_dir``: BAGUA_CACHE_DIR, else $XDG_CACHE_HOME/bagua, else ~/.cache/bagua."""
-    explicit = os.environ.get("BAGUA_CACHE_DIR")
-    return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+CORE = Extension("core", "bagua_core_native", "native core")
+# Of cuda it takes kernels.h alone: no nvcc is needed.
+DEVICE = Extension(
+    "device",
+    "bagua_device_native",
+    "GPU leg",
+    ("device", "cuda", "base", "channel", "codec", "kernel"),
+    (*LINK_FLAGS, "-ldl"),
+)
+_EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE)}
 
 
-def _sources() -> list[Path]:
-    """All files that the core is compiled from, sorted: all but what is built by itself."""
-    found = (path for suffix in ("*.cpp", "*.h") for path in SOURCE_DIR.rglob(suffix))
-    return sorted(path for path in found if path.relative_to(SOURCE_DIR).parts[0] not in BUILT_APART)
-
-
-def march() -> str:
-    """Value of ``-march``: this machine's, unless ``BAGUA_CORE_MARCH`` says otherwise (empty: no flag)."""
-    return os.environ.get("BAGUA_CORE_MARCH", "native")
+def _sources(extension: Extension = CORE) -> list[Path]:
+    """All files that the module is compiled from, sorted."""
+    if extension.folders is not None:
+        return build_cache.files_of(SOURCE_DIR, extension.folders, (".cpp", ".h"))
+    found = build_cache.files_of(SOURCE_DIR, (".",), (".cpp", ".h"))
+    return [path for path in found if path.relative_to(SOURCE_DIR).parts[0] not in BUILT_APART]
 
 
 def _compile_flags() -> list[str]:
-    processor = march()
-    return [*COMPILE_FLAGS, *([f"-march={processor}"] if processor else [])]
+    return [*COMPILE_FLAGS, *build_cache.march_flags()]
 
 
 def torch_version() -> str:
@@ -87,42 +90,23 @@ def _cuda_version() -> str:
     return "cpu"
 
 
-def cpu_flags() -> str:
-    """What the processor can do: a home folder may be shared by unlike machines."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))]
-    return "\n".join(sorted(set(lines)))
+def core_key(extension: Extension = CORE) -> str:
+    """Names the module that fits the sources, flags, torch, CUDA, Python and processor of now. Raises BuildError."""
+    return build_cache.key(
+        [
+            build_cache.digest(SOURCE_DIR, _sources(extension)),
+            " ".join([*_compile_flags(), *extension.link_flags]),
+            torch_version(),
+            _cuda_version(),
+            sysconfig.get_config_var("SOABI") or sys.version,
+            *build_cache.processor_parts(),
+        ]
+    )
 
 
-@functools.cache
-def _sources_digest(stamp: tuple[tuple[str, int, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for name, _, _ in stamp:
-        digest.update(name.encode() + b"\0" + (SOURCE_DIR / name).read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def core_key() -> str:
-    """Names the core that fits the sources, flags, torch, CUDA, Python and processor of now. Raises BuildError."""
-    stamp = tuple((str(p.relative_to(SOURCE_DIR)), p.stat().st_mtime_ns, p.stat().st_size) for p in _sources())
-    parts = [
-        _sources_digest(stamp),
-        " ".join([*_compile_flags(), *LINK_FLAGS]),
-        torch_version(),
-        _cuda_version(),
-        sysconfig.get_config_var("SOABI") or sys.version,
-        platform.machine(),
-        cpu_flags() if march() == "native" else "",
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-def core_path(cache_dir: Path | None = None) -> Path:
-    """Where the fitting core lies, or would. Raises BuildError if torch is missing."""
-    return (cache_dir or default_cache_dir()) / "core" / core_key() / f"{MODULE_NAME}.so"
+def core_path(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
+    """Where the fitting module lies, or would. Raises BuildError if torch is missing."""
+    return build_cache.place(extension.kind, core_key(extension), f"{extension.module}.so", cache_dir)
 
 
 def is_built(cache_dir: Path | None = None) -> bool:
@@ -150,75 +134,34 @@ def _ninja() -> str | None:
     return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
 
 
-def build(cache_dir: Path | None = None) -> Path:
-    """Makes sure that the fitting core is built; returns its path. Builds at most once, whoever asks at the same time.
+def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
+    """Makes sure that the fitting module is built; returns its path. Builds at most once, whoever asks at the same time.
 
     Raises BuildError with the compiler's last lines, or with what is missing and how to get it.
     """
-    target = core_path(cache_dir)
+    target = core_path(cache_dir, extension)
     if target.is_file():
         return target
-    _check_tools()
-    command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), str(target)]
+    build_cache.compiler()
+    if _ninja() is None:
+        raise BuildError("ninja was not found. Install it: pip install ninja")
+    command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), extension.kind, str(target)]
     try:
         target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
-        raise BuildError(
-            f"The native core can't be built in {target.parent}: {error.strerror}. Choose another folder with "
-            "BAGUA_CACHE_DIR."
-        ) from error
+        raise build_cache.unwritable(extension.what, target, error) from error
     if result.returncode == 0 and target.is_file():
         return target
-    lines = result.stdout.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:]
     raise BuildError(
-        f"Building the native core failed (exit code {result.returncode}). The last lines were:\n"
-        + "\n".join(f"    {line}" for line in lines)
+        f"Building the {extension.what} failed (exit code {result.returncode}). The last lines were:\n"
+        + build_cache.last_lines(result.stdout.decode(errors="replace"))
         + "\n`bagua doctor` checks compiler, ninja and torch."
     )
 
 
-def _check_tools() -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None and shutil.which("g++") is None:
-        raise BuildError(
-            f"No C++ compiler: {compiler!r} was not found. Install one (Debian, Ubuntu: apt-get install g++; Fedora: "
-            "dnf install gcc-c++), or name it with CXX."
-        )
-    if _ninja() is None:
-        raise BuildError("ninja was not found. Install it: pip install ninja")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the operating system's lock on ``path``; it goes when this process goes, however that ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _build_locked(target: Path) -> None:
-    """Builds ``target`` unless another process just has. Runs in the builder's own process; imports torch."""
-    root, key = target.parent.parent, target.parent.name
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(root / f"{key}.lock"):
-        if target.is_file():
-            return
-        for left_over in root.glob(f"{key}.build-*"):  # of a builder that was killed: we hold its lock now
-            shutil.rmtree(left_over, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{key}.build-", dir=root))
-        try:
-            _compile(folder)
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            os.replace(folder / f"{MODULE_NAME}.so", target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _compile(folder: Path) -> None:
+def _compile(extension: Extension, folder: Path) -> None:
+    """Compiles into ``folder``. Runs in the builder's own process; imports torch."""
     ninja = _ninja()
     if ninja is not None:  # torch looks for it on the PATH only
         os.environ["PATH"] = f"{Path(ninja).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -226,20 +169,20 @@ def _compile(folder: Path) -> None:
     from torch.utils import cpp_extension
 
     cpp_extension.load(
-        name=MODULE_NAME,
-        sources=[str(path) for path in _sources() if path.suffix == ".cpp"],
+        name=extension.module,
+        sources=[str(path) for path in _sources(extension) if path.suffix == ".cpp"],
         extra_include_paths=[str(SOURCE_DIR)],
         extra_cflags=_compile_flags(),
-        extra_ldflags=list(LINK_FLAGS),
+        extra_ldflags=list(extension.link_flags),
         build_directory=str(folder),
         is_python_module=False,
     )
 
 
 @functools.cache
-def _load(path: Path) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader(MODULE_NAME, str(path))
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, path, loader=loader)
+def _load(path: Path, extension: Extension = CORE) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(extension.module, str(path))
+    spec = importlib.util.spec_from_file_location(extension.module, path, loader=loader)
     if spec is None:
         raise BuildError(f"{path} is no Python extension")
     try:
@@ -247,7 +190,8 @@ def _load(path: Path) -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise BuildError(
-            f"The native core {path} can't be loaded: {error}. Remove that folder; it is built again at the next start."
+            f"The {extension.what} {path} can't be loaded: {error}. Remove that folder; it is built again at the next "
+            "start."
         ) from error
     return module
 
@@ -257,22 +201,32 @@ def load(cache_dir: Path | None = None) -> Any:
 
     One module per process. Raises BuildError.
     """
-    return _load(_first_path(cache_dir))
+    return _load(_first_path(cache_dir, CORE), CORE)
+
+
+def load_device(cache_dir: Path | None = None) -> Any:
+    """The module ``bagua_device_native`` (typed by device/device.pyi), built first if need be; CUDA is not needed.
+
+    One module per process. Raises BuildError.
+    """
+    return _load(_first_path(cache_dir, DEVICE), DEVICE)
 
 
 @functools.cache
-def _first_path(cache_dir: Path | None) -> Path:
+def _first_path(cache_dir: Path | None, extension: Extension) -> Path:
     """The path that this process uses from now on, though sources or environment change later."""
-    return build(cache_dir)
+    return build(cache_dir, extension)
 
 
 def _main(arguments: list[str]) -> int:
-    """Builds the given target; without one (``python -m bagua.csrc.build``) what is missing, and prints its path."""
+    """``KIND TARGET``: builds that target. ``[KIND]`` (``python -m bagua.csrc.build``: the core) builds what is missing
+    and prints its path."""
+    extension = _EXTENSIONS[arguments[0]] if arguments else CORE
     try:
-        if arguments:
-            _build_locked(Path(arguments[0]))
+        if len(arguments) > 1:
+            build_cache.make_once(Path(arguments[1]), lambda folder: _compile(extension, folder))
         else:
-            print(build())
+            print(build(extension=extension))
     except (RuntimeError, OSError, ImportError) as error:  # torch raises RuntimeError with the compiler's output
         print(error)
         return 1

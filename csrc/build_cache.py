@@ -1,0 +1,180 @@
+"""What all builds of native code share: keys, the cache, locks, compilers and their errors.
+
+What is built lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an upgrade
+never disturbs a running job. Each is built at most once, under an operating-system lock that vanishes with its holder,
+in a fresh folder: what a killed builder left behind hinders nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE_DIR = Path(__file__).resolve().parent
+COMPILE_DEADLINE_S = 600.0
+"""Of one run of a compiler."""
+_TAIL_LINES = 30
+
+
+class BuildError(RuntimeError):
+    """Native code could not be built or loaded. The message says why and what to do."""
+
+
+def default_cache_dir() -> Path:
+    """The same as ``bagua.base.paths.cache_dir``: BAGUA_CACHE_DIR, else $XDG_CACHE_HOME/bagua, else ~/.cache/bagua."""
+    explicit = os.environ.get("BAGUA_CACHE_DIR")
+    return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+
+
+def march() -> str:
+    """Value of ``-march``: this machine's, unless ``BAGUA_CORE_MARCH`` says otherwise (empty: no flag)."""
+    return os.environ.get("BAGUA_CORE_MARCH", "native")
+
+
+def march_flags() -> list[str]:
+    """``-march`` as compilers take it, or nothing."""
+    processor = march()
+    return [f"-march={processor}"] if processor else []
+
+
+def processor_parts() -> list[str]:
+    """What a key needs of the processor. A home folder may be shared by unlike machines."""
+    return [platform.machine(), _cpu_flags() if march() == "native" else ""]
+
+
+def _cpu_flags() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))]
+    return "\n".join(sorted(set(lines)))
+
+
+def compiler() -> str:
+    """The C++ compiler: CXX, else c++, else g++. Raises BuildError if there is none."""
+    wanted = os.environ.get("CXX", "c++")
+    found = shutil.which(wanted) or shutil.which("g++")
+    if found is None:
+        raise BuildError(
+            f"No C++ compiler: {wanted!r} was not found. Install one (Debian, Ubuntu: apt-get install g++; Fedora: "
+            "dnf install gcc-c++), or name it with CXX."
+        )
+    return found
+
+
+def files_of(root: Path, folders: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
+    """All files below these folders of ``root`` that end so, sorted."""
+    found = (path for folder in folders for suffix in suffixes for path in (root / folder).rglob(f"*{suffix}"))
+    return sorted(found)
+
+
+def digest(root: Path, files: Sequence[Path]) -> str:
+    """A hash of names and contents. Read once as long as nothing changes on the disk."""
+    stamps = ((str(path.relative_to(root)), path.stat()) for path in files)
+    return _digest(root, tuple((name, status.st_mtime_ns, status.st_size) for name, status in stamps))
+
+
+@functools.cache
+def _digest(root: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
+    found = hashlib.sha256()
+    for name, _, _ in stamp:
+        found.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def key(parts: Iterable[str]) -> str:
+    """A short name for all that a result depends on."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def place(kind: str, name: str, file: str, cache_dir: Path | None) -> Path:
+    """Where the result with this key lies, or would."""
+    return (cache_dir or default_cache_dir()) / kind / name / file
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the operating system's lock on ``path``; it goes when this process goes, however that ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Makes ``target`` (see ``place``) unless it is there; returns it. ``make`` leaves a file of that name in the folder
+    that it is given. Raises OSError if the cache can't be written, and what ``make`` raises."""
+    if target.is_file():
+        return target
+    root, name = target.parent.parent, target.parent.name
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(root / f"{name}.lock"):
+        if target.is_file():
+            return target
+        for left_over in root.glob(f"{name}.build-*"):  # of a builder that was killed: we hold its lock now
+            shutil.rmtree(left_over, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}.build-", dir=root))
+        try:
+            make(folder)
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            os.replace(folder / target.name, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def unwritable(what: str, target: Path, error: OSError) -> BuildError:
+    """The error for a cache that can't be used."""
+    return BuildError(
+        f"The {what} can't be built in {target.parent}: {error.strerror}. Choose another folder with BAGUA_CACHE_DIR."
+    )
+
+
+def last_lines(text: str) -> str:
+    """The end of a compiler's output, set in."""
+    return "\n".join(f"    {line}" for line in text.strip().splitlines()[-_TAIL_LINES:])
+
+
+def run_compiler(command: Sequence[str]) -> None:
+    """Runs a compiler. Raises BuildError with its last lines, or if it takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMPILE_DEADLINE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{' '.join(command)} took longer than {COMPILE_DEADLINE_S:.0f} s.") from None
+    if done.returncode:
+        raise BuildError(
+            f"{' '.join(command)} failed (exit code {done.returncode}). The last lines were:\n{last_lines(done.stdout)}"
+        )
+
+
+def run_compilers(commands: Sequence[Sequence[str]]) -> None:
+    """Runs compilers side by side, as many as there are cores (MAX_JOBS: fewer). Raises the first's BuildError."""
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        for future in [pool.submit(run_compiler, command) for command in commands]:
+            future.result()
+
+
+def objects_of(sources: Sequence[Path], root: Path, folder: Path) -> list[str]:
+    """A name in ``folder`` for the object of each source; sources of the same name in different folders get two."""
+    return [str(folder / path.relative_to(root).as_posix().replace("/", "-")) + ".o" for path in sources]

@@ -1,0 +1,51 @@
+"""Builds Bagua-Net (``nccl_net/``), the network plugin of NCCL: plain C++, without torch, Python, CUDA or nccl.h."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bagua.csrc import build_cache
+from bagua.csrc.build_cache import SOURCE_DIR, BuildError
+
+LIBRARY = "libnccl-net-bagua.so"
+FOLDERS = ("nccl_net", "net", "base")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
+# Programs of other environments load it: they may bring an older libstdc++ than our compiler's.
+LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-pthread")
+
+
+def _path(cache_dir: Path | None) -> Path:
+    files = build_cache.files_of(SOURCE_DIR, FOLDERS, (".cpp", ".h"))
+    parts = [
+        build_cache.digest(SOURCE_DIR, files),
+        " ".join([*FLAGS, *LINK_FLAGS, *build_cache.march_flags()]),
+        *build_cache.processor_parts(),
+    ]
+    return build_cache.place("nccl_net", build_cache.key(parts), LIBRARY, cache_dir)
+
+
+def net_plugin_built(cache_dir: Path | None = None) -> Path | None:
+    """The fitting plugin if it is built."""
+    target = _path(cache_dir)
+    return target if target.is_file() else None
+
+
+def net_plugin(cache_dir: Path | None = None) -> Path:
+    """The plugin for NCCL_NET_PLUGIN, built first if need be, once for all who ask. Raises BuildError."""
+    target = _path(cache_dir)
+    try:
+        return build_cache.make_once(target, _compile)
+    except OSError as error:
+        raise build_cache.unwritable("network plugin", target, error) from error
+
+
+def _compile(folder: Path) -> None:
+    sources = build_cache.files_of(SOURCE_DIR, FOLDERS, (".cpp",))
+    if not any(path.is_relative_to(SOURCE_DIR / "nccl_net") for path in sources):
+        raise BuildError(f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete.")
+    compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), f"-I{SOURCE_DIR}"]
+    objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
+    build_cache.run_compilers(
+        [[*compiler, "-c", str(source), "-o", out] for source, out in zip(sources, objects, strict=True)]
+    )
+    build_cache.run_compiler([compiler[0], *objects, *LINK_FLAGS, "-o", str(folder / LIBRARY)])
