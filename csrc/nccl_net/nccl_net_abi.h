@@ -1,0 +1,257 @@
+// The binary interface between NCCL and a network plugin, versions 8 to 12, declared anew from its public description:
+// layouts, enumerators and the order of functions are NCCL's, names and comments ours. The static_asserts hold the
+// sizes of NCCL's own headers; no header of NCCL or CUDA is needed to build the plugin.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bagua::nccl_net {
+
+enum Result : int {  // ncclResult_t
+  kSuccess = 0,
+  kUnhandledCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,
+};
+
+enum LogLevel : int { kLogNone = 0, kLogVersion = 1, kLogWarn = 2, kLogInfo = 3, kLogAbort = 4, kLogTrace = 5 };
+constexpr unsigned long kSubsysInit = 1;
+constexpr unsigned long kSubsysNet = 16;
+using Logger = void (*)(LogLevel level, unsigned long subsystems, const char* file, int line, const char* format, ...);
+using ProfilerCallback = Result (*)(void** event, int type, void* parent, int64_t plugin, void* data);
+
+constexpr size_t kHandleBytes = 128;  // what listen() may write and connect() reads
+constexpr int kMaxRequests = 32;      // that NCCL keeps in flight on one connection
+constexpr int kPtrHost = 1;           // kinds of memory
+constexpr int kPtrCuda = 2;
+constexpr int kPtrDmaBuf = 4;
+constexpr int kDeviceHost = 0;  // ncclNetDeviceType: no offload to the GPU
+constexpr size_t kMaxMessageBytes = size_t{1} << 40;
+
+struct DeviceHandle;  // of offload to the GPU, which this plugin does not do
+
+template <int kDevices>
+struct VirtualDevice {
+  int count;
+  int devices[kDevices];
+};
+
+struct CommConfig {  // v10 and later
+  int traffic_class;
+};
+
+struct PropertiesV8 {
+  char* name;
+  char* pci_path;
+  uint64_t guid;
+  int ptr_support;
+  int reg_is_global;
+  int speed;  // Mbit/s
+  int port;
+  float latency;
+  int max_comms;
+  int max_recvs;
+  int net_device_type;
+  int net_device_version;
+};
+static_assert(sizeof(PropertiesV8) == 64);
+
+struct PropertiesV9 {  // and v10
+  char* name;
+  char* pci_path;
+  uint64_t guid;
+  int ptr_support;
+  int reg_is_global;
+  int force_flush;
+  int speed;  // Mbit/s
+  int port;
+  float latency;
+  int max_comms;
+  int max_recvs;
+  int net_device_type;
+  int net_device_version;
+  VirtualDevice<4> virtual_device;
+  size_t max_p2p_bytes;
+  size_t max_collective_bytes;
+};
+static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, max_p2p_bytes) == 88);
+using PropertiesV10 = PropertiesV9;
+
+struct PropertiesV11 : PropertiesV9 {
+  int max_multi_request_size;
+};
+static_assert(sizeof(PropertiesV11) == 112);
+
+struct PropertiesV12 {
+  char* name;
+  char* pci_path;
+  uint64_t guid;
+  int ptr_support;
+  int reg_is_global;
+  int force_flush;
+  int speed;  // Mbit/s
+  int port;
+  float latency;
+  int max_comms;
+  int max_recvs;
+  int net_device_type;
+  int net_device_version;
+  VirtualDevice<8> virtual_device;
+  size_t max_p2p_bytes;
+  size_t max_collective_bytes;
+  int max_multi_request_size;
+  int16_t rail_id;
+  int16_t plane_id;
+};
+static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, max_p2p_bytes) == 104);
+
+struct CommAttributes {
+  int32_t max_concurrent_peers;
+  int32_t min_concurrent_peers;
+  int32_t max_flows_per_peer;
+  int32_t min_flows_per_peer;
+};
+struct NetAttributes {  // v11 and later
+  CommAttributes send;
+  CommAttributes recv;
+  uint32_t op;
+  uint32_t algorithm;
+  uint32_t protocol;
+};
+static_assert(sizeof(NetAttributes) == 44);
+
+// Functions that are the same in every version.
+using DevicesFn = Result (*)(int* count);
+using AcceptFn = Result (*)(void* listen_comm, void** recv_comm, DeviceHandle** offload);
+using RegMrFn = Result (*)(void* comm, void* data, size_t size, int type, void** mhandle);
+using RegMrDmaBufFn = Result (*)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
+                                 void** mhandle);
+using DeregMrFn = Result (*)(void* comm, void* mhandle);
+using IflushFn = Result (*)(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request);
+using TestFn = Result (*)(void* request, int* done, int* sizes);
+using CloseFn = Result (*)(void* comm);
+using GetDeviceMrFn = Result (*)(void* comm, void* mhandle, void** device_mhandle);
+using IrecvConsumedFn = Result (*)(void* recv_comm, int n, void* request);
+template <int kDevices>
+using MakeVDeviceFn = Result (*)(int* device, VirtualDevice<kDevices>* members);
+
+struct NetV8 {
+  const char* name;
+  Result (*init)(Logger logger);
+  DevicesFn devices;
+  Result (*get_properties)(int device, PropertiesV8* properties);
+  Result (*listen)(int device, void* handle, void** listen_comm);
+  Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
+  AcceptFn accept;
+  RegMrFn reg_mr;
+  RegMrDmaBufFn reg_mr_dma_buf;
+  DeregMrFn dereg_mr;
+  Result (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
+  Result (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+  IflushFn iflush;
+  TestFn test;
+  CloseFn close_send;
+  CloseFn close_recv;
+  CloseFn close_listen;
+  GetDeviceMrFn get_device_mr;
+  IrecvConsumedFn irecv_consumed;
+};
+static_assert(sizeof(NetV8) == 152);
+
+struct NetV9 {
+  const char* name;
+  Result (*init)(Logger logger);
+  DevicesFn devices;
+  Result (*get_properties)(int device, PropertiesV9* properties);
+  Result (*listen)(int device, void* handle, void** listen_comm);
+  Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
+  AcceptFn accept;
+  RegMrFn reg_mr;
+  RegMrDmaBufFn reg_mr_dma_buf;
+  DeregMrFn dereg_mr;
+  Result (*isend)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void** request);
+  Result (*irecv)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+  IflushFn iflush;
+  TestFn test;
+  CloseFn close_send;
+  CloseFn close_recv;
+  CloseFn close_listen;
+  GetDeviceMrFn get_device_mr;
+  IrecvConsumedFn irecv_consumed;
+  MakeVDeviceFn<4> make_v_device;
+};
+static_assert(sizeof(NetV9) == 160);
+
+using IsendFn = Result (*)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* profiler,
+                           void** request);
+using IrecvFn = Result (*)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
+                           void** profilers, void** request);
+
+struct NetV10 {
+  const char* name;
+  Result (*init)(Logger logger, ProfilerCallback profiler);
+  DevicesFn devices;
+  Result (*get_properties)(int device, PropertiesV10* properties);
+  Result (*listen)(int device, void* handle, void** listen_comm);
+  Result (*connect)(int device, CommConfig* config, void* handle, void** send_comm, DeviceHandle** offload);
+  AcceptFn accept;
+  RegMrFn reg_mr;
+  RegMrDmaBufFn reg_mr_dma_buf;
+  DeregMrFn dereg_mr;
+  IsendFn isend;
+  IrecvFn irecv;
+  IflushFn iflush;
+  TestFn test;
+  CloseFn close_send;
+  CloseFn close_recv;
+  CloseFn close_listen;
+  GetDeviceMrFn get_device_mr;
+  IrecvConsumedFn irecv_consumed;
+  MakeVDeviceFn<4> make_v_device;
+};
+static_assert(sizeof(NetV10) == 160);
+
+template <class Properties, int kDevices>
+struct NetV11OrLater {
+  const char* name;
+  Result (*init)(void** context, uint64_t comm_id, CommConfig* config, Logger logger, ProfilerCallback profiler);
+  DevicesFn devices;
+  Result (*get_properties)(int device, Properties* properties);
+  Result (*listen)(void* context, int device, void* handle, void** listen_comm);
+  Result (*connect)(void* context, int device, void* handle, void** send_comm, DeviceHandle** offload);
+  AcceptFn accept;
+  RegMrFn reg_mr;
+  RegMrDmaBufFn reg_mr_dma_buf;
+  DeregMrFn dereg_mr;
+  IsendFn isend;
+  IrecvFn irecv;
+  IflushFn iflush;
+  TestFn test;
+  CloseFn close_send;
+  CloseFn close_recv;
+  CloseFn close_listen;
+  GetDeviceMrFn get_device_mr;
+  IrecvConsumedFn irecv_consumed;
+  MakeVDeviceFn<kDevices> make_v_device;
+  Result (*finalize)(void* context);
+  Result (*set_net_attributes)(void* context, NetAttributes* attributes);
+};
+using NetV11 = NetV11OrLater<PropertiesV11, 4>;
+using NetV12 = NetV11OrLater<PropertiesV12, 8>;
+static_assert(sizeof(NetV11) == 176 && sizeof(NetV12) == 176);
+
+}  // namespace bagua::nccl_net
+
+// The tables that NCCL looks up by name.
+extern "C" {
+extern bagua::nccl_net::NetV8 ncclNetPlugin_v8;
+extern bagua::nccl_net::NetV9 ncclNetPlugin_v9;
+extern bagua::nccl_net::NetV10 ncclNetPlugin_v10;
+extern bagua::nccl_net::NetV11 ncclNetPlugin_v11;
+extern bagua::nccl_net::NetV12 ncclNetPlugin_v12;
+}
