@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from bagua.csrc import build_cache
-from bagua.csrc.build_cache import BuildError, default_cache_dir, march
+from bagua.csrc.build_cache import BuildError, march
 
 SOURCE_DIR = Path(__file__).resolve().parent
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -135,7 +135,7 @@ def _ninja() -> str | None:
 
 
 def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
-    """Makes sure that the fitting module is built; returns its path. Builds at most once, whoever asks at the same time.
+    """Makes sure that the fitting module is built; returns its path. Builds at most once, whoever asks at once.
 
     Raises BuildError with the compiler's last lines, or with what is missing and how to get it.
     """

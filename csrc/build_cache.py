@@ -1,8 +1,8 @@
 """What all builds of native code share: keys, the cache, locks, compilers and their errors.
 
-What is built lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an upgrade
-never disturbs a running job. Each is built at most once, under an operating-system lock that vanishes with its holder,
-in a fresh folder: what a killed builder left behind hinders nobody.
+What is built lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an
+upgrade never disturbs a running job. Each is built at most once, under an operating-system lock that vanishes with its
+holder, in a fresh folder: what a killed builder left behind hinders nobody.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def make_once(target: Path, make: Callable[[Path], None]) -> Path:
-    """Makes ``target`` (see ``place``) unless it is there; returns it. ``make`` leaves a file of that name in the folder
-    that it is given. Raises OSError if the cache can't be written, and what ``make`` raises."""
+    """Makes ``target`` (see ``place``) unless it is there; returns it. ``make`` leaves a file of that name in the
+    folder that it is given. Raises OSError if the cache can't be written, and what ``make`` raises."""
     if target.is_file():
         return target
     root, name = target.parent.parent, target.parent.name

@@ -1,4 +1,4 @@
-"""Finds nvcc, and builds the library of CUDA kernels (``cuda/``) with it. Neither torch nor a GPU is needed for that."""
+"""Finds nvcc, and builds the library of CUDA kernels (``cuda/``) with it. Neither torch nor a GPU is needed."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _parse(text: str, source: str) -> list[tuple[int, int, str, bool]]:
             match = _ARCH.match(entry)
             if match is None:
                 raise BuildError(
-                    f"{source}={text!r}: {entry!r} is no CUDA architecture. Write numbers, such as '8.0;9.0+PTX', or set "
-                    "BAGUA_CUDA_ARCHS to such a list."
+                    f"{source}={text!r}: {entry!r} is no CUDA architecture. Write numbers, such as '8.0;9.0+PTX', or "
+                    "set BAGUA_CUDA_ARCHS to such a list."
                 )
             found.append((int(match[1]), int(match[2]), match[3], match[4] is not None))
     return found
@@ -112,7 +112,7 @@ def _supported(nvcc: Nvcc) -> set[str]:
 
 
 def arch_flags(nvcc: Nvcc) -> list[str]:
-    """``-gencode`` for BAGUA_CUDA_ARCHS, else TORCH_CUDA_ARCH_LIST, else 8.0, 9.0 and 10.0 as far as this nvcc knows them,
+    """``-gencode`` for BAGUA_CUDA_ARCHS, else TORCH_CUDA_ARCH_LIST, else DEFAULT_ARCHS as far as this nvcc knows them,
     and PTX of the newest for what comes later. Older ones than 8.0 are left out. Raises BuildError."""
     for source in ("BAGUA_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST"):
         text = os.environ.get(source, "").strip()

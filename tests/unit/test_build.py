@@ -22,7 +22,7 @@ FAKE = """
     from pathlib import Path
     sys.path.insert(0, {folder!r})
     from bagua.csrc import build
-    def compile(folder):
+    def compile(extension, folder):
         with open({log!r}, "a") as log:
             log.write("built\\n")
         if os.environ.get("STUCK"):
@@ -32,7 +32,7 @@ FAKE = """
         time.sleep(0.3)
         (folder / "bagua_core_native.so").write_bytes(b"core")
     build._compile = compile
-    sys.exit(build._main([{target!r}]))
+    sys.exit(build._main(["core", {target!r}]))
 """
 
 

@@ -1,0 +1,226 @@
+"""The libraries beside the core: the network plugin (g++ alone), and the CUDA kernels (nvcc: mostly a small stand-in).
+
+Tiny sources, the real locking, keys and commands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from bagua.csrc import build, build_cache, build_cuda, build_plugin
+
+INCLUDE = re.compile(r'^#include "([a-z_0-9]+)/', re.MULTILINE)
+# Answers as nvcc does; "compiles" by noting its arguments in the file that it is told to write.
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release 12.4, V12.4.131"; exit 0;;
+  --list-gpu-arch) printf 'compute_80\\ncompute_90\\n'; exit 0;;
+esac
+echo "$@" >> "$(dirname "$0")/calls"
+case "$*" in *broken.cu*) echo "broken.cu(1): error: expected a ;"; exit 2;; esac
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of sources with one file for each library."""
+    root = tmp_path / "csrc"
+    for folder in ("cuda", "nccl_net", "base"):
+        (root / folder).mkdir(parents=True)
+    (root / "cuda" / "a.cu").write_text('extern "C" int answer() { return 42; }\n')
+    (root / "nccl_net" / "a.cpp").write_text(
+        '#include "base/a.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return inner(); }\n'
+    )
+    (root / "base" / "a.h").write_text("int inner();\n")
+    (root / "base" / "a.cpp").write_text("int inner() { return 42; }\n")  # the same name as the plugin's
+    monkeypatch.setattr(build_cuda, "SOURCE_DIR", root)
+    monkeypatch.setattr(build_plugin, "SOURCE_DIR", root)
+    return root
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for nvcc 12.4 as CUDA_HOME; returns the file of its calls."""
+    script = tmp_path / "toolkit" / "bin" / "nvcc"
+    script.parent.mkdir(parents=True)
+    script.write_text(NVCC)
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CUDA_HOME", str(script.parent.parent))
+    for variable in ("BAGUA_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    return script.parent / "calls"
+
+
+def test_plugin_is_built_once_and_loads(sources: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert build_plugin.net_plugin_built(cache) is None
+    plugin = build_plugin.net_plugin(cache)
+    assert plugin.name == "libnccl-net-bagua.so"
+    made = plugin.stat().st_mtime_ns
+    assert build_plugin.net_plugin(cache) == build_plugin.net_plugin_built(cache) == plugin
+    assert plugin.stat().st_mtime_ns == made
+    library = ctypes.CDLL(str(plugin))
+    assert library.answer() == 42
+    assert not hasattr(library, "_Z5innerv")  # NCCL's process may have others of that name
+    assert sorted(path.name for path in plugin.parent.parent.iterdir()) == [
+        plugin.parent.name,
+        plugin.parent.name + ".lock",
+    ]
+    (sources / "base" / "a.h").write_text("int inner();  // other\n")
+    assert build_plugin.net_plugin_built(cache) is None
+
+
+def test_plugin_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
+    (sources / "nccl_net" / "b.cpp").write_text("int broken( {\n")
+    with pytest.raises(build.BuildError, match=r"nccl_net/b\.cpp:1:.*error"):
+        build_plugin.net_plugin(tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_no_sources_and_no_place_are_named(sources: Path, tmp_path: Path, nvcc: Path) -> None:
+    (tmp_path / "file").touch()
+    for make in (build_plugin.net_plugin, build_cuda.kernels_library):
+        with pytest.raises(build.BuildError, match="BAGUA_CACHE_DIR"):
+            make(tmp_path / "file")
+    shutil.rmtree(sources / "nccl_net")
+    shutil.rmtree(sources / "cuda")
+    for make in (build_plugin.net_plugin, build_cuda.kernels_library):
+        with pytest.raises(build.BuildError, match=r"no .*sources in"):
+            make(tmp_path / "cache")
+
+
+def test_no_compiler_is_named(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match=r"No C\+\+ compiler.*apt-get install g\+\+"):
+        build_plugin.net_plugin(tmp_path / "cache")
+
+
+def test_kernels_are_compiled_each_then_linked(sources: Path, tmp_path: Path, nvcc: Path) -> None:
+    (sources / "cuda" / "inner").mkdir()
+    (sources / "cuda" / "inner" / "a.cu").write_text("int b;\n")
+    library = build_cuda.kernels_library(tmp_path / "cache")
+    assert library == build_cuda.kernels_built(tmp_path / "cache")
+    assert library.name == "libbagua_kernels.so"
+    calls = nvcc.read_text().splitlines()
+    assert len(calls) == 3
+    for call in calls[:2]:
+        assert "-gencode=arch=compute_80,code=sm_80" in call
+        # this nvcc knows no 10.0: PTX is of the newest that it knows
+        assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in call
+    assert calls[2].count(".cu.o") == 2
+    build_cuda.kernels_library(tmp_path / "cache")
+    assert len(nvcc.read_text().splitlines()) == 3
+
+
+def test_kernels_that_do_not_compile(sources: Path, tmp_path: Path, nvcc: Path) -> None:
+    (sources / "cuda" / "broken.cu").touch()
+    with pytest.raises(build.BuildError, match=r"exit code 2[^§]*broken\.cu\(1\): error"):
+        build_cuda.kernels_library(tmp_path / "cache")
+
+
+def test_key_of_kernels(sources: Path, tmp_path: Path, nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = {build_cuda.kernels_library(tmp_path)}
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    paths.add(build_cuda.kernels_library(tmp_path))
+    monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0a")
+    paths.add(build_cuda.kernels_library(tmp_path))
+    (sources / "base" / "a.h").write_text("int c;\n")
+    paths.add(build_cuda.kernels_library(tmp_path))
+    assert len(paths) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("8.0;9.0+PTX", ["arch=compute_80,code=sm_80", "arch=compute_90,code=[sm_90,compute_90]"]),
+        ("7.5 8.6, 100a", ["arch=compute_86,code=sm_86", "arch=compute_100a,code=sm_100a"]),
+        ("Hopper", ["arch=compute_90,code=[sm_90,compute_90]"]),
+    ],
+)
+def test_architectures(text: str, flags: list[str], nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_CUDA_ARCHS", text)
+    found = build_cuda.find_nvcc()
+    assert found is not None
+    assert build_cuda.arch_flags(found) == [f"-gencode={flag}" for flag in flags]
+
+
+@pytest.mark.parametrize(("text", "words"), [("fast", "'fast' is no CUDA"), ("7.0;7.5", "8.0 or newer")])
+def test_wrong_architectures_are_named(text: str, words: str, nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    with pytest.raises(build.BuildError, match=f"TORCH_CUDA_ARCH_LIST=.*{words}"):
+        build_cuda.kernels_library()
+
+
+def test_nvcc_is_found_in_pips_wheels(nvcc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in the namespace package ``nvidia``, with `lib` and no `lib64`."""
+    home = tmp_path / "site" / "nvidia" / "cu13"
+    shutil.copytree(nvcc.parent, home / "bin")
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert home / "bin" / "nvcc" in build_cuda._candidates()
+    monkeypatch.setattr(build_cuda, "_candidates", lambda: [home / "bin" / "nvcc"])
+    found = build_cuda.find_nvcc()
+    assert found == build_cuda.Nvcc(str(home / "bin" / "nvcc"), "12.4", home)
+
+
+def test_missing_nvcc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(build_cuda, "_candidates", lambda: [tmp_path / "bin" / "nvcc"])
+    assert build_cuda.find_nvcc() is None
+    with pytest.raises(build.BuildError, match=r"nvcc.*bin/nvcc.*CUDA_HOME.*pip install"):
+        build_cuda.kernels_library(tmp_path)
+
+
+def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for one architecture, for speed; it loads without a driver."""
+    if build_cuda.find_nvcc() is None:
+        pytest.skip("no nvcc on this machine")
+    monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0")
+    (sources / "cuda" / "a.cu").write_text(
+        "__global__ void nothing() {}\n"
+        'extern "C" int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
+    )
+    library = ctypes.CDLL(str(build_cuda.kernels_library(tmp_path / "cache")))
+    assert library.answer() == 42
+    assert not hasattr(library, "cudaGetLastError")  # its runtime is its own
+
+
+@pytest.mark.parametrize(
+    ("folders", "of"),
+    [
+        (build.DEVICE.folders or (), "load_device"),
+        (build_plugin.FOLDERS, "net_plugin"),
+        (build_cuda.FOLDERS, "kernels_library"),
+    ],
+)
+def test_what_is_included_is_part_of_the_key(folders: tuple[str, ...], of: str) -> None:
+    """A header from a folder that is not listed would change without a new build."""
+    files = build_cache.files_of(build_cache.SOURCE_DIR, folders, (".cpp", ".h", ".cu", ".cuh"))
+    if of == "load_device":
+        files = [path for path in files if path.suffix in (".cpp", ".h")]
+    used = {(name, path.name) for path in files for name in INCLUDE.findall(path.read_text())}
+    assert {(name, file) for name, file in used if name not in folders} == set()
+
+
+def test_objects_have_different_names(tmp_path: Path) -> None:
+    """torch's builder puts all objects into one folder; ours names them by their folders, too."""
+    stems = [path.stem for path in build._sources(build.DEVICE) if path.suffix == ".cpp"]
+    assert len(stems) == len(set(stems))
+    names = build_cache.objects_of([tmp_path / "a" / "x.cpp", tmp_path / "b" / "x.cpp"], tmp_path, tmp_path)
+    assert len(set(names)) == 2
+
+
+def test_compilers_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until the other has begun."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    os.mkfifo(tmp_path / "pipe")
+    build_cache.run_compilers([["sh", "-c", f"echo x > {tmp_path / 'pipe'}"], ["sh", "-c", f"cat {tmp_path / 'pipe'}"]])
