@@ -162,6 +162,8 @@ class Rank:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
         started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises
         CoreError. Each ticket is waited for once."""
+    def host_api(self) -> object:
+        """A capsule for the GPU leg (csrc/channel/host_api.h); good as long as this object."""
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine, as ``Engine.stats``, read from shared memory."""
     def error(self) -> str: ...

@@ -18,6 +18,7 @@
 #include "base/sha256.h"
 #include "base/spawn.h"
 #include "channel/client.h"
+#include "channel/host_api.h"
 #include "channel/layout.h"
 #include "channel/transfer.h"
 #include "engine/engine.h"
@@ -202,6 +203,7 @@ class Rank {
     check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), rank, seconds(timeout_s),
                                  &client_));
     stages_ = std::make_unique<StagePool>(client_.get());
+    host_api_ = bagua::host_api(client_.get());
   }
   ~Rank() {
     py::gil_scoped_release release;
@@ -293,9 +295,12 @@ class Rank {
   }
 
   ChannelClient& client() { return *client_; }
+  // For the GPU leg, which keeps this object alive.
+  py::capsule host_api() { return py::capsule(&host_api_, kHostApiCapsule); }
 
  private:
   std::unique_ptr<ChannelClient> client_;
+  HostApi host_api_{};
   std::unique_ptr<StagePool> stages_;
 };
 
@@ -335,6 +340,7 @@ void bind_rank(py::module_* module) {
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
+      .def("host_api", &Rank::host_api)
       .def("error", [](Rank& rank) { return text(rank.client().error()); })
       .def("close", [](Rank& rank) { rank.client().close(); }, Release());
 }

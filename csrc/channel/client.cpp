@@ -167,6 +167,11 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
   return Status::ok();
 }
 
+void ChannelClient::keep(Allocation allocation) {
+  std::lock_guard<std::mutex> lock(areas_mutex_);
+  kept_[allocation.id] = std::move(allocation.memory);
+}
+
 bool ChannelClient::locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset) {
   const char* const begin = static_cast<const char*>(data);
   std::lock_guard<std::mutex> lock(areas_mutex_);
@@ -192,6 +197,7 @@ Status ChannelClient::free_segment(uint64_t id) {
   {
     std::lock_guard<std::mutex> lock(areas_mutex_);
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
+    kept_.erase(id);
   }
   Request request;
   request.type = Message::kFree;
@@ -238,6 +244,23 @@ std::string ChannelClient::error() const {
   }
   if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
   return "";
+}
+
+Status ChannelClient::wait_failure(int64_t deadline_ns) {
+  std::atomic<uint32_t>* const state = &page()->error_state;
+  for (;;) {
+    if (Status status = check_usable(); !status) return status;
+    if (daemon_gone()) return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
+    const int64_t now = now_ns();
+    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
+    const int64_t slice = now + kSliceNs;
+    const Wake wake = futex_wait(state, kNoError, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kNoError) return Status::ok();
+  }
+}
+
+void ChannelClient::nudge() {
+  futex_wake(&page()->error_state);
 }
 
 Status ChannelClient::check_usable() const {

@@ -43,6 +43,8 @@ class ChannelClient {
   Status require(uint64_t bytes);
   Status alloc(uint64_t bytes, Allocation* out);
   Status free_segment(uint64_t id);
+  // Keeps the mapping until free_segment(), for a caller that holds no shared_ptr.
+  void keep(Allocation allocation);
   Status create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns);
   Status destroy_comm(uint32_t comm);
 
@@ -59,6 +61,10 @@ class ChannelClient {
 
   // The engine's first error, or that the daemon is gone; empty while all is well.
   std::string error() const;
+  // Sleeps until error() is not empty: kUnavailable with it. kTimeout: not by the deadline (< 0: none). May return for
+  // no reason, and does after nudge().
+  Status wait_failure(int64_t deadline_ns);
+  void nudge();
   const Counters* counters() const { return &page()->counters; }
   // Says goodbye and closes the socket. Idempotent. In a forked child it only closes.
   void close();
@@ -114,8 +120,9 @@ class ChannelClient {
   uint64_t next_ticket_ = 1;
   std::map<uint32_t, Group> groups_;
 
-  std::mutex areas_mutex_;             // guards the next one
-  std::map<const char*, Area> areas_;  // segments of this rank, by address
+  std::mutex areas_mutex_;                             // guards the next two
+  std::map<const char*, Area> areas_;                  // segments of this rank, by address
+  std::map<uint64_t, std::shared_ptr<Mapping>> kept_;  // by segment
 };
 
 }  // namespace bagua

@@ -145,7 +145,8 @@ struct JobPage {
   alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatcher: grows with every submission
   alignas(64) std::atomic<uint32_t> sleeping;  // 1 while the dispatcher sleeps or is about to
   alignas(64) Counters counters;
-  alignas(64) std::atomic<uint32_t> error_state;  // ErrorState; `error` may be read once it is kErrorSet
+  // ErrorState; `error` may be read once it is kErrorSet. Futex word of ranks that sleep until the engine fails.
+  alignas(64) std::atomic<uint32_t> error_state;
   uint32_t error_length;
   char error[kErrorBytes];
   uint32_t ranks[kArrivalRanks];  // global numbers of the host's ranks, if there are not more

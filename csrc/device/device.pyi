@@ -43,7 +43,7 @@ class Leg:
     def destroy_comm(self, comm: int) -> None:
         """The same as ``Rank.destroy_comm``, which it calls. Waits until this rank's operations of it are done."""
     def route(self, comm: int) -> str:
-        """"staged", "flat" or "hierarchical": what was chosen for this communicator."""
+        """ "staged", "flat" or "hierarchical": what was chosen for this communicator."""
     def submit(
         self,
         *,
@@ -98,7 +98,9 @@ class Leg:
     ) -> None:
         """The codec's kernel on ``stream``: as ``core.transcode``, with addresses on the device. Raises DeviceError
         where there is no library of kernels."""
-    def reduce(self, dtype: int, op: int, inputs: Sequence[int], output: int, count: int, scale: int = 1, *, stream: int) -> None:
+    def reduce(
+        self, dtype: int, op: int, inputs: Sequence[int], output: int, count: int, scale: int = 1, *, stream: int
+    ) -> None:
         """The reduction's kernel on ``stream``: as ``core.reduce``, with addresses on the device."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, aborts NCCL, frees waiting streams. First call

@@ -84,6 +84,7 @@ bool EngineState::set_error(const std::string& reason, bool ended) {
   memcpy(job->error, reason.data(), length);
   job->error_length = static_cast<uint32_t>(length);
   job->error_state.store(kErrorSet, std::memory_order_release);
+  futex_wake(&job->error_state);  // GPU legs sleep on it
   ended_.store(ended, std::memory_order_relaxed);
   failed_.store(true, std::memory_order_release);
   return true;

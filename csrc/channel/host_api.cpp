@@ -1,0 +1,75 @@
+#include "channel/host_api.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "channel/client.h"
+#include "codec/codec.h"
+
+namespace bagua {
+
+namespace {
+
+int told(const Status& status, HostError* error) {
+  if (status) return kHostOk;
+  const size_t length = std::min(status.message().size(), sizeof(error->text) - 1);
+  memcpy(error->text, status.message().data(), length);
+  error->text[length] = '\0';
+  if (status.code() == Code::kTimeout) return kHostTimeout;
+  return status.code() == Code::kAborted ? kHostInterrupted : kHostFailed;
+}
+
+int submit(ChannelClient* client, const Descriptor* descriptor, uint64_t* ticket, HostError* error) {
+  return told(client->submit(*descriptor, ticket), error);
+}
+
+int wait(ChannelClient* client, uint64_t ticket, int64_t deadline_ns, bool (*interrupted)(void*), void* context,
+         HostError* error) {
+  ChannelClient::Times times;
+  const auto interrupt = [=] { return interrupted != nullptr && interrupted(context); };
+  return told(client->wait(ticket, deadline_ns, interrupt, &times), error);
+}
+
+int alloc(ChannelClient* client, uint64_t bytes, uint64_t* segment, void** data, uint64_t* size, HostError* error) {
+  ChannelClient::Allocation allocation;
+  if (Status status = client->alloc(bytes, &allocation); !status) return told(status, error);
+  *segment = allocation.id;
+  *data = allocation.memory->data();
+  *size = allocation.memory->bytes();
+  client->keep(std::move(allocation));
+  return kHostOk;
+}
+
+int free_segment(ChannelClient* client, uint64_t segment, HostError* error) {
+  return told(client->free_segment(segment), error);
+}
+
+int create_comm(ChannelClient* client, uint32_t comm, const int32_t* ranks, size_t count, int64_t timeout_ns,
+                HostError* error) {
+  return told(client->create_comm(comm, std::vector<int>(ranks, ranks + count), timeout_ns), error);
+}
+
+int destroy_comm(ChannelClient* client, uint32_t comm, HostError* error) {
+  return told(client->destroy_comm(comm), error);
+}
+
+int wait_failure(ChannelClient* client, int64_t deadline_ns, HostError* error) {
+  return told(client->wait_failure(deadline_ns), error);
+}
+
+void nudge(ChannelClient* client) {
+  client->nudge();
+}
+
+uint64_t bytes_of(uint8_t codec, uint16_t density, uint64_t count) {
+  return encoded_bytes({static_cast<Codec>(codec), density}, count);
+}
+
+}  // namespace
+
+HostApi host_api(ChannelClient* client) {
+  return {kHostApiVersion, client,        &submit,       &wait,  &alloc,   &free_segment,
+          &create_comm,    &destroy_comm, &wait_failure, &nudge, &bytes_of};
+}
+
+}  // namespace bagua
