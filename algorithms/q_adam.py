@@ -24,11 +24,13 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         q_adam_optimizer: QAdamOptimizer | None,
         hierarchical: bool = True,
         codec: Codec | str | None = "minmax8",
+        scaled: bool = False,
     ) -> None:
         super().__init__(process_group)
         self.optimizer = q_adam_optimizer
         self.hierarchical = hierarchical
         self.codec = Codec.of(codec)
+        self.scaled = scaled
         self._compresses = False
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
 
@@ -73,7 +75,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
 
     def _contribute(self, bucket: Bucket) -> None:
         """MOMENTUM = β1 m + (1-β1) g, with m as it was after the optimizer's last step: several backward passes
-        before the next one add up in g, and m is counted once."""
+        before the next one add up in g, and m is counted once. ``scaled``: divided by the next step's denominator."""
         assert self.optimizer is not None
         targets, gradients = bucket.views(MOMENTUM), bucket.views(GRADIENT)
         for group, numbers in self._by_group(bucket):
@@ -82,6 +84,8 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             torch._foreach_copy_(mixed, [self.optimizer.state[parameter]["exp_avg"] for parameter in parameters])
             found = with_decay(group, parameters, [gradients[number] for number in numbers])
             mix(mixed, found, group["betas"][0])
+            if self.scaled:
+                torch._foreach_div_(mixed, self.optimizer.denominators(group, parameters, group["step_id"] + 1))
 
     def _by_group(self, bucket: Bucket) -> list[tuple[dict[str, Any], list[int]]]:
         """Numbers of the bucket's parameters, by the optimizer's groups of settings."""
@@ -93,7 +97,14 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
 
     def _hand_over(self, bucket: Bucket) -> None:
         assert self.optimizer is not None
-        self.optimizer.averaged.update(zip(bucket.tensors, bucket.views(MOMENTUM), strict=True))
+        momenta = bucket.views(MOMENTUM)
+        if self.scaled:
+            for group, numbers in self._by_group(bucket):
+                parameters = [bucket.tensors[number] for number in numbers]
+                scales = self.optimizer.denominators(group, parameters, group["step_id"] + 1)
+                for number, scale in zip(numbers, scales, strict=True):
+                    momenta[number].mul_(scale.masked_fill_(scale == torch.inf, 0))  # such elements never move
+        self.optimizer.averaged.update(zip(bucket.tensors, momenta, strict=True))
 
     def close(self) -> None:
         """Forgets what has not been applied."""
@@ -136,6 +147,10 @@ class QAdamAlgorithm(Algorithm):
         hierarchical: Momentum is encoded between hosts alone. False: that of every rank, and the mean, wherever ranks
             are. It has no meaning in the warm-up.
         codec: A name, a ``Codec`` or None: "minmax8" as in the original, "onebit", any other.
+        scaled: Momentum is divided by its denominator before it is encoded, and multiplied with it afterwards: with
+            D = √v / √(1-β2^k) + eps, m = D · mean over ranks of C((β1 m + (1-β1) g) / D). Elements that share a block
+            of the message then have the same size, and the codec's error the size of a step wherever v is small. Take
+            it with "onebit"; False is the original's rule.
 
     Raises TypeError for an optimizer of another class; ``with_bagua`` raises ValueError if none fits.
     """
@@ -145,16 +160,18 @@ class QAdamAlgorithm(Algorithm):
         q_adam_optimizer: QAdamOptimizer | None = None,
         hierarchical: bool = True,
         codec: Codec | str | None = "minmax8",
+        scaled: bool = False,
     ) -> None:
         if q_adam_optimizer is not None and not isinstance(q_adam_optimizer, QAdamOptimizer):
             raise TypeError(f"q_adam_optimizer is a {type(q_adam_optimizer).__name__}: pass a QAdamOptimizer, or None.")
         self.q_adam_optimizer = q_adam_optimizer
         self.hierarchical = hierarchical
         self.codec = Codec.of(codec)
+        self.scaled = scaled
 
     def reify(self, process_group: ProcessGroup) -> QAdamAlgorithmImpl:
         """A new implementation for one model."""
-        return QAdamAlgorithmImpl(process_group, self.q_adam_optimizer, self.hierarchical, self.codec)
+        return QAdamAlgorithmImpl(process_group, self.q_adam_optimizer, self.hierarchical, self.codec, self.scaled)
 
 
 GlobalAlgorithmRegistry.register("qadam", QAdamAlgorithm, "Adam whose momentum travels in 8 bits, or in one")

@@ -31,9 +31,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
     Args:
         params: Parameters, or groups of them.
         lr: Learning rate. betas: β1 and β2. weight_decay: L2 penalty.
-        eps: Added to the denominator. After the warm-up it also bounds what a codec's error becomes where v is small:
-            with few steps of warm-up 1e-4 to 1e-3 keeps the accuracy that 1e-8 loses.
+        eps: Added to the denominator. After the warm-up it also bounds what a codec's error becomes where v is small.
         warmup_steps: Steps with full gradients, at least 1.
+        floor: When the warm-up ends, √v of every element becomes at least this share of its root mean square over the
+            parameter; 0: it stays as it is. An element that has hardly had a gradient until then would fly off with its
+            first, or with the codec's error of others. 0.1 is a good choice, and leaves eps to rounding.
 
     Raises ValueError for values that can't be, RuntimeError (in ``step``) for sparse gradients.
     """
@@ -46,8 +48,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        floor: float = 0.0,
     ) -> None:
-        _check(lr, warmup_steps, betas, eps, weight_decay)
+        _check(lr, warmup_steps, betas, eps, weight_decay, floor)
         self.averaged: dict[Tensor, Tensor] = {}
         defaults = {
             "lr": lr,
@@ -55,6 +58,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             "betas": tuple(betas),
             "eps": eps,
             "weight_decay": weight_decay,
+            "floor": floor,
             "step_id": 0,
         }
         super().__init__(params, defaults)
@@ -70,6 +74,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.averaged = {}
+        for group in self.param_groups:
+            group.setdefault("floor", 0.0)  # a state from before there was one
 
     @property
     def step_id(self) -> int:
@@ -123,6 +129,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
         if group["step_id"] == group["warmup_steps"]:
             for square in squares:
+                if group["floor"] and square.numel():
+                    square.clamp_(min=group["floor"] ** 2 * square.mean().item())
                 square.masked_fill_(square == 0, torch.inf)
 
     def _take_momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -135,13 +143,18 @@ class QAdamOptimizer(torch.optim.Optimizer):
             gradients = with_decay(group, own, [parameter.grad for parameter in own])
             mix(self._momenta(own), gradients, group["betas"][0])
 
+    def denominators(self, group: dict[str, Any], parameters: list[Tensor], step: int) -> list[Tensor]:
+        """√v / √(1-β2^step) + eps of parameters of one group, each of its parameter's shape."""
+        found = list(torch._foreach_sqrt(self._second_moments(parameters)))
+        torch._foreach_div_(found, (1 - group["betas"][1] ** step) ** 0.5)
+        torch._foreach_add_(found, group["eps"])
+        return found
+
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
         k = group["step_id"]
-        scales = torch._foreach_sqrt(self._second_moments(parameters))
-        torch._foreach_div_(scales, (1 - beta2**k) ** 0.5)
-        torch._foreach_add_(scales, group["eps"])
-        torch._foreach_addcdiv_(parameters, self._momenta(parameters), scales, -group["lr"] / (1 - beta1**k))
+        scales = self.denominators(group, parameters, k)
+        rate = group["lr"] / (1 - group["betas"][0] ** k)
+        torch._foreach_addcdiv_(parameters, self._momenta(parameters), scales, -rate)
 
 
 def with_decay(group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
@@ -159,10 +172,12 @@ def mix(momenta: list[Tensor], gradients: list[Tensor], beta1: float) -> None:
     torch._foreach_add_(momenta, gradients, alpha=1 - beta1)
 
 
-def _check(lr: float, warmup_steps: int, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+def _check(
+    lr: float, warmup_steps: int, betas: tuple[float, float], eps: float, weight_decay: float, floor: float
+) -> None:
     if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 1:
         raise ValueError(f"warmup_steps is {warmup_steps!r}: it must be a whole number, at least 1.")
-    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("floor", floor)):
         if not value >= 0:
             raise ValueError(f"{name} is {value!r}: it must be at least 0.")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):

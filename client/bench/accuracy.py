@@ -80,14 +80,21 @@ SETTINGS = (
 )
 
 
-def config(tasks: Sequence[str], names: Sequence[str], seeds: int | None, share: float) -> dict[str, Any]:
-    """What ranks are told: tasks and settings, the baseline first. ``share``: of the steps, for a quick look."""
+def config(
+    tasks: Sequence[str], names: Sequence[str], seeds: int | None, share: float, validation: bool
+) -> dict[str, Any]:
+    """What ranks are told: tasks and settings, the baseline first. ``share``: of the steps, for a quick look.
+    ``validation``: see the command."""
     chosen = [setting for setting in SETTINGS if setting.name in names or setting.name == BASELINE]
     told = [
         replace(task, seeds=seeds or task.seeds, steps=max(20, int(task.steps * share)))
         for task in (TASKS[name] for name in tasks)
     ]
-    return {"tasks": [asdict(task) for task in told], "settings": [asdict(setting) for setting in chosen]}
+    return {
+        "tasks": [asdict(task) for task in told],
+        "settings": [asdict(setting) for setting in chosen],
+        "validation": validation,
+    }
 
 
 COLUMNS = (
@@ -147,6 +154,38 @@ def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float
         "share_text": f"1/{number(full / sent)}" if full > sent > 0 else number(sent / full) if full else "-",
         "verdict": "yes" if difference >= -task.bound else "NO",
     }
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table with a line per algorithm: result, difference and share of bytes of each task. Results that are too far
+    from the baseline's are marked with ``**``."""
+    tasks = [TASKS[name] for name in dict.fromkeys(row["task"] for row in rows)]
+    found = {(row["task"], row["algorithm"]): row for row in rows}
+    heads = [f"{task.name}: {task.result} | difference | bytes" for task in tasks]
+    lines = [
+        f"| algorithm, and optimizer if it is not AdamW | {' | '.join(heads)} |",
+        "|---" * (1 + 3 * len(tasks)) + "|",
+    ]
+    for name in _names(rows):
+        cells = [_label(next(row for row in rows if row["algorithm"] == name)["settings"])]
+        for task in tasks:
+            row = found[task.name, name]
+            mark = "" if row["equal"] else "**"
+            cells += [row["value_text"], f"{mark}{row['difference_text']}{mark}", row["share_text"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _label(setting: Mapping[str, Any]) -> str:
+    """An algorithm with what it was trained with."""
+    parts = [f"`{setting['algorithm']}`"]
+    if setting["optimizer"] != "adamw":
+        parts.append(f"`{setting['optimizer']}`")
+    if setting["rate"] != 1:
+        parts.append(
+            f"rate {setting['rate']:g}" if setting["optimizer"].startswith("sgd") else f"rate x {setting['rate']:g}"
+        )
+    return ", ".join(parts)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import typer
 
 from bagua.bench import accuracy as runs
@@ -12,6 +14,14 @@ from bagua.cli.bench import PlotOption, QuietOption, SaveOption, checked, comman
 from bagua.cli.options import Output
 
 NAMES = tuple(setting.name for setting in runs.SETTINGS)
+
+
+class Form(StrEnum):
+    """How the table is printed."""
+
+    text = "text"
+    json = "json"
+    markdown = "markdown"
 
 
 def accuracy(
@@ -27,9 +37,14 @@ def accuracy(
         None, "--seeds", min=1, max=100, help="Default: digits 3, charlm 1.", show_default=False
     ),
     share: float = typer.Option(1.0, min=0.01, max=10.0, help="Of the steps: less for a quick look."),
+    validation: bool = typer.Option(
+        False,
+        "--validation",
+        help="For choosing hyper-parameters: measures on a part of the training data, which is not trained on then.",
+    ),
     nnodes: int = typer.Option(2, "--nnodes", min=1, max=64, help="Node daemons."),
     nproc_per_node: options.NprocOption = 2,
-    output: options.OutputOption = Output.text,
+    output: Form = typer.Option(Form.text, "--output", help="json: one document for programs. markdown: for a README."),
     plot: PlotOption = None,
     save: SaveOption = None,
     quiet: QuietOption = False,
@@ -48,8 +63,16 @@ def accuracy(
     if plot is not None:
         checked(plots.check, plot)
     chosen = checked(choose, only, NAMES, "--only") if only else list(NAMES)
-    config = runs.config(checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share)
+    config = runs.config(checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
     settings = {"nnodes": nnodes, "nproc_per_node": nproc_per_node, **config}
     task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, {"OMP_NUM_THREADS": "1"}, quiet)
     rows = runs.rows_of(measure(task, None)["runs"])
-    finish(report.document("accuracy", command_line(), settings, rows), runs.COLUMNS, output, save, plot, runs.plot)
+    found = report.document("accuracy", command_line(), settings, rows)
+    if output is not Form.markdown:
+        finish(found, runs.COLUMNS, Output(output), save, plot, runs.plot)
+        return
+    if save is not None:
+        report.save(found, save)
+    if plot is not None:
+        runs.plot(found, plot)
+    print(runs.markdown(rows), flush=True)

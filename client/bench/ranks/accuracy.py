@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm
@@ -30,11 +31,18 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 class Digits:
-    """The example's network on its data; ``epochs`` follow each other without an end."""
+    """The example's network on its data; ``epochs`` follow each other without an end.
 
-    def __init__(self) -> None:
+    ``validation``: measured on a fifth of the training data, which is taken out of it; held-out images stay unseen.
+    """
+
+    def __init__(self, validation: bool) -> None:
         training, self.held_out = digits.load_digits()
         self.images, self.labels = training.tensors
+        if validation:
+            count = len(self.labels) // 5
+            self.held_out = TensorDataset(self.images[:count], self.labels[:count])
+            self.images, self.labels = self.images[count:], self.labels[count:]
 
     def model(self) -> nn.Module:
         """Parameters by torch's seed."""
@@ -57,21 +65,24 @@ class Digits:
         return loss
 
     def value(self, model: nn.Module) -> float:
-        """Accuracy on held-out images."""
+        """Accuracy on images that were not trained on."""
         return digits.accuracy(model, self.held_out)
 
 
 class CharacterModel:
-    """The example's transformer, smaller, on a part of its text."""
+    """The example's transformer, smaller, on a part of its text. ``validation``: measured on the end of the training
+    text, which is taken out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, validation: bool) -> None:
         text = charlm.read_library(CHARACTERS)
-        border = int(len(text) * (1 - charlm.HELD_OUT_SHARE))
-        self.training, self.held_out = text[:border], text[border:]
+        for _ in range(1 + validation):
+            border = int(len(text) * (1 - charlm.HELD_OUT_SHARE))
+            text, held_out = text[:border], text[border:]
+        self.training, self.held_out = text, held_out
 
     def model(self) -> nn.Module:
         """Parameters by torch's seed."""
-        return charlm.CharTransformer(width=64, layers=2, heads=4)
+        return charlm.CharTransformer(width=64, layers=1, heads=4)
 
     def batches(self, seed: int, size: int) -> Loss:
         """Random windows, others on every rank."""
@@ -80,12 +91,12 @@ class CharacterModel:
 
     @torch.no_grad()
     def value(self, model: nn.Module) -> float:
-        """Loss on held-out windows, always the same."""
+        """Loss on windows of text that was not trained on, always the same."""
         windows = charlm.draw(self.held_out, HELD_OUT_WINDOWS, torch.Generator().manual_seed(7))
         return charlm.loss_of(model, *windows).item()
 
 
-TASKS: dict[str, Callable[[], Digits | CharacterModel]] = {"digits": Digits, "charlm": CharacterModel}
+TASKS: dict[str, Callable[[bool], Digits | CharacterModel]] = {"digits": Digits, "charlm": CharacterModel}
 
 
 def make_optimizer(setting: dict[str, Any], model: nn.Module, lr: float, steps: int) -> torch.optim.Optimizer:
@@ -188,7 +199,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any] | None:
     for number, (task, setting, seed) in enumerate(plan):
         harness.progress(number, len(plan), f"{task['name']}: {setting['name']}, seed {seed}")
         if task["name"] not in loaded:
-            loaded[task["name"]] = TASKS[task["name"]]()
+            loaded[task["name"]] = TASKS[task["name"]](config["validation"])
         runs.append(train(task, loaded[task["name"]], setting, seed))
     harness.progress(len(plan), len(plan), "done")
     return {"runs": runs}

@@ -23,11 +23,14 @@ Mean = Callable[[Simulation, list[Tensor]], Tensor]
 Passes = Callable[[int], tuple[int, ...]]
 
 
-def optimizers(model: nn.Module, eps: float = SMALL) -> list[torch.optim.Optimizer]:
+FLOOR = 0.1
+
+
+def optimizers(model: nn.Module, eps: float = SMALL, floor: float = 0.0) -> list[torch.optim.Optimizer]:
     """Two groups of settings, the second with another rate of decay."""
     first, *others = model.parameters()
     groups = [{"params": [first]}, {"params": others, "weight_decay": 0.0, "betas": (0.8, 0.99)}]
-    return [QAdamOptimizer(groups, warmup_steps=WARM_UP, eps=eps, **SETTINGS)]
+    return [QAdamOptimizer(groups, warmup_steps=WARM_UP, eps=eps, floor=floor, **SETTINGS)]
 
 
 def settings(sim: Simulation) -> tuple[Tensor, Tensor]:
@@ -37,8 +40,17 @@ def settings(sim: Simulation) -> tuple[Tensor, Tensor]:
     return torch.tensor([0.01, 0.0]).repeat_interleave(sizes), torch.tensor([0.9, 0.8]).repeat_interleave(sizes)
 
 
-def adam_of_means(sim: Simulation, mean: Mean, passes: Passes = lambda _: (), eps: float = SMALL) -> Iterator[None]:
-    """By the formula, without the optimizer: one pass over flat vectors."""
+def floored(sim: Simulation, squares: Tensor) -> Tensor:
+    """At least a hundredth of each parameter's mean."""
+    parts = squares.split([parameter.numel() for parameter in sim.models[0].parameters()])
+    return torch.cat([part.clamp(min=FLOOR**2 * part.mean()) for part in parts])
+
+
+def adam_of_means(
+    sim: Simulation, mean: Mean, passes: Passes = lambda _: (), eps: float = SMALL, scaled: bool = False
+) -> Iterator[None]:
+    """By the formula, without the optimizer: one pass over flat vectors. ``scaled``: the mean is one of momentum
+    divided by its denominator, and v has a floor."""
     decay, beta1 = settings(sim)
     beta2, lr = SETTINGS["betas"][1], SETTINGS["lr"]
     m, v = torch.zeros_like(decay), torch.zeros_like(decay)
@@ -49,9 +61,11 @@ def adam_of_means(sim: Simulation, mean: Mean, passes: Passes = lambda _: (), ep
             g = sim.mean(sim.gradients()) + decay * x
             m = beta1 * m + (1 - beta1) * g
             v = beta2 * v + (1 - beta2) * g * g
-        else:
-            m = mean(sim, [beta1 * m + (1 - beta1) * (g + decay * x) for g in sim.gradients()])
+            v = floored(sim, v) if scaled and k == WARM_UP else v
         denominator = v.sqrt() / (1 - beta2**k) ** 0.5 + eps
+        if k > WARM_UP:
+            divisor = denominator if scaled else torch.ones_like(v)
+            m = mean(sim, [(beta1 * m + (1 - beta1) * (g + decay * x)) / divisor for g in sim.gradients()]) * divisor
         update = lr / (1 - beta1**k) * m / denominator
         sim.set_parameters([torch.where(v == 0, x, x - update) if k > WARM_UP else x - update] * sim.n)
         yield
@@ -75,6 +89,11 @@ def twice_encoded(codec: str, fed_back: bool, sim: Simulation, values: list[Tens
 def decode_error(size: float) -> Callable[[World, int], float]:
     """An update is lr m / (1-β1^k) / (√v + 0.1) at most; ``size`` of momentum, which is at most 1/2, is lost."""
     return lambda world, step: 1e-5 + (0.01 / 0.34 * size * 5 * max(0, step + 1 - WARM_UP) if far(world) else 0.0)
+
+
+def scaled_error(world: World, step: int) -> float:
+    """An update is lr / (1-β1^k) times the mean of m / D, of which one bit loses as much as there is: about 1."""
+    return ROUNDING + (0.01 / 0.34 * 2 * max(0, step + 1 - WARM_UP) if far(world) else 0.0)
 
 
 def far(world: World) -> bool:
@@ -132,6 +151,26 @@ CASES = [
             worlds=ONE_HOST,
         )
         for codec, fed_back in (("minmax8", False), ("onebit", True))
+    ),
+    Case(
+        "qadam scaled",
+        partial(QAdamAlgorithm, codec="onebit", scaled=True),
+        partial(adam_of_means, mean=as_it_is, scaled=True),
+        optimizers=partial(optimizers, floor=FLOOR),
+        steps=8,
+        tolerance=scaled_error,
+        bytes_sent=share(1 / 32),
+        slack=0.1,
+        warm_up=WARM_UP + 1,
+    ),
+    Case(
+        "qadam scaled everywhere",
+        partial(QAdamAlgorithm, hierarchical=False, codec="onebit", scaled=True),
+        partial(adam_of_means, mean=partial(twice_encoded, "onebit", True), scaled=True),
+        optimizers=partial(optimizers, floor=FLOOR),
+        steps=8,
+        tolerance=4 * ROUNDING,
+        worlds=ONE_HOST,
     ),
     Case(
         "qadam accumulation",
