@@ -112,33 +112,6 @@ def torch() -> Finding:
     return Finding("torch", OK, found[1])
 
 
-def cuda() -> Finding:
-    """Driver and nvcc. Their absence is fine."""
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
-    driver = ctypes.util.find_library("cuda")
-    if not driver:
-        return Finding("CUDA", OK, "no driver: the CPU core is used" + (f" (nvcc is at {nvcc})" if nvcc else ""))
-    if not nvcc:
-        return Finding("CUDA", WARN, "driver found, nvcc not", "Install the CUDA toolkit, or set CUDA_HOME.")
-    _, text = _output(nvcc, "--version")
-    release = re.search(r"release ([\d.]+)", text)
-    return Finding("CUDA", OK, f"driver found, nvcc {release.group(1) if release else nvcc}")
-
-
-def nccl() -> Finding:
-    """NCCL as a Python package or a library of the system. Its absence is fine without a GPU."""
-    found = _installed("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-    if found:
-        return Finding("NCCL", OK, f"{found[0]} {found[1]}")
-    library = ctypes.util.find_library("nccl")
-    if library:
-        return Finding("NCCL", OK, library)
-    if ctypes.util.find_library("cuda"):
-        return Finding("NCCL", WARN, "not found", "pip install nvidia-nccl-cu13 (or -cu12), or a torch built for CUDA")
-    return Finding("NCCL", OK, "not found: not needed without a GPU")
-
-
 def shared_memory() -> Finding:
     """/dev/shm, which torch's data loaders use; the service itself uses memfd."""
     try:
@@ -266,8 +239,6 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     compiler,
     ninja,
     torch,
-    cuda,
-    nccl,
     memfd,
     shared_memory,
     locked_memory,
