@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from contract.algorithms import general, load_cases, rank_side
+from contract.algorithms import load_cases, rank_side
 from contract.algorithms.case import TWO_HOSTS, WORLDS, Case, Simulation, flat, volume_model
+from contract.algorithms.general import CHECKS
+from contract.algorithms.mistakes import MISTAKES
+from contract.algorithms.subjects import registered_names
 from rig.engine_hosts import make_ranks
 
 CASES = load_cases()
@@ -92,7 +95,7 @@ def in_world(world: str, name: str, *values: Any, full: bool = False) -> Any:
 
 def often_enough(world: str, check: str) -> bool:
     """Whether a check is made in a world without --full: each where it is most likely to fail."""
-    return world == ("2 hosts, 1 and 2" if check in general.MISTAKES else "2 hosts x 2")
+    return world == ("2 hosts, 1 and 2" if check in MISTAKES else "2 hosts x 2")
 
 
 def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
@@ -181,8 +184,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 full=not own and not often_enough(world, check),
             )
             for world in WORLDS
-            for subject in own or general.registered_names()
-            for check in (*general.CHECKS, *general.MISTAKES)
+            for subject in own or registered_names()
+            for check in (*CHECKS, *MISTAKES)
         ],
     )
 

@@ -1,124 +1,32 @@
 """What every algorithm must stand, whatever it computes: run on ranks for all registered names, and for an algorithm of
 a user's own (``pytest tests/contract --algorithm my.module:MyAlgorithm``).
 
-Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input must end in a clear error
-on every rank or in the right result: ranks that wait for each other for a minute fail the test.
+Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input is in mistakes.py.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from contract.algorithms.case import batch, flat, mlp, seeded, sgd, square
+from contract.algorithms.case import batch, flat, mlp, seeded, square
+from contract.algorithms.subjects import CLEAR, Optimizers, Subject
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry, GradientAllReduceAlgorithm
-from bagua.algorithms.one_bit_adam import OneBitAdamOptimizer
-from bagua.algorithms.q_adam_optimizer import QAdamOptimizer
-from bagua.algorithms.zero_one_adam import ZeroOneAdamOptimizer
-from bagua.base.errors import BaguaError
-
-Optimizers = list[torch.optim.Optimizer]
-CLEAR = (BaguaError, ValueError, TypeError, NotImplementedError)
-"""What a user may meet who passes something wrong."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """An algorithm under check.
-
-    ``replicas_equal``: whether a step ends with the same bits on all ranks. ``optimizers``: makes those that it needs.
-    ``even``: it refuses an odd number of ranks (or of hosts).
-    """
-
-    name: str
-    make: Callable[[], Any]
-    replicas_equal: bool = True
-    optimizers: Callable[[nn.Module], Optimizers] = sgd
-    even: bool = False
-
-
-def q_adam(model: nn.Module) -> Optimizers:
-    """The optimizer of QAdam, which is soon beyond its warm-up."""
-    return [QAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
-
-
-def one_bit_adam(model: nn.Module) -> Optimizers:
-    """The optimizer of 1-bit Adam, likewise."""
-    return [OneBitAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
-
-
-def zero_one_adam(model: nn.Module) -> Optimizers:
-    """The optimizer of 0/1 Adam, likewise."""
-    return [ZeroOneAdamOptimizer(model.parameters(), lr=1e-2, var_freeze_step=3, betas=(0.9, 0.9))]
-
-
-@dataclass(frozen=True)
-class Registered:
-    """How an algorithm of the registry is checked, where it is not as ``gradient_allreduce``."""
-
-    arguments: dict[str, Any] = field(default_factory=dict)
-    replicas_equal: bool = True
-    optimizers: Callable[[nn.Module], Optimizers] = sgd
-    even: bool = False
-
-
-REGISTERED = {
-    "async": Registered({"sync_interval_ms": 0}, replicas_equal=False),
-    "decentralized": Registered(replicas_equal=False),
-    "low_precision_decentralized": Registered(replicas_equal=False),
-    "qadam": Registered(optimizers=q_adam),
-    "no_loco": Registered({"interval": 2}, replicas_equal=False),
-    "local_sgd": Registered({"interval": 2}, replicas_equal=False),
-    "diloco": Registered({"interval": 2}, replicas_equal=False),
-    "streaming_diloco": Registered({"interval": 4, "fragments": 2}, replicas_equal=False),
-    "one_bit_adam": Registered(optimizers=one_bit_adam),
-    "zero_one_adam": Registered(replicas_equal=False, optimizers=zero_one_adam),
-}
-
-
-def subject_of(name: str) -> Subject:
-    """The subject that a test's parameter names: a registered name, or MODULE:CLASS, "~" before it if replicas may
-    differ."""
-    if ":" in name:
-        module, _, attribute = name.removeprefix("~").partition(":")
-        made: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
-        return Subject(name, made, replicas_equal=not name.startswith("~"))
-    how = REGISTERED.get(name, Registered())
-    make = lambda: Algorithm.init(name, **how.arguments)  # noqa: E731
-    return Subject(name, make, how.replicas_equal, how.optimizers, how.even)
-
-
-def registered_names() -> list[str]:
-    """Of all algorithms that come with the library; "combine" makes the others."""
-    return [name for name in GlobalAlgorithmRegistry.available_algorithms() if name != "combine"]
-
+from bagua.algorithms import GradientAllReduceAlgorithm
 
 Check = Callable[[Subject], None]
 CHECKS: dict[str, Check] = {}
-MISTAKES: dict[str, Check] = {}
 
 
 def check(function: Check) -> Check:
     """Registers a check that every algorithm must pass."""
     CHECKS[function.__name__] = function
     return function
-
-
-def mistake(function: Check) -> Check:
-    """Registers a check of bad input."""
-    MISTAKES[function.__name__] = function
-    return function
-
-
-# Helpers of checks
 
 
 def identical(model: nn.Module) -> bool:
@@ -175,9 +83,6 @@ def the_same_everywhere(text: str) -> bool:
     everyone = torch.zeros(bagua.get_world_size(), 64, dtype=torch.uint8)
     bagua.allgather(mine, everyone)
     return bool((everyone == everyone[0]).all())
-
-
-# Checks
 
 
 @check
@@ -372,153 +277,3 @@ def copies(subject: Subject) -> None:
     take_steps(model, optimizers, 1)
     assert torch.equal(flat(twin), before), "a copy shares memory with its original"
     unwrap(model)
-
-
-# Bad input
-
-
-def clear_error(action: Callable[[], Any], words: str = "") -> str:
-    """The message with which ``action`` fails on every rank, "" if it works on every rank. It must say something."""
-    message = ""
-    try:
-        action()
-    except CLEAR as error:
-        message = f"{type(error).__name__}: {error}"
-        assert len(str(error).split()) > 4, f"no clear error: {message}"
-        assert words in str(error), f"{message!r} does not name {words!r}"
-    flags = torch.tensor([bool(message)], dtype=torch.uint8)
-    everyone = torch.zeros(bagua.get_world_size(), dtype=torch.uint8)
-    bagua.allgather(flags, everyone)
-    assert len(set(everyone.tolist())) == 1, f"some ranks fail, others do not: {everyone.tolist()}, here {message!r}"
-    return message
-
-
-def still_usable(subject: Subject) -> None:
-    """After an error the process trains on."""
-    model, optimizers = wrap(Subject("gradient_allreduce", GradientAllReduceAlgorithm))
-    take_steps(model, optimizers, 2)
-    assert identical(model)
-    unwrap(model)
-
-
-@mistake
-def different_shapes(subject: Subject) -> None:
-    """A model that is another one on the last rank."""
-    width = 7 if bagua.get_rank() == bagua.get_world_size() - 1 and bagua.get_world_size() > 1 else 6
-    message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Linear(10, width))[0]))
-    assert bool(message) == (bagua.get_world_size() > 1)
-    still_usable(subject)
-
-
-@mistake
-def nothing_to_train(subject: Subject) -> None:
-    """A model whose parameters are all frozen, or that has none."""
-
-    def frozen() -> nn.Module:
-        return mlp().requires_grad_(False)
-
-    def action(make: Callable[[], nn.Module]) -> None:
-        model = make()
-        model.with_bagua([], subject.make())  # type: ignore[operator]
-        model(torch.zeros(1, 10))
-        unwrap(model)
-
-    clear_error(lambda: action(frozen))
-    clear_error(lambda: action(nn.Tanh))
-    still_usable(subject)
-
-
-@mistake
-def sparse_gradients(subject: Subject) -> None:
-    """An embedding with sparse gradients is refused by name."""
-    message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Embedding(10, 4, sparse=True))[0]))
-    assert message, "sparse gradients are not refused"
-    still_usable(subject)
-
-
-class Complex(nn.Module):
-    """A complex parameter beside a real one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(10, 4, dtype=torch.complex64))
-        self.real = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.to(torch.complex64) @ self.weight).abs() * self.real
-
-
-@mistake
-def complex_parameters(subject: Subject) -> None:
-    """Trained alike, or refused."""
-
-    def action() -> None:
-        model = seeded(Complex, seed=bagua.get_rank())
-        optimizers = subject.optimizers(model)
-        model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
-        for step in range(2):
-            optimizers[0].zero_grad()
-            model(batch(bagua.get_rank(), step, 4, 10)).square().mean().backward()
-            optimizers[0].step()
-        mine = torch.view_as_real(model.weight.detach()).flatten().contiguous()
-        assert bool(mine.isfinite().all())
-        unwrap(model)
-
-    clear_error(action)
-    still_usable(subject)
-
-
-class Unknown(torch.optim.Optimizer):
-    """An optimizer that nobody has heard of."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"rate": 0.05})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["rate"] * parameter.grad.sign()
-
-
-@mistake
-def unusual_optimizers(subject: Subject) -> None:
-    """Fused, unknown, several, none at all, one for a part of the model: each trains or is refused."""
-
-    def train_with(make: Callable[[nn.Module], Optimizers]) -> Callable[[], None]:
-        def action() -> None:
-            model = seeded(mlp, seed=bagua.get_rank())
-            optimizers = make(model)
-            model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
-            take_steps(model, optimizers, 3, subject=subject)
-            unwrap(model)
-
-        return action
-
-    clear_error(train_with(lambda model: [torch.optim.SGD(model.parameters(), lr=0.01, fused=True)]))
-    clear_error(train_with(lambda model: [torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)]))
-    clear_error(train_with(lambda model: [Unknown(model.parameters())]))
-    clear_error(train_with(lambda model: [torch.optim.SGD(list(model[0].parameters()), lr=0.01)]))  # type: ignore[index]
-    clear_error(
-        train_with(lambda model: [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[0], model[2:])])  # type: ignore[index]
-    )
-    clear_error(train_with(lambda model: []))
-    assert clear_error(train_with(lambda model: ["adam"])), "a text is not an optimizer"  # type: ignore[list-item]
-    still_usable(subject)
-
-
-@mistake
-def gradients_that_are_not_numbers(subject: Subject) -> None:
-    """nan on one rank hangs nobody."""
-    model, optimizers = wrap(subject)
-    take_steps(model, optimizers, 1)
-
-    def loss(one: nn.Module, rank: int, step: int) -> Tensor:
-        return square(one, rank, step) * (float("nan") if rank == 0 else 1.0)
-
-    optimizers[0].zero_grad()
-    loss(model, bagua.get_rank(), 0).backward()  # type: ignore[no-untyped-call]
-    optimizers[0].step()
-    unwrap(model)
-    still_usable(subject)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from contract.algorithms.case import seeded, volume_loss, volume_model
-from contract.algorithms.general import CLEAR, registered_names, subject_of
+from contract.algorithms.subjects import CLEAR, registered_names, subject_of
 
 import bagua.torch_api as bagua
 from bagua.torch_api.session import current

@@ -16,8 +16,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 sys.path.append(os.getcwd())  # where a user's algorithm may be
 
-from contract.algorithms import general, leaks, load_cases
+from contract.algorithms import leaks, load_cases
 from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_model
+from contract.algorithms.general import CHECKS
+from contract.algorithms.mistakes import MISTAKES
+from contract.algorithms.subjects import subject_of
 
 import bagua.torch_api as bagua
 
@@ -55,7 +58,7 @@ def job(name: str) -> Callable[[], Any]:
         return lambda: volume(load_cases()[rest])
     if kind == "check":
         subject, _, check = rest.partition(" ")
-        return lambda: (general.CHECKS | general.MISTAKES)[check](general.subject_of(subject))
+        return lambda: (CHECKS | MISTAKES)[check](subject_of(subject))
     if kind == "switch":
         return lambda: leaks.switch(int(rest))
     raise ValueError(f"Unknown job {name!r}.")

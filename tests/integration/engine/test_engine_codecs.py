@@ -14,7 +14,7 @@ LAYOUTS = {
     "unequal": [[0, 1, 2], [3]],
     "three hosts": [[0], [1, 2], [3]],
 }
-DENSITY = 655  # of worker.py
+DENSITY = 655  # of worker_scripts/encoded.py
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,1 @@
+"""What ranks of the engine's tests do; see worker.py."""
