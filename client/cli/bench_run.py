@@ -135,7 +135,7 @@ def measure(task: Task, network: Network | None) -> dict[str, Any]:
         if network is None:
             code = run_task(task)
         else:
-            with _ending_signals(), Emulation(network) as emulation:
+            with ending_signals(), Emulation(network) as emulation:
                 code = _run_inside(replace(task, namespaces=emulation.names), Path(folder) / "task.json")
         if code:
             raise typer.Exit(code)
@@ -204,7 +204,7 @@ class ResultCatcher:
 
 
 @contextmanager
-def _ending_signals() -> Iterator[None]:
+def ending_signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP leave through the context managers, so that namespaces are removed."""
 
     def leave(number: int, _: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.errors import BaguaError
-from bagua.cli import bench, bench_accuracy, doctor, job, run
+from bagua.cli import bench, bench_accuracy, bench_net, doctor, job, net, run
 from bagua.cli.options import UsageError
 
 app = typer.Typer(
@@ -24,7 +24,9 @@ app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help
 app.add_typer(job.jobs, name="job")
 app.add_typer(job.nodes, name="node")
 bench.bench.command()(bench_accuracy.accuracy)
+bench.bench.command("net")(bench_net.bench_net)
 app.add_typer(bench.bench, name="bench")
+app.add_typer(net.net, name="net")
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

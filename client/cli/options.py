@@ -57,6 +57,10 @@ AlgorithmOption = Annotated[
         show_default=False,
     ),
 ]
+BaguaNetOption = Annotated[
+    bool,
+    typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
+]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the job. Default: of the script.", show_default=False)]
 WorkdirOption = Annotated[
     Path | None, typer.Option("--workdir", help="Where the ranks run. Default: here.", show_default=False)
@@ -84,9 +88,9 @@ def parse_env(pairs: list[str] | None) -> dict[str, str]:
     return found
 
 
-def job_env(pairs: list[str] | None, algorithm: str) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm says. Raises UsageError."""
-    from bagua.base import algorithm_choice
+def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False) -> dict[str, str]:
+    """Variables of a job: those of --env, and what --algorithm and --enable-bagua-net say. Raises UsageError."""
+    from bagua.base import algorithm_choice, net_plugin
 
     found = parse_env(pairs)
     if algorithm:
@@ -94,6 +98,11 @@ def job_env(pairs: list[str] | None, algorithm: str) -> dict[str, str]:
             found[algorithm_choice.VARIABLE] = algorithm_choice.check(algorithm)
         except ConfigError as error:
             raise UsageError(f"--algorithm {algorithm}: {error}") from error
+    if enable_bagua_net:
+        for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
+            if name in found:
+                raise UsageError(f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out.")
+        found[net_plugin.VARIABLE] = "1"
     return found
 
 

@@ -229,6 +229,7 @@ def run(
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     algorithm: options.AlgorithmOption = "",
+    enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
@@ -251,7 +252,7 @@ def run(
             raise options.UsageError("--adopt needs --info-file.")
         raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
     options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm)
+    variables = options.job_env(env, algorithm, enable_bagua_net)
     folder = options.resolve_workdir(workdir)
     if not module and not no_python:
         check_script(script, folder)

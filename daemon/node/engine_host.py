@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import bagua.csrc
+from bagua.base import net_plugin
 from bagua.base.address import join_address
 from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.settings import WireSettings
@@ -45,6 +46,16 @@ class CoreHost:
     async def load(self) -> Any:
         """The module (types: csrc/core.pyi). Raises BuildError."""
         return await asyncio.shield(self.start_loading())
+
+
+async def wanted_plugin(plan: Plan, base: Mapping[str, str]) -> Path | None:
+    """NCCL's network plugin, built if need be, where the job or this daemon (``base``) asks for it. Raises ConfigError
+    and BuildError."""
+    if not net_plugin.wanted({**base, **plan.program.env}):
+        return None
+    library = await in_thread(bagua.csrc.net_plugin)
+    net_plugin.variables(library, base)  # what can't be set is told before a rank is started
+    return library
 
 
 async def make_engine(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import BaguaError
 from bagua.daemon.node import events, launch, state, transitions
-from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine
+from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine, wanted_plugin
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
 from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
 from bagua.daemon.node.plan import Plan
@@ -80,6 +80,7 @@ class Job:
         self._log = node.log.bind(job=plan.job_id, generation=plan.generation)
         self._loop = asyncio.get_running_loop()
         self._core: Any = None
+        self._plugin: Path | None = None
         self._queue: deque[events.Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -260,6 +261,7 @@ class Job:
     async def _check_and_make_engine(self) -> None:
         if not self.plan.adopt:
             await in_thread(lambda: launch.check_program(self.plan.program, os.environ))
+            self._plugin = await wanted_plugin(self.plan, os.environ)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         await self._save()  # before anything is started: the next life must find it
         self._core = await self._node.core.load()
@@ -298,6 +300,7 @@ class Job:
                     base=os.environ,
                     rank_socket=self._node.rank_socket,
                     cache=self._node.cache,
+                    plugin=self._plugin,
                 ),
                 str(launch.work_folder(self.plan.program)),
                 stdout,

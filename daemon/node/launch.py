@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bagua.base import net_plugin
 from bagua.daemon.node.plan import Plan, Program
 
 _DEFAULTS = {
@@ -39,8 +40,11 @@ def work_folder(program: Program) -> Path:
     return Path(program.workdir) if program.workdir else Path.cwd()
 
 
-def environment(plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: Path, cache: Path) -> dict[str, str]:
-    """Variables of ``rank``: those of the daemon (``base``), then the job's, then those that say who it is."""
+def environment(
+    plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: Path, cache: Path, plugin: Path | None = None
+) -> dict[str, str]:
+    """Variables of ``rank``: those of the daemon (``base``), then the job's, then those that say who it is, and those
+    that lead NCCL to ``plugin``. Raises ConfigError for a plugin that no variable can lead to."""
     local_size = len(plan.ranks)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
@@ -60,6 +64,8 @@ def environment(plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: 
         BAGUA_DAEMON_SOCKET=str(rank_socket),
     )
     env.setdefault("BAGUA_CACHE_DIR", str(cache))
+    if plugin is not None:
+        env.update(net_plugin.variables(plugin, env))
     return env
 
 

@@ -1,0 +1,43 @@
+"""Bagua-Net, the network plugin of NCCL: what a program's environment needs so that NCCL finds and takes it.
+
+NCCL up to 2.20 looks for ``libnccl-net-NAME.so`` in the linker's search path and nowhere else; later versions take a
+path, too, but none longer than 255 characters. A name and a search path work with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+
+VARIABLE = "BAGUA_ENABLE_NET"
+"""1 in a job's environment, or in a node daemon's: ranks get the plugin."""
+
+SUFFIX = "bagua"
+NAME = "Bagua"
+"""Of the network, in NCCL's table and log. NCCL_NET demands it: without, a plugin that can't start is passed over in
+silence, and some ranks would talk a language that others don't."""
+
+_WORDS = {"1": True, "true": True, "0": False, "false": False, "": False}
+
+
+def wanted(env: Mapping[str, str]) -> bool:
+    """Whether this environment asks for the plugin. Raises ConfigError for what is neither yes nor no."""
+    value = env.get(VARIABLE, "")
+    if value.lower() not in _WORDS:
+        raise ConfigError(f"{VARIABLE}={value!r}: write 1 or 0.")
+    return _WORDS[value.lower()]
+
+
+def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """What to set, for a program that would otherwise have ``env``. Raises ConfigError for a folder that can't stand in
+    a search path."""
+    folder = str(library.parent)
+    if ":" in folder or ";" in folder:
+        raise ConfigError(
+            f"The plugin lies in {folder}: a folder with : or ; can't stand in LD_LIBRARY_PATH. Choose another with "
+            "BAGUA_CACHE_DIR."
+        )
+    before = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
+    return {"NCCL_NET_PLUGIN": SUFFIX, "NCCL_NET": NAME, "LD_LIBRARY_PATH": ":".join([folder, *before])}

@@ -1,0 +1,324 @@
+"""Bagua-Net beside plain sockets: pairs of processes that pass messages, turn by turn, on this machine's loopback or
+between the two hosts of an emulated network. The processes are csrc/tools/net_bench.cpp and iperf3."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bagua.base.errors import BuildError, ServiceError
+from bagua.bench.emulation import ADDRESSES, DEVICE, SEARCH_PATH, Emulation
+from bagua.bench.report import Column, Row, percent, scaled, text
+from bagua.bench.units import TCP_SHARE, Network, size_text
+
+BAGUA = "bagua-net"
+SINGLE = "1 socket"
+POLLING = "1 socket, polling"
+IPERF = "iperf3"
+ANSWER_DEADLINE_S = 120.0
+START_DEADLINE_S = 10.0
+MOST_MESSAGES = 20_000
+MOST_PINGS = 500
+FIRST_BYTES = 8 << 20
+"""So much the first, uncounted stream carries."""
+
+COLUMNS = (
+    Column("network", "network", text),
+    Column("size", "size", text),
+    Column("system", "system", text),
+    Column("gbits", "Gbit/s"),
+    Column("times_single", "x 1 socket"),
+    Column("wire_share", "of wire", percent),
+    Column("latency_us", "one way, us"),
+    Column("latency_over_single", "/ 1 socket"),
+)
+
+
+def multiple(streams: int) -> str:
+    """The name of the program with several sockets."""
+    return f"{streams} sockets"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one of the two processes runs: its address and interface, and a command that leads there."""
+
+    address: str
+    interface: str
+    prefix: tuple[str, ...] = ()
+
+
+def places(emulation: Emulation | None) -> tuple[Place, Place]:
+    """The two ends."""
+    if emulation is None:
+        return Place("127.0.0.1", "lo"), Place("127.0.0.1", "lo")
+    near, far = (
+        Place(address, DEVICE, ("ip", "netns", "exec", name))
+        for address, name in zip(ADDRESSES, emulation.names, strict=True)
+    )
+    return near, far
+
+
+class End:
+    """One process of a pair."""
+
+    def __init__(self, place: Place, arguments: Sequence[str]) -> None:
+        environment = {**os.environ, "NCCL_SOCKET_IFNAME": f"={place.interface}", "PATH": SEARCH_PATH}
+        self._process = subprocess.Popen(
+            [*place.prefix, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C is for us
+        )
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+        except OSError:
+            self._gone()
+
+    def answer(self) -> str:
+        """Its next line. Raises ServiceError if it ends, or says nothing for long."""
+        output = self._process.stdout
+        assert output is not None
+        ready, _, _ = select.select([output], [], [], ANSWER_DEADLINE_S)
+        line = output.readline() if ready else ""
+        if not line:
+            self._gone(f"says nothing for {ANSWER_DEADLINE_S:.0f} s" if not ready else "")
+        return line.strip()
+
+    def _gone(self, words: str = "") -> None:
+        words = words or f"ended with code {self._process.wait(10)}"
+        raise ServiceError(f"A process of the benchmark {words}: {' '.join(map(str, self._process.args))}")  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Pair:
+    """Two processes with a connection in each direction; they wait without work between two measurements."""
+
+    def __init__(self, program: Path, arguments: Callable[[Place], Sequence[str]], ends: tuple[Place, Place]) -> None:
+        self._ends: list[End] = []
+        try:
+            for place in ends:
+                self._ends.append(End(place, [str(program), *arguments(place)]))
+            handles = [end.answer().removeprefix("handle ") for end in self._ends]
+            for end, handle in zip(self._ends, reversed(handles), strict=True):
+                end.tell(handle)
+            for end in self._ends:
+                if end.answer() != "ready":
+                    raise ServiceError(f"The processes of {program.name} can't connect.")
+        except BaseException:
+            self.close()
+            raise
+
+    def measure(self, pattern: str, size: int, count: int) -> float:
+        """Seconds per message of ``size`` bytes: ``stream`` of so many, or one way of a ``ping``."""
+        for end, role in zip(self._ends, ("send", "receive"), strict=True):
+            end.tell(f"{role} {pattern} {size} {count}")
+        answers = [int(end.answer()) for end in self._ends]
+        return answers[0] / 1e9 / count / (2 if pattern == "ping" else 1)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def plugin() -> Path:
+    """Bagua-Net, built if need be. Raises BuildError."""
+    from bagua import csrc
+
+    try:
+        return csrc.net_plugin()
+    except csrc.BuildError as error:
+        raise BuildError(str(error)) from error
+
+
+def arguments_of(system: str, streams: int) -> Callable[[Place], Sequence[str]]:
+    """Arguments of net_bench, by place. Raises BuildError."""
+    if system == BAGUA:
+        library = str(plugin())
+        return lambda _: ["plugin", library]
+    if system == POLLING:
+        return lambda place: ["polling", place.address]
+    return lambda place: ["sockets", place.address, str(1 if system == SINGLE else streams)]
+
+
+def net_bench() -> Path:
+    """The program, built if need be. Raises BuildError."""
+    from bagua.csrc import BuildError as NotBuilt
+    from bagua.csrc.build_tool import build_tool
+
+    try:
+        return build_tool("net_bench")
+    except NotBuilt as error:
+        raise BuildError(str(error)) from error
+
+
+def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """What each system took: ``system``, ``bytes`` (None: any), ``stream_s``, ``ping_s`` per message, medians of
+    rounds in which the systems take turns. Raises BaguaError."""
+    program = net_bench()
+    systems = {name: arguments_of(name, config["streams"]) for name in config["systems"] if name != IPERF}
+    with ExitStack() as stack:
+        emulation = stack.enter_context(Emulation(network)) if network is not None else None
+        ends = places(emulation)
+        pairs = {name: stack.enter_context(Pair(program, make, ends)) for name, make in systems.items()}
+        found = []
+        for size in config["sizes"]:
+            note(f"{network.name if network else 'loopback'}, {size_text(size)}")
+            found += measure_size(pairs, size, config)
+        if IPERF in config["systems"]:
+            note(f"{network.name if network else 'loopback'}, {IPERF}")
+            found += [measure_iperf(ends, count, config) for count in dict.fromkeys((1, config["streams"]))]
+        return found
+
+
+def measure_size(pairs: Mapping[str, Pair], size: int, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One size: as many messages per turn as the quickest system passes in its share of the time."""
+    first = max(1, min(64, FIRST_BYTES // size))
+    share = config["seconds"] / max(1, config["rounds"]) / max(1, len(pairs)) / 2
+    counts = {}
+    for pattern, most in (("stream", MOST_MESSAGES), ("ping", MOST_PINGS)):
+        # Twice: buffers are touched, windows of TCP are open.
+        warm = [min(pair.measure(pattern, size, first) for _ in range(2)) for pair in pairs.values()]
+        counts[pattern] = max(1, min(most, int(share / max(min(warm), 1e-9))))
+    times: dict[tuple[str, str], list[float]] = {(name, pattern): [] for name in pairs for pattern in counts}
+    names = list(pairs)
+    for turn in range(config["rounds"]):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            for pattern, count in counts.items():
+                times[name, pattern].append(pairs[name].measure(pattern, size, count))
+    return [
+        {
+            "system": name,
+            "bytes": size,
+            "stream_s": statistics.median(times[name, "stream"]),
+            "ping_s": statistics.median(times[name, "ping"]),
+        }
+        for name in names
+    ]
+
+
+def measure_iperf(ends: tuple[Place, Place], streams: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """iperf3 with so many streams, as a row of no size. Raises ServiceError."""
+    seconds = max(1, round(config["seconds"] / 2))
+    rates = []
+    for turn in range(config["rounds"]):
+        port = 20000 + (os.getpid() * 16 + streams + turn) % 10000
+        rates.append(_iperf_once(ends, streams, seconds, port))
+    return {"system": f"{IPERF}, {streams}", "bytes": None, "bits_per_s": statistics.median(rates)}
+
+
+def _iperf_once(ends: tuple[Place, Place], streams: int, seconds: int, port: int) -> float:
+    near, far = ends
+    program = shutil.which(IPERF, path=SEARCH_PATH) or IPERF
+    server = subprocess.Popen(
+        [*far.prefix, program, "-s", "-1", "-B", far.address, "-p", str(port), "--forceflush"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        _wait_for_word(server, b"listening")
+        command = [program, "-c", far.address, "-p", str(port), "-J", "-P", str(streams), "-t", str(seconds)]
+        done = subprocess.run(
+            [*near.prefix, *command], capture_output=True, text=True, timeout=seconds + ANSWER_DEADLINE_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"{IPERF} does not end: {error}") from error
+    finally:
+        server.kill()
+        server.communicate()
+    report = json.loads(done.stdout or "{}")
+    if done.returncode or "error" in report:
+        raise ServiceError(f"{IPERF} failed: {report.get('error') or done.stderr.strip()}")
+    return float(report["end"]["sum_received"]["bits_per_second"])
+
+
+def _wait_for_word(process: subprocess.Popen[bytes], word: bytes) -> None:
+    assert process.stdout is not None
+    said = b""
+    while word not in said:
+        ready, _, _ = select.select([process.stdout], [], [], START_DEADLINE_S)
+        more = os.read(process.stdout.fileno(), 4096) if ready else b""
+        if not more:
+            raise ServiceError(f"{IPERF}'s server does not start: {said.decode(errors='replace').strip()}")
+        said += more
+
+
+def rows_of(found: Sequence[Mapping[str, Any]], network: Network | None) -> list[Row]:
+    """Rows of the table from what ``measure`` found."""
+    singles = {entry["bytes"]: entry for entry in found if entry["system"] == SINGLE}
+    return [_row(entry, singles.get(entry["bytes"]), network) for entry in found]
+
+
+def _row(entry: Mapping[str, Any], single: Mapping[str, Any] | None, network: Network | None) -> Row:
+    size = entry["bytes"]
+    bits = entry["bits_per_s"] if size is None else size * 8 / entry["stream_s"]
+    beside = single if size is not None and entry["system"] != SINGLE else None
+    return {
+        "network": network.name if network else None,
+        "size": "any" if size is None else size_text(size),
+        "bytes": size,
+        "system": entry["system"],
+        "gbits": bits / 1e9,
+        "times_single": beside["stream_s"] / entry["stream_s"] if beside else None,
+        "wire_share": bits / (network.rate * TCP_SHARE) if network and network.rate else None,
+        "latency_us": scaled(entry.get("ping_s"), 1e6),
+        "latency_over_single": entry["ping_s"] / beside["ping_s"] if beside else None,
+    }
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Throughput and one-way time over the size, a line per system; a row of pictures per network."""
+    from bagua.bench.plots import FLOOR_STYLE, new_figure, save_figure
+
+    networks = list(dict.fromkeys(row["network"] for row in report["rows"]))
+    figure, all_axes = new_figure(2, len(networks))
+    for index, name in enumerate(networks):
+        rows = [row for row in report["rows"] if row["network"] == name]
+        for axes, key, label in zip(
+            all_axes[2 * index :], ("gbits", "latency_us"), ("Gbit/s", "one way, us"), strict=False
+        ):
+            for system in dict.fromkeys(row["system"] for row in rows):
+                points = [(row["bytes"], row[key]) for row in rows if row["system"] == system]
+                if points[0][0] is not None:
+                    axes.plot(*zip(*points, strict=True), marker="o", label=system)
+                elif key == "gbits":
+                    axes.axhline(points[0][1], label=system, **FLOOR_STYLE)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            sizes = sorted({row["bytes"] for row in rows if row["bytes"]})
+            axes.set_xticks(sizes, [size_text(size) for size in sizes], rotation=30)
+            axes.set_xlabel("message")
+            axes.set_ylabel(label)
+            axes.set_title(f"between two processes{', ' + name if name else ', loopback'}")
+            axes.grid(True, which="both", alpha=0.3)
+            axes.legend()
+    save_figure(figure, path)
