@@ -36,6 +36,10 @@ def pair(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, send_rows: int = 
     check_tensor(recv_tensor, "recv_tensor")
     if send_tensor.dtype != recv_tensor.dtype:
         raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
+    if send_tensor.device != recv_tensor.device:
+        raise TypeError(
+            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
+        )
     if send_tensor.numel() * recv_rows != recv_tensor.numel() * send_rows:
         ratio = "have equal sizes" if send_rows == recv_rows else f"be as {send_rows} to {recv_rows}"
         raise ValueError(

@@ -18,8 +18,8 @@ MAX_OBJECT_BYTES = 1 << 32
 
 
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
-    """``tensors`` of rank ``src`` replace those of every rank: one broadcast for each dtype. Same number, sizes and
-    dtypes in the same order everywhere."""
+    """``tensors`` of rank ``src`` replace those of every rank: one broadcast for each dtype and device. Same
+    number, sizes and dtypes in the same order everywhere."""
     if comm is NON_COMM_MEMBER:
         return
     session, group = begin(comm)
@@ -33,8 +33,8 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Com
 def allreduce_coalesced_inplace(
     tensors: Sequence[torch.Tensor], op: ReduceOp | int = ReduceOp.SUM, comm: Comm = None
 ) -> None:
-    """Each of ``tensors`` = reduction of all ranks' tensors at that place: one all-reduce for each dtype. Same number,
-    sizes and dtypes in the same order everywhere."""
+    """Each of ``tensors`` = reduction of all ranks' tensors at that place: one all-reduce for each dtype and
+    device. Same number, sizes and dtypes in the same order everywhere."""
     if comm is NON_COMM_MEMBER:
         return
     session, group = begin(comm)
@@ -45,14 +45,15 @@ def allreduce_coalesced_inplace(
 
 
 def _flat_by_dtype(tensors: Sequence[torch.Tensor], *, read: bool, write: bool) -> Iterator[torch.Tensor]:
-    """For each dtype, in the order of their first tensors, all elements in one flat tensor: filled if ``read``, and
-    copied back when the caller has gone on if ``write``. Checks all before it gives out the first."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    """For each dtype and device, in the order of their first tensors, all elements in one flat tensor: filled if
+    ``read``, and copied back when the caller has gone on if ``write``. Checks all before it gives out the first."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for number, tensor in enumerate(tensors):
-        by_dtype.setdefault(check_tensor(tensor, f"tensors[{number}]").dtype, []).append(tensor)
-    for dtype, some in by_dtype.items():
+        check_tensor(tensor, f"tensors[{number}]")
+        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for (dtype, device), some in alike.items():
         parts = [tensor.detach() for tensor in some]
-        flat = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+        flat = torch.empty(sum(part.numel() for part in parts), dtype=dtype, device=device)
         places = torch.split(flat, [part.numel() for part in parts])
         if read:
             for place, part in zip(places, parts, strict=True):

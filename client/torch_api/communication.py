@@ -1,9 +1,10 @@
 """Collective and point-to-point operations on tensors, in the signatures of the original.
 
-All are synchronous: when they return, the result is there. ``comm`` is a communicator, or None for all ranks; roots and
+All are synchronous: when they return, the result is there; on CUDA tensors, for all later work of the current stream,
+and an error may come with a later call. ``comm`` is a communicator, or None for all ranks; roots and
 peers are positions in it. On a process that is no member (``CommMember.NON_COMM_MEMBER``) nothing happens. Tensors lie
-on the CPU and may have any shape and be non-contiguous. A tensor made by ``empty`` lies in memory that the daemon sees:
-nothing is copied on its way.
+on the CPU or on a CUDA device and may have any shape and be non-contiguous. A tensor made by ``empty`` lies in memory
+that the daemon sees: nothing is copied on its way.
 
 Sizes are checked before anything is sent (ValueError), and so are types (TypeError). CommunicationError tells of ranks
 that called different things, of a lost rank or host, and of a stopped job; the tensor that gets the result may then
@@ -102,13 +103,18 @@ def is_initialized() -> bool:
     return CURRENT.session is not None
 
 
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | int | None = None
+) -> torch.Tensor:
     """A contiguous tensor of zeros in memory that the daemon sees: primitives on it, or on contiguous parts of it,
     copy nothing.
 
     Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``, dtype float32 by default (``torch.get_default_dtype``).
+    ``device``: another one than the CPU gives ``torch.zeros`` there, which is all that primitives need.
     """
     shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    if device is not None and torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     return current().memory.empty(shape.numel(), dtype or torch.get_default_dtype()).view(shape)
 
 
@@ -126,6 +132,8 @@ def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = 
 def statistics() -> Statistics:
     """What was communicated so far; see ``Statistics``."""
     session = current()
+    for device in session.devices.values():
+        device.steps.settle(wait=True)
     return session.statistics.summary(session.connection.counters())
 
 

@@ -15,6 +15,7 @@ from bagua.torch_api import env
 
 if TYPE_CHECKING:
     from bagua.torch_api.connection import Connection
+    from bagua.torch_api.device.connection import DeviceConnection
     from bagua.torch_api.tensor import BackendTensor
 
     Carried = torch.Tensor | BackendTensor
@@ -40,13 +41,14 @@ class Communicator:
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
     """
 
-    cuda_stream = 0
-    """Handle of the CUDA stream that it works on; 0, the default one, on the CPU."""
-
-    def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
+    def __init__(
+        self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | DeviceConnection | None = None
+    ) -> None:
         self.id = id
         self.ranks = tuple(ranks)
         self.connection = connection
+        self.stream: torch.cuda.Stream | None = None  # of its group; None: the current one
+        self.twins: dict[int, Communicator] = {}  # by device: what carries CUDA tensors among the same ranks
         self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
         self._aborted = False
         self._destroy = None
@@ -70,8 +72,19 @@ class Communicator:
         """Number of this rank's device on its host: LOCAL_RANK."""
         return env.get_local_rank()
 
+    @property
+    def cuda_stream(self) -> Any:
+        """The CUDA stream in whose order it carries CUDA tensors: that of its group, else the current one; 0 where CUDA
+        is not in use."""
+        if self.stream is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self.stream or 0
+        return torch.cuda.current_stream()
+
     def destroy(self) -> None:
         """Gives it back to the daemon: this rank will not use it any more. Idempotent."""
+        for twin in self.twins.values():
+            twin.destroy()
+        self.twins.clear()
         if self._destroy is not None:
             self._destroy()
 
@@ -196,7 +209,7 @@ Comm = Communicator | World | None
 """What primitives take as ``comm``: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
 
 
-def _destroy_quietly(connection: Connection, id: int) -> None:
+def _destroy_quietly(connection: Connection | DeviceConnection, id: int) -> None:
     """Silent when the session has ended, and with it the communicator."""
     with suppress(CommunicationError):
         connection.destroy_comm(id)

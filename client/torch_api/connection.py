@@ -170,6 +170,11 @@ class Connection:
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
+    @property
+    def native(self) -> core.Rank:
+        """The core's end, for the GPU leg, which works beside it."""
+        return self._rank
+
     def require(self, nbytes: int) -> None:
         """Announces how much shared memory this rank will ask for. Raises ConfigError where that can't be had."""
         try:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import increment_version
 
 from bagua.torch_api.checks import begin, check_peer
 from bagua.torch_api.communicator import NON_COMM_MEMBER, Comm, Communicator
-from bagua.torch_api.connection import NOWHERE, Place
+from bagua.torch_api.connection import NOWHERE, Connection, Place
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.session import Session
 from bagua.torch_api.transfer import DTYPES, check_tensor, transfer
+
+if TYPE_CHECKING:
+    from bagua.torch_api.device.connection import DeviceConnection
 
 
 def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
@@ -61,6 +67,10 @@ def alltoall_v(
     check_tensor(recv_tensor, "recv_tensor")
     if send_tensor.dtype != recv_tensor.dtype:
         raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
+    if send_tensor.device != recv_tensor.device:
+        raise TypeError(
+            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
+        )
     gives = _Blocks.of(send_tensor, send_counts, send_displs, group.nranks(), "send")
     takes = _Blocks.of(recv_tensor, recv_counts, recv_displs, group.nranks(), "recv")
     takes.check_apart()
@@ -70,7 +80,11 @@ def alltoall_v(
             f"{takes.counts[group.rank()]}: both must agree."
         )
     with torch.no_grad():
-        _exchange(session, group, gives, takes)
+        if SEAM.cuda.holds(send_tensor):
+            with SEAM.cuda.by_way_of(group.stream):
+                _exchange(_Device(session, group, send_tensor), gives, takes)
+        else:
+            _exchange(_Host(session, group), gives, takes)
         if not recv_tensor.is_inference():
             increment_version(recv_tensor)
 
@@ -122,14 +136,34 @@ class _Blocks:
         return self.tensor.detach().reshape(-1)
 
 
-def _exchange(session: Session, group: Communicator, gives: _Blocks, takes: _Blocks) -> None:
-    """All blocks at once, through memory that the daemon sees. The block of this rank itself goes nowhere."""
-    dtype, me = gives.tensor.dtype, group.rank()
+class _Host:
+    """Where messages of CPU tensors lie, and what carries them."""
+
+    def __init__(self, session: Session, group: Communicator) -> None:
+        self.connection: Connection | DeviceConnection = session.connection
+        self.group = group
+        self.stage = session.memory.place_stage
+
+
+class _Device:
+    """The same for those of one device."""
+
+    def __init__(self, session: Session, group: Communicator, tensor: torch.Tensor) -> None:
+        lane = session.on_device(tensor)
+        self.connection: Connection | DeviceConnection = lane
+        self.group = lane.twin(group)
+        self.stage = functools.partial(lane.place_empty, device=tensor.device)
+
+
+def _exchange(where: _Host | _Device, gives: _Blocks, takes: _Blocks) -> None:
+    """All blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
+    dtype, group = gives.tensor.dtype, where.group
+    me = group.rank()
     given, target = gives.flat(), takes.flat()
-    out, out_at = session.memory.place_stage(sum(gives.counts), dtype)
-    into, into_at = session.memory.place_stage(sum(takes.counts), dtype)
+    out, out_at = where.stage(sum(gives.counts), dtype)
+    into, into_at = where.stage(sum(takes.counts), dtype)
     torch.cat([given[at : at + count] for at, count in zip(gives.displs, gives.counts, strict=True)], out=out)
-    messages = _Messages(session, group, dtype)
+    messages = _Messages(where.connection, group, dtype)
     for distance in range(1, group.nranks()):  # each rank begins with its next one: nobody gets all messages at once
         messages.submit("send", (me + distance) % group.nranks(), gives.counts, out_at)
         messages.submit("recv", (me - distance) % group.nranks(), takes.counts, into_at)
@@ -149,8 +183,8 @@ class _Messages:
 
     LIMIT = 256
 
-    def __init__(self, session: Session, group: Communicator, dtype: torch.dtype) -> None:
-        self._connection = session.connection
+    def __init__(self, connection: Connection | DeviceConnection, group: Communicator, dtype: torch.dtype) -> None:
+        self._connection = connection
         self._group = group
         self._dtype = dtype
         self._tickets: deque[int] = deque()

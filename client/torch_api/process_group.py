@@ -19,9 +19,9 @@ from bagua.torch_api.session import Session, current
 class BaguaProcessGroup:
     """Some of the job's ranks, made by ``new_group``, ``from_torch_group`` or, for all ranks, ``init_process_group``.
 
-    ``ranks``: global numbers, ascending. ``contains_this_rank``: whether this process is one of them. ``stream``:
-    accepted for programs that pass a CUDA stream; nothing is done with it on the CPU. ``group_name``: a name that this
-    process gave, see ``get_communicator``.
+    ``ranks``: global numbers, ascending. ``contains_this_rank``: whether this process is one of them. ``stream``: the
+    torch.cuda.Stream that primitives on CUDA tensors go through; None: the current one. ``group_name``: a name that
+    this process gave, see ``get_communicator``.
 
     Communicators are made when they are first asked for. A process that is no member of the group, or of the part asked
     for, gets ``CommMember.NON_COMM_MEMBER``, which is false, and primitives on it return at once.
@@ -83,9 +83,12 @@ class BaguaProcessGroup:
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
         if tuple(members) == self._session.world.ranks:
-            return self._session.new_communicator(members)
-        key = f"{self._key} own {members}"
-        return self._session.make_communicator(f"{key} {self._session.count(key)}", members)
+            made = self._session.new_communicator(members)
+        else:
+            key = f"{self._key} own {members}"
+            made = self._session.make_communicator(f"{key} {self._session.count(key)}", members)
+        made.stream = self.stream
+        return made
 
     def _check_members(self, ranks: Sequence[int]) -> None:
         strange = [rank for rank in ranks if rank not in self.ranks]
@@ -106,6 +109,7 @@ class BaguaProcessGroup:
                 found = self._session.attach_communicator(self._world_id, members)
             else:
                 found = self._session.make_communicator(f"{self._key} part {members}", members)
+            found.stream = self.stream
             self._communicators[members] = found
         return found
 
@@ -145,8 +149,8 @@ def forget_groups() -> None:
 def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
     """A group of ``ranks`` (None: all). Ranks of the job that are no members may call it, too, or not.
 
-    Its members make their groups in the same order. ``stream`` is accepted and has no meaning on the CPU. The group and
-    its communicators end with the last reference to them. Raises ValueError for ranks that the job does not have, for
+    Its members make their groups in the same order. ``stream``: see ``BaguaProcessGroup``. The group and its
+    communicators end with the last reference to them. Raises ValueError for ranks that the job does not have, for
     none, and for one named twice.
     """
     session = current()

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import Admission, Connection, DaemonClient
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.memory import SharedMemory
 from bagua.torch_api.progress import ProgressReporter
 from bagua.torch_api.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
+    import torch
+
+    from bagua.torch_api.device.connection import DeviceConnection
     from bagua.torch_api.torch_distributed import TorchGroup
 
 SUBGROUPS = 0x80000000
@@ -40,6 +44,7 @@ class Session:
         self.world = Communicator(0, everyone, self.membership.rank, self.connection)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
+        self.devices: dict[int, DeviceConnection] = {}  # by number, once a CUDA tensor has come
         self._endings: dict[object, Callable[[], None]] = {}
 
     def new_communicator(self, ranks: Sequence[int]) -> Communicator:
@@ -60,6 +65,16 @@ class Session:
     def attach_communicator(self, id: int, members: Sequence[int]) -> Communicator:
         """This rank's end of communicator ``id``."""
         return Communicator(id, members, self.membership.rank, self.connection)
+
+    def on_device(self, tensor: torch.Tensor) -> DeviceConnection:
+        """What carries tensors of this one's device. Raises BuildError or BaguaError with what is missing."""
+        index = SEAM.cuda.index(tensor.device)
+        found = self.devices.get(index)
+        if found is None:
+            from bagua.torch_api.device.connection import DeviceConnection
+
+            found = self.devices[index] = DeviceConnection(self.connection, index, self.statistics)
+        return found
 
     def next_world_id(self) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
@@ -94,6 +109,8 @@ class Session:
             return
         if self.progress is not None:
             self.progress.close()
+        for device in self.devices.values():
+            device.close()
         self.connection.close()
 
 

@@ -30,8 +30,9 @@ def init_process_group(
     MASTER_ADDR and MASTER_PORT say who takes part, as for ``torch.distributed``, or a ``store`` does, together with
     ``rank``, ``world_size`` and ``local_world_size``, which are then written to the environment.
 
-    Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo, for the program's own calls; nothing of this
-    library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be brought up, a warning says so.
+    Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo (and NCCL for CUDA tensors), for the program's
+    own calls; nothing of this library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be
+    brought up, a warning says so.
 
     Raises RuntimeError if called twice, ConfigError for settings that can't be, ServiceError if the daemon refuses or
     can't be reached, CommunicationError if another rank is lost meanwhile.

@@ -237,7 +237,7 @@ class BaguaTensor(torch.Tensor):
         """
         known = registered(self)
         now = known.effective()
-        place = torch.empty(0, dtype=now.dtype)
+        place = torch.empty(0, dtype=now.dtype, device=now.device)
         known.replace(place.set_(storage, storage_offset, now.shape))  # type: ignore[call-overload]
 
     @property

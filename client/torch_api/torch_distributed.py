@@ -1,4 +1,4 @@
-"""``torch.distributed`` for the user's own calls, on Gloo. Nothing of ours goes through it.
+"""``torch.distributed`` for the user's own calls, on Gloo (and NCCL for CUDA tensors). Nothing of ours goes through it.
 
 Gloo starts three threads and a listening socket per rank; ranks connect to each other when they first communicate.
 Processes that are forked (DataLoader workers) inherit its objects without the threads, and freeing these would wait for
@@ -73,7 +73,7 @@ class TorchGroup:
         hook = sys.excepthook
         with _setting(LAZY, "1"):
             distributed.init_process_group(
-                "gloo", store=store, rank=membership.rank, world_size=membership.world_size, timeout=TIMEOUT
+                backends(), store=store, rank=membership.rank, world_size=membership.world_size, timeout=TIMEOUT
             )
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
@@ -141,6 +141,11 @@ def wanted() -> bool:
         and distributed.is_gloo_available()
         and not distributed.is_initialized()
     )
+
+
+def backends() -> str:
+    """What carries the user's own tensors: Gloo, and NCCL those on CUDA devices where there are any."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
 
 
 def _never_free() -> None:

@@ -11,8 +11,8 @@ from bagua.torch_api.process_group import BaguaProcessGroup, from_torch_group
 
 
 def bagua_patch(self: Any, stream: Any = None) -> Any:
-    """Makes the group of ours with the same ranks, where that has not been done, and returns this group. ``stream`` is
-    accepted and has no meaning on the CPU."""
+    """Makes the group of ours with the same ranks, where that has not been done, and returns this group. ``stream``:
+    see ``BaguaProcessGroup``."""
     from_torch_group(self, stream)
     return self
 

@@ -1,5 +1,5 @@
 """Carries out one primitive: checks tensors and hands their addresses to the core, which copies what lies in ordinary
-memory through a stage that the daemon sees (csrc/channel/transfer.h)."""
+memory through a stage that the daemon sees (csrc/channel/transfer.h), or to the GPU leg."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from bagua.algorithms.codec import Codec
 from bagua.torch_api.communicator import Communicator
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.session import Session
 
 CONTIGUOUS = torch.contiguous_format
@@ -57,13 +58,8 @@ def check_tensor(tensor: object, name: str) -> torch.Tensor:
         raise TypeError(f"{name} has dtype {tensor.dtype}: pass torch.view_as_real({name}).")
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} has dtype {tensor.dtype}. Supported: {', '.join(DTYPES.values())}.")
-    if tensor.device.type == "cuda":
-        raise TypeError(
-            f"{name} is on {tensor.device}. CUDA tensors need the GPU leg of the core, which this version does not "
-            f"have: pass {name}.cpu()."
-        )
-    if tensor.device.type != "cpu":
-        raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU.")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU or a CUDA device.")
     return tensor
 
 
@@ -101,7 +97,8 @@ def transfer(
 
     ``send`` and ``recv`` hold ``send_rows`` and ``recv_rows`` times ``count`` elements; None where this rank gives or
     gets nothing. ``together``: both may lie at the same place, and do where one of them is None. Raises
-    CommunicationError; ``recv`` may then hold parts of the result.
+    CommunicationError; ``recv`` may then hold parts of the result. On a CUDA device "done" is in the order of the
+    current stream, and errors come to light at a later call.
     """
     connection = session.connection
     tensor = send if send is not None else recv
@@ -112,23 +109,29 @@ def transfer(
     source = None if send is None else send if _plain(send) else send.detach().clone(memory_format=CONTIGUOUS)
     target = source if recv is send else recv
     if recv is not None and not _plain(recv):
-        target = torch.empty(recv.shape, dtype=recv.dtype) if recv is not send else source
-    connection.transfer(
-        comm.id,
-        connection.kinds[kind],
-        dtype,
-        op,
-        root,
-        count,
-        0 if source is None else source.data_ptr(),
-        send_rows,
-        0 if target is None else target.data_ptr(),
-        recv_rows,
-        together,
-        shape,
-        0 if codec is None else connection.codecs[codec.name],
-        0 if codec is None else codec.density_units,
-    )
+        target = torch.empty(recv.shape, dtype=recv.dtype, device=recv.device) if recv is not send else source
+    if tensor is not None and SEAM.cuda.holds(tensor):
+        from bagua.torch_api.device.primitives import carry_out
+
+        lane = session.on_device(tensor)
+        carry_out(lane, kind, dtype, source, target, count, comm, op=op, root=root, together=together, codec=codec)
+    else:
+        connection.transfer(
+            comm.id,
+            connection.kinds[kind],
+            dtype,
+            op,
+            root,
+            count,
+            0 if source is None else source.data_ptr(),
+            send_rows,
+            0 if target is None else target.data_ptr(),
+            recv_rows,
+            together,
+            shape,
+            0 if codec is None else connection.codecs[codec.name],
+            0 if codec is None else codec.density_units,
+        )
     if recv is None:
         return
     if target is not recv:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from bagua.algorithms import AllReduce, Broadcast, Neighbours
+from bagua.algorithms import AllReduce, Broadcast, Codec, Neighbours
 from bagua.algorithms.plan import GRADIENT, Over
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import AS_IT_IS, Connection, Encoding, Place
@@ -15,15 +15,22 @@ from bagua.torch_api.data_parallel.plan_bucket import Allocate, PlanBucket
 from bagua.torch_api.data_parallel.transcoding import Transcoder
 from bagua.torch_api.transfer import DTYPES, ReduceOp
 
+if TYPE_CHECKING:
+    from bagua.torch_api.device.connection import DeviceConnection
+    from bagua.torch_api.device.transcoding import DeviceTranscoder
+
 Tickets = tuple[int, ...]
+NewTranscoder = Callable[[Codec, int], "Transcoder | DeviceTranscoder"]
 
 
 class Surroundings(Protocol):
     """What steps need to know of the rank."""
 
-    connection: Connection
+    connection: Connection | DeviceConnection
     allocate: Allocate
-    """Makes memory that the daemon sees."""
+    """Makes memory that can be communicated."""
+    transcoder: NewTranscoder
+    """What encodes in this rank."""
 
     def communicator(self, over: Over) -> Communicator | None:
         """Those who take part now; None if this rank does not."""
@@ -166,10 +173,10 @@ class EverywhereAction(AllReduceAction):
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool) -> None:
         assert step.codec is not None
         count = bucket.region(step.src, 0).flat.numel()
-        self._transcoder = Transcoder(step.codec, count)
+        self._transcoder = around.transcoder(step.codec, count)
         self._message = self._transcoder.new_message()
         self._encoded, self._place = around.allocate(count + carried, bucket.dtype)
-        lost = [torch.zeros(count) if step.codec.error_feedback else None for _ in range(2)]
+        lost = [torch.zeros(count, device=bucket.device) if step.codec.error_feedback else None for _ in range(2)]
         self._lost, self._lost_of_result = lost
         self._encodes_result = False
         super().__init__(around, bucket, step, carried, first)
@@ -265,8 +272,8 @@ class _NeighboursCoding:
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         assert step.codec is not None
         length = bucket.region(step.src, 0).flat.numel()
-        self._transcoder = Transcoder(step.codec, length)
-        self._lost = torch.zeros(length) if step.codec.error_feedback else None
+        self._transcoder = around.transcoder(step.codec, length)
+        self._lost = torch.zeros(length, device=bucket.device) if step.codec.error_feedback else None
         self.count = self._transcoder.message_bytes
         made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
         self._mine, self._left, self._right = (memory for memory, _ in made)

@@ -12,6 +12,7 @@ import torch
 from bagua.base.errors import BaguaError
 from bagua.torch_api.communication import allgather, broadcast
 from bagua.torch_api.communicator import Communicator
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.session import Session
 
 PACK_BYTES = 8 << 20
@@ -66,9 +67,26 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], session: Session, group: 
     """Contents of rank ``root``'s tensors replace everybody's, bit for bit. Any dtype; same shapes and dtypes
     everywhere.
 
-    They travel packed, so that many small ones cost little.
+    They travel packed, so that many small ones cost little, and through memory of their own device.
     """
-    stage = session.memory.empty(PACK_BYTES, torch.uint8)
+    for some in by_device(tensors):
+        if SEAM.cuda.holds(some[0]):
+            stage = torch.empty(PACK_BYTES, dtype=torch.uint8, device=some[0].device)
+        else:
+            stage = session.memory.empty(PACK_BYTES, torch.uint8)
+        _broadcast_through(stage, some, group, root)
+
+
+def by_device(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors of one device together, in the same order on all ranks, the CPU's first."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return [found[device] for device in sorted(found, key=lambda device: (device.type, device.index or 0))]
+
+
+def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], group: Communicator, root: int) -> None:
+    """``broadcast_tensors`` for tensors of one device, in packs that fit into ``stage``."""
     plain = [tensor.detach().contiguous() for tensor in tensors]
     for pack in _packs([tensor.view(-1).view(torch.uint8) for tensor in plain if tensor.numel()]):
         end = pack[-1][0] + pack[-1][1].numel()

@@ -68,7 +68,8 @@ class Arrangement:
                 place = {name: number for number, name in enumerate(self._arrival)}
                 self._tensors.sort(key=lambda tensor: place.get(self._name(tensor), len(place)))
             layouts = self._layouts()
-            self._session.memory.require(sum(map(self._bytes_needed, layouts)))
+            if not self._runner.on_device:
+                self._session.memory.require(sum(map(self._bytes_needed, layouts)))
         self._fill(layouts)
 
     @property

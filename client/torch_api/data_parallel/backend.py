@@ -40,7 +40,7 @@ class Backend:
         self._started: list[BaguaBucket] = []
         self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
         self._in_pass = False
-        self._runner: Runner | None = None
+        self._runners: dict[torch.device, Runner] = {}
         self._ddp: weakref.ref[BaguaDistributedDataParallel] | None = None
 
     def serve(self, ddp: BaguaDistributedDataParallel) -> None:
@@ -64,7 +64,7 @@ class Backend:
                 )
             for bucket in buckets:
                 if bucket.runner is None:
-                    bucket.attach(self._own_runner())
+                    bucket.attach(self._own_runner(bucket))
                 bucket.backend = self
             self._ring = deque(buckets)
             self._missing = {bucket: bucket.registrations() for bucket in buckets}
@@ -163,11 +163,14 @@ class Backend:
         self._started.append(bucket)
         bucket.start()
 
-    def _own_runner(self) -> Runner:
+    def _own_runner(self, bucket: BaguaBucket) -> Runner:
         session = current()
-        if self._runner is None or self._runner.connection is not session.connection:
-            self._runner = Runner(session, _get_default_group())
-        return self._runner
+        found = self._runners.get(bucket.device)
+        if found is None or found.session is not session:
+            found = self._runners[bucket.device] = Runner(session, _get_default_group())
+            if bucket.on_device:
+                found.use_device_of(bucket.tensors[0])
+        return found
 
 
 _BACKENDS: weakref.WeakValueDictionary[str, Backend] = weakref.WeakValueDictionary()

@@ -17,7 +17,7 @@ from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api import env
 from bagua.torch_api.communication import ReduceOp, allreduce_inplace, barrier
 from bagua.torch_api.communicator import Communicator
-from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts
+from bagua.torch_api.data_parallel.agreement import broadcast_tensors, gather_texts, raise_together
 from bagua.torch_api.data_parallel.arrangement import Arrangement
 from bagua.torch_api.data_parallel.buffers import BufferBroadcast
 from bagua.torch_api.data_parallel.choice import choose, describe_algorithm
@@ -37,6 +37,7 @@ from bagua.torch_api.data_parallel.parameters import (
 from bagua.torch_api.data_parallel.plan_bucket import PlanBucket, join_all
 from bagua.torch_api.data_parallel.reducer import GradientReducer
 from bagua.torch_api.data_parallel.runner import Runner
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.process_group import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.session import CURRENT, current
 
@@ -101,6 +102,7 @@ class BaguaDistributedDataParallel:
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         try:
             self._compare_ranks(algorithm)
+            self._find_device()
             self._take_state_of_rank_0()
             self._reset_algorithm()
         except BaseException:
@@ -156,6 +158,18 @@ class BaguaDistributedDataParallel:
             raise mistake
         check_descriptions(texts)
 
+    def _find_device(self) -> None:
+        """A model on a CUDA device trains there. Raises on every rank if it can't on one."""
+        parameters = self.bagua_build_params()
+        if not parameters or not SEAM.cuda.holds(parameters[0][1]):
+            return
+        mistake: Exception | None = None
+        try:
+            self._runner.use_device_of(parameters[0][1])
+        except Exception as error:
+            mistake = error
+        raise_together(mistake, self._group)
+
     def _take_state_of_rank_0(self) -> None:
         tensors = [tensor for _, tensor in shared_state(self.module, self.parameters_to_ignore)]
         broadcast_tensors(tensors, self._session, self._group)
@@ -175,7 +189,8 @@ class BaguaDistributedDataParallel:
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
-                on_finished=self._session.statistics.add_step,
+                on_finished=self._runner.record,
+                clock=self._runner.clock,
                 rearrange=self._arrangement.follow if recorded else None,
             )
         self._install_hooks(adding)
@@ -350,10 +365,10 @@ class BaguaDistributedDataParallel:
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
         """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
-        begin = time.monotonic_ns()
+        begin = self._runner.clock()
         times = join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
         if times:
-            self._session.statistics.add_step(times, begin, time.monotonic_ns())
+            self._runner.record(times, begin, self._runner.clock())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,45 +8,59 @@ import torch
 
 from bagua.torch_api.communication import broadcast
 from bagua.torch_api.communicator import Communicator
+from bagua.torch_api.data_parallel.agreement import by_device
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.session import Session
 
 ALIGNMENT = 16
 
 
 class BufferBroadcast:
-    """Sends rank 0's buffers to all in one operation, packed in memory that the daemon sees."""
+    """Sends rank 0's buffers to all in one operation per device, packed in memory that can be communicated."""
 
     def __init__(self, session: Session, find: Callable[[], Sequence[torch.Tensor]]) -> None:
         """``find`` returns the buffers that there are now: the same shapes and dtypes on all ranks."""
         self._session = session
         self._find = find
-        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
-        self._stage = torch.empty(0, dtype=torch.uint8)
-        self._parts: list[torch.Tensor] = []
+        self._kinds: list[tuple[torch.dtype, torch.Size, torch.device]] = []
+        self._packs: list[_Pack] = []
 
     def run(self, communicator: Communicator) -> None:
         """Everybody's buffers become rank 0's."""
         buffers = [buffer for buffer in self._find() if buffer.numel()]
         if not buffers or communicator.nranks() == 1:
             return
-        kinds = [(buffer.dtype, buffer.shape) for buffer in buffers]
+        kinds = [(buffer.dtype, buffer.shape, buffer.device) for buffer in buffers]
+        alike = by_device(buffers)
         if kinds != self._kinds:
-            self._make(buffers)
+            self._packs = [_Pack(self._session, some) for some in alike]
             self._kinds = kinds
+        for pack, some in zip(self._packs, alike, strict=True):
+            pack.exchange(some, communicator)
+
+
+class _Pack:
+    """Buffers of one device, side by side in one tensor."""
+
+    def __init__(self, session: Session, buffers: Sequence[torch.Tensor]) -> None:
+        begins, end = [], 0
+        for buffer in buffers:
+            begins.append(end)
+            end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT
+        if SEAM.cuda.holds(buffers[0]):
+            self._stage = torch.empty(end, dtype=torch.uint8, device=buffers[0].device)
+        else:
+            self._stage = session.memory.empty(end, torch.uint8)
+        self._parts = [
+            self._stage[begin : begin + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
+            for begin, buffer in zip(begins, buffers, strict=True)
+        ]
+
+    def exchange(self, buffers: list[torch.Tensor], communicator: Communicator) -> None:
+        """They become rank 0's."""
         with torch.no_grad():
             if communicator.rank() == 0:
                 torch._foreach_copy_(self._parts, buffers)
             broadcast(self._stage, 0, communicator)
             if communicator.rank() != 0:
                 torch._foreach_copy_(buffers, self._parts)
-
-    def _make(self, buffers: Sequence[torch.Tensor]) -> None:
-        begins, end = [], 0
-        for buffer in buffers:
-            begins.append(end)
-            end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT
-        self._stage = self._session.memory.empty(end, torch.uint8)
-        self._parts = [
-            self._stage[begin : begin + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
-            for begin, buffer in zip(begins, buffers, strict=True)
-        ]

@@ -1,4 +1,4 @@
-"""A bucket: gradients that travel together, in two buffers that the daemon sees.
+"""A bucket: gradients that travel together, in two buffers that can be communicated.
 
 One buffer holds the contributions of a step, its results land in the other, and then they change roles: ``.grad`` is a
 view of the results, so that accumulating into it makes the next contribution. Behind the gradients lies a tail of the
@@ -70,8 +70,8 @@ class GradientBucket(BucketOperations):
     """``side`` is the number of the buffer that holds contributions. ``pending`` counts slots not ready in this
     backward.
 
-    ``repeatable``: the plan may run twice on the same gradients. ``shows``: it fills RESULT. ``informed``: what is in
-    the tail reaches all ranks.
+    ``repeatable``: the plan may run twice on the same gradients. ``shows``: it fills RESULT. ``informed``: every rank
+    sees in the tail whether any rank wants that.
     """
 
     sides = BUFFERS
@@ -107,11 +107,12 @@ class GradientBucket(BucketOperations):
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
         super().set_plan(plan)
-        self.repeatable = repeatable(plan)
+        # On a device the host does not wait to see whether any rank asks for a second run: there is none.
+        self.repeatable = repeatable(plan) and not self.on_device
         self.shows = any(RESULT in step.writes for step in plan.steps)
         path = tail_path(plan)
         self._told_by = plan.steps[max(path)].writes[0] if path else RESULT
-        self.informed = tail_reaches_all(plan)
+        self.informed = tail_reaches_all(plan) and not self.on_device
 
     def complete(self, again: bool, drop_carried: bool) -> None:
         """Makes the contribution whole: gradients that have not been copied yet, among them what was accumulated in
@@ -144,7 +145,9 @@ class GradientBucket(BucketOperations):
 
     def show_results(self, keep_own_memory: bool) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change
-        roles. A plan that fills no result leaves ``.grad`` as it is."""
+        roles. A plan that fills no result leaves ``.grad`` as it is.
+
+        Waits, on a device, where this rank has no gradient for a parameter: others may have one."""
         self.pending = len(self.slots)
         if not self.shows:
             for slot in self.slots:

@@ -65,7 +65,7 @@ class BucketOperations(PlanBucket):
 
     def flattened_tensor(self) -> torch.Tensor:
         """A copy of the effective tensors (and of the padding), one after the other; zeros where there is none."""
-        flat = torch.zeros(self.elements, dtype=self.dtype)
+        flat = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
         for part, tensor in zip(views_like(flat, self.templates()), self.effective_tensors(), strict=True):
             if tensor is not None:
                 part.copy_(tensor.detach())

@@ -19,7 +19,8 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for what is neither."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
+        on_device = value.device.type != "cpu"
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
@@ -33,7 +34,7 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
 def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None = None) -> Any:
     """The opposite of ``encode``: tensors are made, to be filled later, and added to ``tensors``.
 
-    Those of the shape of ``like`` get its strides.
+    Those of the shape of ``like`` get its strides. Those of a device come to that of ``like``, as parameters lie there.
     """
     if not isinstance(document, dict):
         return document
@@ -43,9 +44,11 @@ def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None
         if not isinstance(dtype, torch.dtype):
             raise BaguaError(f"Rank 0 sent a tensor of unknown dtype {content[0]!r}.")
         shape = torch.Size(content[1])
-        same = like is not None and like.shape == shape
-        made = torch.empty_like(like, dtype=dtype) if same and like is not None else torch.empty(shape, dtype=dtype)
-        made = made.detach()
+        where = like.device if like is not None and content[2] else torch.device("cpu")
+        if like is not None and like.shape == shape:
+            made = torch.empty_like(like, dtype=dtype, device=where).detach()
+        else:
+            made = torch.empty(shape, dtype=dtype, device=where)
         tensors.append(made)
         return made
     if kind == "dict":
@@ -87,7 +90,7 @@ def _decode_optimizer(optimizer: torch.optim.Optimizer, document: Any, tensors: 
             optimizer.state[parameter] = decode(state, tensors, parameter)
     for group, found in zip(optimizer.param_groups, document["groups"], strict=True):
         for name, value in found.items():
-            group[name] = decode(value, tensors)
+            group[name] = decode(value, tensors, group["params"][0] if group["params"] else None)
 
 
 def broadcast_optimizers(optimizers: Sequence[torch.optim.Optimizer], session: Session, group: Communicator) -> None:

@@ -32,6 +32,7 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
             continue
         _check(name, parameter)
         found.append((name, parameter))
+    _refuse_several_devices(found)
     _refuse_sparse_gradients(module, {parameter: name for name, parameter in found})
     return found
 
@@ -39,13 +40,22 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if torch.nn.parameter.is_lazy(parameter):
         raise TypeError(f"Parameter {name} has no shape yet: run one forward pass before with_bagua.")
-    if parameter.device.type != "cpu":
-        raise TypeError(
-            f"Parameter {name} is on {parameter.device}. CUDA tensors need the GPU leg of the core, which this "
-            "version does not have: keep the model on the CPU."
-        )
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"Parameter {name} is on {parameter.device}: move the model to the CPU or to a CUDA device.")
     if parameter.dtype not in DTYPES:
         raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced.")
+
+
+def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Buckets of all devices would go in one order, and each would wait for the slowest."""
+    for name, parameter in parameters:
+        first, other = parameters[0][1].device, parameter.device
+        if other != first:
+            raise TypeError(
+                f"Parameter {parameters[0][0]} is on {first} and {name} on {other}: with_bagua() trains a model on one "
+                "device. Move it there, or put the names of some into _bagua_params_and_buffers_to_ignore and wrap the "
+                "parts as models of their own."
+            )
 
 
 def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, str]) -> None:
@@ -76,7 +86,7 @@ def describe(
     names = set(trained)
     return {
         "tensors": [
-            [name, _dtype(tensor), list(tensor.shape), list(tensor.stride()), name in names] for name, tensor in state
+            [name, _kind(tensor), list(tensor.shape), list(tensor.stride()), name in names] for name, tensor in state
         ],
         "optimizers": [
             [type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]]
@@ -86,8 +96,10 @@ def describe(
     }
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _kind(tensor: torch.Tensor) -> str:
+    """Its dtype, and where it lies if not on the CPU."""
+    dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
+    return dtype if device == "cpu" else f"{dtype} on {device}"
 
 
 def canonical(description: dict[str, object]) -> bytes:

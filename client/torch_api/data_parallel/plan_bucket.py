@@ -1,4 +1,7 @@
-"""What all buckets are: parameters, named slots in memory that the daemon sees, and a plan over them."""
+"""What all buckets are: parameters, named slots in memory that can be communicated, and a plan over them.
+
+That is memory which the daemon sees, or ordinary memory of the parameters' CUDA device. What the host has to see of the
+latter makes it wait."""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.plan import Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.connection import NOWHERE, Place, Times
+from bagua.torch_api.device.seam import SEAM
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
 
@@ -105,6 +109,8 @@ class PlanBucket:
         self.names = [label for label, _ in parameters]
         self.tensors = [tensor for _, tensor in parameters]
         self.dtype = self.tensors[0].dtype
+        self.device = self.tensors[0].device
+        self.on_device = SEAM.cuda.holds(self.tensors[0])
         self.elements = sum(tensor.numel() for tensor in self.tensors)
         self.side = 0
         self.plan: Plan | None = None
@@ -127,7 +133,7 @@ class PlanBucket:
         if communicated:
             self._added[name] = region_of(*self._allocate(count + self.room, self.dtype), count)
         else:
-            self._added[name] = region_of(torch.zeros(count, dtype=self.dtype), NOWHERE, count)
+            self._added[name] = region_of(torch.zeros(count, dtype=self.dtype, device=self.device), NOWHERE, count)
         return self._added[name].flat
 
     def slot(self, name: str) -> torch.Tensor:

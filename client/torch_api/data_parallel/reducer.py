@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -35,14 +36,16 @@ class GradientReducer:
         buckets: Sequence[GradientBucket],
         keep_own_memory: bool = False,
         drop_carried: bool = False,
-        on_finished: Callable[[Sequence[Times], int, int], None] | None = None,
+        on_finished: Callable[[Sequence[Times], Any, Any], None] | None = None,
         rearrange: Rearrange | None = None,
+        clock: Callable[[], Any] = time.monotonic_ns,
     ) -> None:
         """``drop_carried``: results of earlier passes, which are the same on all ranks, take part on other ranks only.
         A sum over ranks needs it (on all ranks but one); a mean doesn't.
 
         ``rearrange``: gets, once, the names of parameters in the order in which their gradients came in the first pass.
-        It returns other buckets for the same parameters, or None to keep those that there are.
+        It returns other buckets for the same parameters, or None to keep those that there are. ``on_finished``: gets
+        the times of a pass's operations, and when waiting for them began and ended by ``clock``.
         """
         self._use(buckets)
         self._rearrange = rearrange
@@ -50,6 +53,7 @@ class GradientReducer:
         self._keep_own_memory = keep_own_memory
         self._drop_carried = drop_carried
         self._on_finished = on_finished
+        self._clock = clock
         self._early = True  # submit before the end of the pass
         self._started = 0  # so many buckets, in their order, in this pass
         self._again = False
@@ -147,7 +151,7 @@ class GradientReducer:
             self._end_recording(self._rearrange)
         for bucket in self.buckets[self._started :]:
             self._submit(bucket)
-        begin = time.monotonic_ns()
+        begin = self._clock()
         times = join_all(self.buckets)
         if self._asks_again():
             self._early = False
@@ -155,7 +159,7 @@ class GradientReducer:
             for bucket in self.buckets:
                 self._submit(bucket)
             times += join_all(self.buckets)
-        end = time.monotonic_ns()
+        end = self._clock()
         for bucket in self.buckets:
             bucket.show_results(self._keep_own_memory)
         self._begin_anew()
@@ -170,8 +174,9 @@ class GradientReducer:
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
-                "exchanged (as reentrant checkpointing of shared parameters does it), and this algorithm changes its "
-                "state as it exchanges, so that it can't do it again. Use checkpoint(..., use_reentrant=False)."
+                "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
+                "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
+                "others. Use checkpoint(..., use_reentrant=False)."
             )
         return asked
 

@@ -12,10 +12,11 @@ import torch
 from bagua.algorithms import Plan
 from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.connection import NOWHERE, Place
+from bagua.torch_api.connection import NOWHERE
 from bagua.torch_api.data_parallel.operations import NOTHING, BucketOperations
-from bagua.torch_api.data_parallel.plan_bucket import Region, region_of, views_like
+from bagua.torch_api.data_parallel.plan_bucket import Allocate, Region, region_of, views_like
 from bagua.torch_api.data_parallel.runner import Runner
+from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.process_group import BaguaProcessGroup
 from bagua.torch_api.session import current
 from bagua.torch_api.tensor import Registration, register, registered
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
 PADDING = "bagua_padding_tensor"
 
 
-def _allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
-    return current().memory.place_empty(count, dtype)
+def _allocator(tensor: torch.Tensor) -> Allocate:
+    """Makes memory that can be communicated, where ``tensor`` lies."""
+    if not SEAM.cuda.holds(tensor):
+        return lambda count, dtype: current().memory.place_empty(count, dtype)
+    device = tensor.device
+    return lambda count, dtype: current().on_device(tensor).place_empty(count, dtype, device)
 
 
 class BaguaBucket(BucketOperations):
@@ -61,8 +66,8 @@ class BaguaBucket(BucketOperations):
         if len({tensor.dtype for tensor in now}) > 1:
             raise TypeError(f"Bucket {name} has tensors of {sorted({str(tensor.dtype) for tensor in now})}: one dtype.")
         names = [registration.name for registration in self._registrations]
-        super().__init__(name, list(zip(names, tensors, strict=True)), _allocate)
-        self.dtype = now[0].dtype
+        super().__init__(name, list(zip(names, tensors, strict=True)), _allocator(now[0]))
+        self.dtype, self.device = now[0].dtype, now[0].device
         self._templates = [tensor.detach().to("meta") for tensor in now]
         self.flatten = flatten
         self.guarded = not flatten
@@ -70,7 +75,8 @@ class BaguaBucket(BucketOperations):
         self.backend: Backend | None = None
         count = sum(tensor.numel() for tensor in now)
         self.elements = -(-count // alignment) * alignment
-        self._region = region_of(torch.zeros(self.elements, dtype=self.dtype), NOWHERE, self.elements)
+        flat = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
+        self._region = region_of(flat, NOWHERE, self.elements)
         self._parts = views_like(self._region.flat, self._templates)
         if self.elements > count:
             self.padding_tensor = self._region.flat[count:]
@@ -170,7 +176,7 @@ class BaguaBucket(BucketOperations):
 
     def _settle(self) -> None:
         """From ordinary memory to that which the daemon sees."""
-        self._region = region_of(*_allocate(self.elements, self.dtype), self.elements)
+        self._region = region_of(*self._allocate(self.elements, self.dtype), self.elements)
         self._parts = views_like(self._region.flat, self._templates)
         if self.padding_tensor is not None:
             self.padding_tensor.data = self._region.flat[self.elements - self.padding_tensor.numel() :]

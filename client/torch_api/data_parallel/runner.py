@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,12 +24,17 @@ from bagua.torch_api.data_parallel.actions import (
     EverywhereAction,
     FixedAllReduceAction,
     NeighboursAction,
+    NewTranscoder,
     Tickets,
 )
 from bagua.torch_api.data_parallel.dataflow import tail_path
 from bagua.torch_api.data_parallel.plan_bucket import Allocate, PlanBucket
+from bagua.torch_api.data_parallel.transcoding import Transcoder
 from bagua.torch_api.process_group import BaguaProcessGroup
 from bagua.torch_api.session import Session
+
+if TYPE_CHECKING:
+    from bagua.torch_api.device.connection import DeviceConnection
 
 Work = Callable[[], None]
 
@@ -42,28 +49,56 @@ class Runner:
     """
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
-        self.connection: Connection = session.connection
+        self.session = session
+        self.connection: Connection | DeviceConnection = session.connection
         self.allocate: Allocate = session.memory.place_empty
+        self.transcoder: NewTranscoder = Transcoder
+        self._device: DeviceConnection | None = None
         self._group = group
         self._rank = session.membership.rank
         self._local = frozenset(session.membership.local_ranks)
         self._places: dict[str, Communicator | None] = {}
         self._own: list[Communicator] = []
 
+    def use_device_of(self, tensor: torch.Tensor) -> None:
+        """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError with what
+        is missing."""
+        device = self.session.on_device(tensor)
+        self._device = self.connection = device
+        self.allocate = functools.partial(device.place_empty, device=tensor.device)
+        self.transcoder = functools.partial(device.transcoder, device=tensor.device)
+
+    @property
+    def clock(self) -> Callable[[], Any]:
+        """When something in a step is."""
+        return time.monotonic_ns if self._device is None else self._device.clock.now
+
+    @property
+    def record(self) -> Callable[[Sequence[Times], Any, Any], None]:
+        """Counts a step: times of its operations, and when waiting for them began and ended by ``clock``."""
+        return self.session.statistics.add_step if self._device is None else self._device.steps.add
+
+    @property
+    def on_device(self) -> bool:
+        """Whether buckets lie in device memory."""
+        return self._device is not None
+
     @property
     def everyone(self) -> Communicator:
-        """All ranks of the model."""
-        found = self.communicator(EVERYONE)
+        """All ranks of the model, for primitives."""
+        found = self._place(EVERYONE)
         assert found is not None
         return found
 
     def communicator(self, over: Over) -> Communicator | None:
         """See ``Surroundings``."""
-        if not isinstance(over, str):
-            return over() or None
-        if over not in self._places:
-            self._places[over] = self._new_communicator(over)
-        return self._places[over]
+        found = self._place(over) if isinstance(over, str) else over() or None
+        return found if found is None or self._device is None else self._device.twin(found)
+
+    def _place(self, name: str) -> Communicator | None:
+        if name not in self._places:
+            self._places[name] = self._new_communicator(name)
+        return self._places[name]
 
     def _new_communicator(self, place: str) -> Communicator | None:
         hosts = self._group.hosts
@@ -128,7 +163,9 @@ class Runner:
         assert isinstance(step, AllReduce)
         if step.everywhere and bucket.dtype is torch.float32:
             return EverywhereAction(self, bucket, step, carried, first)
-        fixed = None if callable(step.over) else self.communicator(step.over)
+        # Members of a device's communicator wait for each other as it is made: in a step, where none can be missing.
+        early = isinstance(step.over, str) and (self._device is None or step.over == EVERYONE)
+        fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
             return FixedAllReduceAction(self, bucket, step, carried, fixed)
         return AllReduceAction(self, bucket, step, carried, first)
@@ -143,7 +180,7 @@ class PlanRun:
 
     __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
 
-    def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
+    def __init__(self, name: str, phases: Sequence[Phase], connection: Connection | DeviceConnection) -> None:
         self._name = name
         self._phases = phases
         self._connection = connection

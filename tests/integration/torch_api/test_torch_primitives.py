@@ -243,7 +243,7 @@ MISTAKES = [
     "TypeError: torch.float32 tensors can't be reduced with BOR: it needs integers.",
     "ValueError: 5 is not a reduction. Known: SUM (0), ",
     "TypeError: bool tensors can't be reduced with SUM: use MAX (or)",
-    "TypeError: send_tensor is on device meta: pass a tensor on the CPU.",
+    "TypeError: send_tensor is on device meta: pass a tensor on the CPU or a CUDA device.",
     "TypeError: comm is a str: pass a communicator, or None for all ranks.",
 ]
 
