@@ -10,6 +10,8 @@ from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 LIBRARY = "libnccl-net-bagua.so"
 FOLDERS = ("nccl_net", "net", "base")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
+# The standard library's templates ignore -fvisibility: beside torch's libraries nothing but the tables may be seen.
+EXPORTS = "{ global: ncclNetPlugin_v*; local: *; };"
 # Programs of other environments load it: they may bring an older libstdc++ than our compiler's.
 LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-pthread")
 
@@ -18,7 +20,7 @@ def _path(cache_dir: Path | None) -> Path:
     files = build_cache.files_of(SOURCE_DIR, FOLDERS, (".cpp", ".h"))
     parts = [
         build_cache.digest(SOURCE_DIR, files),
-        " ".join([*FLAGS, *LINK_FLAGS, *build_cache.march_flags()]),
+        " ".join([*FLAGS, *LINK_FLAGS, EXPORTS, *build_cache.march_flags()]),
         *build_cache.processor_parts(),
     ]
     return build_cache.place("nccl_net", build_cache.key(parts), LIBRARY, cache_dir)
@@ -48,4 +50,7 @@ def _compile(folder: Path) -> None:
     build_cache.run_compilers(
         [[*compiler, "-c", str(source), "-o", out] for source, out in zip(sources, objects, strict=True)]
     )
-    build_cache.run_compiler([compiler[0], *objects, *LINK_FLAGS, "-o", str(folder / LIBRARY)])
+    exports = folder / "exports"
+    exports.write_text(EXPORTS)
+    script = f"-Wl,--version-script={exports}"
+    build_cache.run_compiler([compiler[0], *objects, *LINK_FLAGS, script, "-o", str(folder / LIBRARY)])
