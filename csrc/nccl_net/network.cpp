@@ -1,9 +1,18 @@
 #include "nccl_net/network.h"
 
+#include <atomic>
+#include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 
+#include "base/clock.h"
+#include "nccl_net/connector.h"
 #include "nccl_net/devices.h"
+#include "nccl_net/listener.h"
 #include "nccl_net/log.h"
+#include "nccl_net/receive.h"
+#include "nccl_net/send.h"
 #include "nccl_net/settings.h"
 
 namespace bagua::nccl_net {
@@ -11,6 +20,8 @@ namespace bagua::nccl_net {
 const char kPluginName[] = "Bagua-Net";
 
 namespace {
+
+std::atomic<int> contexts{0};  // of init() without finalize()
 
 // Found at the first init() and kept: NCCL holds pointers to the names.
 const std::vector<Device>& all_devices() {
@@ -25,13 +36,90 @@ const Device* device_at(int index) {
   return nullptr;
 }
 
+// Connections that connect() has begun and NCCL will ask for again. One that it gave up is found by its age.
+class Attempts {
+ public:
+  static Attempts& instance() {
+    static auto* const instance = new Attempts;
+    return *instance;
+  }
+
+  // nullptr if there is none of that number for that handle.
+  std::unique_ptr<Connector> take(const Handle& handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = waiting_.find(handle.attempt);
+    if (found == waiting_.end() || !found->second->is_for(handle)) return nullptr;
+    std::unique_ptr<Connector> out = std::move(found->second);
+    waiting_.erase(found);
+    return out;
+  }
+
+  uint64_t put(std::unique_ptr<Connector> connector) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    drop_older_than(now_ns() - kForgottenNs);
+    waiting_[++last_] = std::move(connector);
+    return last_;
+  }
+
+  void drop_all() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.clear();
+  }
+
+ private:
+  static constexpr int64_t kForgottenNs = 60 * kNsPerS;
+
+  void drop_older_than(int64_t limit) {
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+      at = at->second->stepped_ns() < limit ? waiting_.erase(at) : std::next(at);
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<uint64_t, std::unique_ptr<Connector>> waiting_;
+  uint64_t last_ = 0;
+};
+
+Result result_of(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return kSuccess;
+    case Code::kInvalid:
+      return kInvalidArgument;
+    case Code::kUnavailable:
+    case Code::kTimeout:
+    case Code::kCorrupt:
+      return kRemoteError;
+    default:
+      return kSystemError;
+  }
+}
+
+Result told(const std::string& what, const Status& status) {
+  BAGUA_NET_WARN(what + ": " + status.message());
+  return result_of(status.code());
+}
+
+// NCCL is C: no exception may reach it (there is one source: no memory).
+template <class F>
+Result guarded(const char* name, F body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    BAGUA_NET_WARN(std::string(name) + ": " + error.what());
+    return kSystemError;
+  }
+}
+
 }  // namespace
 
 Result init(void** context, uint64_t, CommConfig*, Logger logger, ProfilerCallback) {
   set_logger(logger);
   static_cast<void>(settings());
-  if (context != nullptr) *context = nullptr;
-  return all_devices().empty() ? kSystemError : kSuccess;
+  if (context != nullptr) *context = &contexts;  // there is nothing to keep for one of them
+  if (all_devices().empty()) return kSystemError;
+  contexts.fetch_add(1);
+  return kSuccess;
 }
 
 Result devices(int* count) {
@@ -60,52 +148,137 @@ Result get_properties(int device, PropertiesV11* properties) {
   return kSuccess;
 }
 
+Result listen(void*, int device, void* handle, void** listen_comm) {
+  const Device* found = device_at(device);
+  if (found == nullptr || handle == nullptr || listen_comm == nullptr) return kInvalidArgument;
+  return guarded("listen", [&] {
+    Handle filled;
+    std::unique_ptr<Listener> listener;
+    const Status status = Listener::open(*found, &filled, &listener);
+    if (!status) return told("listen on " + found->name, status);
+    std::memcpy(handle, &filled, sizeof filled);
+    *listen_comm = listener.release();
+    return kSuccess;
+  });
+}
+
+Result connect(void*, int device, void* handle, void** send_comm, DeviceHandle**) {
+  const Device* found = device_at(device);
+  if (found == nullptr || handle == nullptr || send_comm == nullptr) return kInvalidArgument;
+  *send_comm = nullptr;
+  return guarded("connect", [&] {
+    Handle copy;
+    std::memcpy(&copy, handle, sizeof copy);
+    std::unique_ptr<Connector> connector = Attempts::instance().take(copy);
+    if (connector == nullptr) {
+      Address address;
+      if (const Status status = handle_address(copy, *found, &address); !status) return told("connect", status);
+      connector = std::make_unique<Connector>(copy, address);
+    }
+    std::unique_ptr<SendConnection> connection;
+    if (const Status status = connector->step(&connection); !status) return told("connect", status);
+    // NCCL keeps the handle for the next call; what is known of the attempt is found again by a number in it.
+    copy.attempt = connection == nullptr ? Attempts::instance().put(std::move(connector)) : 0;
+    std::memcpy(handle, &copy, sizeof copy);
+    *send_comm = connection.release();
+    return kSuccess;
+  });
+}
+
+Result accept(void* listen_comm, void** recv_comm, DeviceHandle**) {
+  if (listen_comm == nullptr || recv_comm == nullptr) return kInvalidArgument;
+  *recv_comm = nullptr;
+  return guarded("accept", [&] {
+    std::unique_ptr<ReceiveConnection> connection;
+    const Status status = static_cast<Listener*>(listen_comm)->accept(&connection);
+    if (!status) return told("accept", status);
+    *recv_comm = connection.release();
+    return kSuccess;
+  });
+}
+
+Result reg_mr(void* comm, void*, size_t, int type, void** mhandle) {
+  if (comm == nullptr || mhandle == nullptr) return kInvalidArgument;
+  if (type != kPtrHost) {
+    BAGUA_NET_WARN("memory of kind " + std::to_string(type) + " can't be used: sockets carry host memory only");
+    return kInvalidUsage;
+  }
+  *mhandle = comm;  // nothing to keep: sockets take any memory of the process
+  return kSuccess;
+}
+
+Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
+  BAGUA_NET_WARN("DMA-BUF memory can't be used: sockets carry host memory only");
+  return kInvalidUsage;
+}
+
+Result dereg_mr(void*, void*) {
+  return kSuccess;
+}
+
+Result isend(void* send_comm, void* data, size_t size, int, void*, void*, void** request) {
+  if (send_comm == nullptr || request == nullptr || (data == nullptr && size > 0) || size > kMaxMessageBytes) {
+    return kInvalidArgument;
+  }
+  *request = nullptr;
+  return guarded("isend", [&] {
+    Request* begun = nullptr;
+    const Result result = static_cast<SendConnection*>(send_comm)->isend(data, size, &begun);
+    *request = begun;
+    return result;
+  });
+}
+
+Result irecv(void* recv_comm, int n, void** data, size_t* sizes, int*, void**, void**, void** request) {
+  if (recv_comm == nullptr || request == nullptr || data == nullptr || sizes == nullptr) return kInvalidArgument;
+  *request = nullptr;
+  if (n != 1) {
+    BAGUA_NET_WARN("irecv for " + std::to_string(n) + " buffers at once: the properties allow 1");
+    return kInvalidUsage;
+  }
+  if ((data[0] == nullptr && sizes[0] > 0) || sizes[0] > kMaxMessageBytes) return kInvalidArgument;
+  return guarded("irecv", [&] {
+    Request* begun = nullptr;
+    const Result result = static_cast<ReceiveConnection*>(recv_comm)->irecv(data[0], sizes[0], &begun);
+    *request = begun;
+    return result;
+  });
+}
+
+Result iflush(void*, int, void**, int*, void**, void** request) {
+  if (request == nullptr) return kInvalidArgument;
+  *request = nullptr;  // done: what test() calls complete is in host memory already
+  return kSuccess;
+}
+
+Result test(void* request, int* done, int* sizes) {
+  if (request == nullptr || done == nullptr) return kInvalidArgument;
+  *done = 0;
+  auto* begun = static_cast<Request*>(request);
+  return guarded("test", [&] { return begun->owner->test(begun, done, sizes); });
+}
+
+Result close_send(void* comm) {
+  return guarded("closeSend", [&] { return delete static_cast<SendConnection*>(comm), kSuccess; });
+}
+
+Result close_recv(void* comm) {
+  return guarded("closeRecv", [&] { return delete static_cast<ReceiveConnection*>(comm), kSuccess; });
+}
+
+Result close_listen(void* comm) {
+  return guarded("closeListen", [&] { return delete static_cast<Listener*>(comm), kSuccess; });
+}
+
+Result finalize(void*) {
+  return guarded("finalize", [] {
+    if (contexts.fetch_sub(1) == 1) Attempts::instance().drop_all();
+    return kSuccess;
+  });
+}
+
 Result set_net_attributes(void*, NetAttributes*) {
   return kSuccess;
 }
 
-}  // namespace bagua::nccl_net
-namespace bagua::nccl_net {
-Result listen(void*, int, void*, void**) {
-  return kInternalError;
-}
-Result connect(void*, int, void*, void**, DeviceHandle**) {
-  return kInternalError;
-}
-Result accept(void*, void**, DeviceHandle**) {
-  return kInternalError;
-}
-Result reg_mr(void*, void*, size_t, int, void**) {
-  return kInternalError;
-}
-Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
-  return kInternalError;
-}
-Result dereg_mr(void*, void*) {
-  return kInternalError;
-}
-Result isend(void*, void*, size_t, int, void*, void*, void**) {
-  return kInternalError;
-}
-Result irecv(void*, int, void**, size_t*, int*, void**, void**, void**) {
-  return kInternalError;
-}
-Result iflush(void*, int, void**, int*, void**, void**) {
-  return kInternalError;
-}
-Result test(void*, int*, int*) {
-  return kInternalError;
-}
-Result close_send(void*) {
-  return kInternalError;
-}
-Result close_recv(void*) {
-  return kInternalError;
-}
-Result close_listen(void*) {
-  return kInternalError;
-}
-Result finalize(void*) {
-  return kSuccess;
-}
 }  // namespace bagua::nccl_net

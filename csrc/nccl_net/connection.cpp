@@ -1,0 +1,144 @@
+#include "nccl_net/connection.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "nccl_net/helpers.h"
+#include "nccl_net/log.h"
+#include "nccl_net/settings.h"
+#include "nccl_net/stats.h"
+
+namespace bagua::nccl_net {
+namespace {
+
+constexpr uint64_t kControlEvent = UINT64_MAX;
+
+Status add(const Fd& epoll, int fd, uint32_t events, uint64_t tag) {
+  epoll_event event{};
+  event.events = events | EPOLLET | EPOLLRDHUP;
+  event.data.u64 = tag;
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0) return Status::ok();
+  return {Code::kResource, "epoll_ctl: " + errno_text(errno)};
+}
+
+}  // namespace
+
+Connection::Connection(const char* direction, std::string peer)
+    : peer_(std::move(peer)), direction_(direction), opened_ns_(now_ns()) {
+  for (Request& slot : slots_) slot.owner = this;
+}
+
+Connection::~Connection() = default;
+
+Status Connection::watch(const Socket& control, const std::vector<Stream*>& streams) {
+  streams_ = streams;
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return {Code::kResource, "epoll_create1: " + errno_text(errno)};
+  if (Status status = add(epoll_, control.fd(), 0, kControlEvent); !status) return status;
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    if (Status status = add(epoll_, streams_[i]->socket.fd(), EPOLLIN | EPOLLOUT, i); !status) return status;
+  }
+  return Status::ok();
+}
+
+Result Connection::test(Request* request, int* done, int* sizes) {
+  *done = 0;
+  if (!request->complete()) {
+    if (failure() == kSuccess) progress();
+    if (!request->complete()) {
+      if (failure() != kSuccess) return failure();
+      const std::string reason = hopeless(*request);
+      return reason.empty() ? kSuccess
+                            : fail(kRemoteError, "message " + std::to_string(request->message) + ": " + reason);
+    }
+  }
+  *done = 1;
+  if (sizes != nullptr) *sizes = static_cast<int>(std::min<uint64_t>(request->total, INT_MAX));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  request->used = false;
+  return kSuccess;
+}
+
+Request* Connection::take_slot(void* data, size_t size) {
+  for (Request& slot : slots_) {
+    if (slot.used) continue;
+    slot.data = static_cast<char*>(data);
+    slot.capacity = size;
+    slot.total = 0;
+    slot.sized = false;
+    slot.begun = 0;
+    slot.announced = false;
+    return &slot;
+  }
+  return nullptr;
+}
+
+Result Connection::fail(Result result, const std::string& what) {
+  Result none = kSuccess;
+  if (failure_.compare_exchange_strong(none, result, std::memory_order_acq_rel)) {
+    BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + ": " + what);
+  }
+  return failure();
+}
+
+bool Connection::look() {
+  constexpr int kEvents = kMaxStreams + 1;
+  epoll_event events[kEvents];
+  const int count = ::epoll_wait(epoll_.get(), events, kEvents, 0);
+  bool any = false;
+  for (int i = 0; i < count; ++i) {
+    const bool hung_up = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    if (events[i].data.u64 == kControlEvent) {
+      if (hung_up) control_hung_up_.store(true, std::memory_order_relaxed);
+      continue;
+    }
+    Stream& stream = *streams_[events[i].data.u64];
+    if (hung_up) stream.hung_up.store(true, std::memory_order_relaxed);
+    stream.ready.store(true, std::memory_order_release);
+    any = true;
+  }
+  return any;
+}
+
+bool Connection::wants_help() const {
+  return outstanding_.load(std::memory_order_relaxed) > 0 && failure() == kSuccess;
+}
+
+void Connection::call_helper() {
+  const Settings& set = settings();
+  if (set.threads == 0 || outstanding_.load(std::memory_order_relaxed) < static_cast<int64_t>(set.help_bytes)) return;
+  if (!asked_for_helper_) {
+    asked_for_helper_ = true;
+    helper_ = Helpers::instance().join(this);
+  }
+  if (helper_ != nullptr) helper_->wake(this);
+}
+
+void Connection::close() {
+  if (closed_) return;
+  closed_ = true;
+  if (helper_ != nullptr) Helpers::instance().leave(this);
+  if (!settings().stats.empty()) write_stats();
+}
+
+void Connection::write_stats() const {
+  ConnectionStats out;
+  out.direction = direction_;
+  out.peer = peer_;
+  out.seconds = static_cast<double>(now_ns() - opened_ns_) / 1e9;
+  out.messages = next_message_;
+  out.inline_bytes = inline_bytes_;
+  out.failed = failure() != kSuccess;
+  for (const Stream* stream : streams_) {
+    out.stream_bytes.push_back(stream->bytes.load());
+    out.stalls += stream->stalls.load();
+  }
+  write_line(settings().stats, json_line(out));
+}
+
+}  // namespace bagua::nccl_net

@@ -1,0 +1,109 @@
+// What both ends of a connection have in common: requests, the first error, readiness of the data sockets, figures.
+//
+// Threads: NCCL calls one connection from one thread at a time. Helpers (helpers.h) call pump() meanwhile, which
+// touches data sockets (each under its own mutex) and what mutex_ protects, and nothing else.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "nccl_net/nccl_net_abi.h"
+#include "net/socket.h"
+
+namespace bagua::nccl_net {
+
+class Connection;
+class Helper;
+
+// One isend or irecv that NCCL has not heard the end of.
+struct Request {
+  // What `left` is before the size of a message to receive is known.
+  static constexpr int64_t kUnknown = int64_t{1} << 62;
+
+  Connection* owner = nullptr;
+  bool used = false;  // the slot is taken; mutex_ of the connection
+  char* data = nullptr;
+  size_t capacity = 0;  // bytes to send, or that may be received
+  uint64_t message = 0;
+  uint64_t total = 0;            // bytes of the message
+  bool sized = false;            // total is known; mutex_ of the connection
+  uint64_t begun = 0;            // bytes of total whose headers have come; mutex_ of the connection
+  bool announced = false;        // its header came on the control socket; NCCL's thread
+  std::atomic<int64_t> left{0};  // bytes, and 1 for the header on the control socket; 0: complete
+
+  bool complete() const { return left.load(std::memory_order_acquire) == 0; }
+  // After the call that makes it complete the request may be used anew at any moment.
+  void finish(int64_t amount) { left.fetch_sub(amount, std::memory_order_acq_rel); }
+};
+
+// A data socket. Whoever holds `mutex` moves bytes.
+struct Stream {
+  Socket socket;
+  std::mutex mutex;
+  std::atomic<bool> ready{true};     // false: the kernel had no room, or no bytes, and has not said otherwise
+  std::atomic<bool> hung_up{false};  // the kernel said that the peer has closed its end or is gone
+  std::atomic<uint64_t> bytes{0};    // of payload
+  std::atomic<uint64_t> stalls{0};   // times that the kernel had no room, or no bytes
+};
+
+class Connection {
+ public:
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  virtual ~Connection();
+
+  // Moves what can be moved without waiting, and tells whether `request` is complete; then its slot is free again.
+  Result test(Request* request, int* done, int* sizes);
+  // A helper's turn: one pass over the data sockets. True if bytes were moved.
+  virtual bool pump() = 0;
+  // There are enough bytes outstanding for a helper.
+  bool wants_help() const;
+  int epoll_fd() const { return epoll_.get(); }
+
+ protected:
+  Connection(const char* direction, std::string peer);
+  // Puts control and data sockets under watch.
+  Status watch(const Socket& control, const std::vector<Stream*>& streams);
+  virtual void progress() = 0;
+  // Why a request that is not complete never will be, beyond a failure of the connection; "" if it may.
+  virtual std::string hopeless(const Request& request) const = 0;
+
+  Request* take_slot(void* data, size_t size);
+  // Remembers and logs the first error of the connection: "<direction> <peer>: <what>".
+  Result fail(Result result, const std::string& what);
+  Result failure() const { return failure_.load(std::memory_order_acquire); }
+  // Reads what the kernel tells about the data sockets. True if one became ready.
+  bool look();
+  // Asks for a helper if there is enough to do.
+  void call_helper();
+  // Stops helpers and writes the figures. Each derived destructor calls it first.
+  void close();
+  bool control_hung_up() const { return control_hung_up_.load(std::memory_order_relaxed); }
+
+  std::mutex mutex_;
+  Request slots_[kMaxRequests];
+  uint64_t next_message_ = 0;            // of the next isend or irecv; mutex_
+  std::atomic<int64_t> outstanding_{0};  // bytes of large messages that are not through
+  uint64_t inline_bytes_ = 0;            // of small messages; NCCL's thread
+  std::string peer_;
+
+ private:
+  void write_stats() const;
+
+  const char* direction_;
+  std::vector<Stream*> streams_;
+  Fd epoll_;
+  std::atomic<Result> failure_{kSuccess};
+  std::atomic<bool> control_hung_up_{false};
+  bool asked_for_helper_ = false;  // NCCL's thread
+  Helper* helper_ = nullptr;       // NCCL's thread
+  int64_t opened_ns_;
+  bool closed_ = false;
+};
+
+}  // namespace bagua::nccl_net

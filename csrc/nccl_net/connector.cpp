@@ -1,0 +1,193 @@
+#include "nccl_net/connector.h"
+
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "base/text.h"
+#include "nccl_net/settings.h"
+
+namespace bagua::nccl_net {
+namespace {
+
+constexpr int64_t kFirstPauseNs = 5 * kNsPerMs;
+constexpr int64_t kLongestPauseNs = 500 * kNsPerMs;
+
+// The same as net/socket.cpp sets for the sockets that it opens; it can't open one without waiting.
+void tune(int fd) {
+  const struct {
+    int level;
+    int name;
+    int value;
+  } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},   {SOL_SOCKET, SO_KEEPALIVE, 1},
+                 {IPPROTO_TCP, TCP_KEEPIDLE, 10}, {IPPROTO_TCP, TCP_KEEPINTVL, 3},
+                 {IPPROTO_TCP, TCP_KEEPCNT, 4},   {IPPROTO_TCP, TCP_NOTSENT_LOWAT, 256 << 10}};
+  for (const auto& option : options) ::setsockopt(fd, option.level, option.name, &option.value, sizeof option.value);
+}
+
+bool ready(int fd, short events) {
+  pollfd item{fd, events, 0};
+  return ::poll(&item, 1, 0) > 0;
+}
+
+bool passes(int error) {
+  return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH ||
+         error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN || error == EADDRNOTAVAIL;
+}
+
+}  // namespace
+
+Status handle_address(const Handle& handle, const Device& device, Address* out) {
+  if (handle.magic != Handle::kMagic) {
+    return {Code::kInvalid, "the handle is none of this plugin: all ranks must use the same network plugin"};
+  }
+  if (handle.version != kProtocolVersion) {
+    return {Code::kInvalid, "the handle is of version " + std::to_string(handle.version) +
+                                " of the protocol, this process speaks version " + std::to_string(kProtocolVersion) +
+                                ": use the same bagua on all hosts"};
+  }
+  if ((handle.family != 4 && handle.family != 6) || handle.port == 0) {
+    return {Code::kInvalid, "the handle is damaged"};
+  }
+  *out = {};
+  std::memset(static_cast<void*>(out), 0, sizeof *out);
+  if (handle.family == 4) {
+    out->v4.sin_family = AF_INET;
+    std::memcpy(&out->v4.sin_addr, handle.address, sizeof out->v4.sin_addr);
+    out->v4.sin_port = htons(handle.port);
+    return Status::ok();
+  }
+  out->v6.sin6_family = AF_INET6;
+  std::memcpy(&out->v6.sin6_addr, handle.address, sizeof out->v6.sin6_addr);
+  out->v6.sin6_port = htons(handle.port);
+  if (handle.link_local != 0) {
+    if (device.address.any.sa_family != AF_INET6 || device.address.v6.sin6_scope_id == 0) {
+      return {Code::kInvalid, "the peer has a link-local IPv6 address, but interface " + device.name +
+                                  " is used with another kind: set NCCL_SOCKET_FAMILY or NCCL_SOCKET_IFNAME alike"};
+    }
+    out->v6.sin6_scope_id = device.address.v6.sin6_scope_id;
+  }
+  return Status::ok();
+}
+
+Connector::Connector(const Handle& handle, const Address& address)
+    : handle_(handle), address_(address), pause_ns_(kFirstPauseNs) {}
+
+Status Connector::step(std::unique_ptr<SendConnection>* out) {
+  stepped_ns_ = now_ns();
+  if (stepped_ns_ < next_try_ns_) return Status::ok();
+  if (sockets_.empty()) {
+    if (const int error = begin(); error != 0) return retry(error);
+  }
+  bool greeted = true;
+  for (size_t i = 0; i < sockets_.size(); ++i) {
+    if (const int error = advance(i); error != 0) return retry(error);
+    greeted = greeted && sockets_[i].stage == Stage::kGreeted;
+  }
+  if (!greeted) {
+    // The kernel gives up connecting by itself, but late.
+    const int64_t limit = settings().connect_timeout_s * kNsPerS;
+    return stepped_ns_ - attempt_ns_ < limit ? Status::ok() : retry(ETIMEDOUT);
+  }
+  bool accepted = false;
+  Status refused;
+  if (const int error = read_answer(&accepted, &refused); error != 0) return retry(error);
+  if (!refused) return refused;
+  if (!accepted) return Status::ok();
+  std::vector<Socket> sockets;
+  for (Pending& pending : sockets_) sockets.push_back(std::move(pending.socket));
+  Status status;
+  *out = SendConnection::open(std::move(sockets), address_text(address_), &status);
+  return status;
+}
+
+int Connector::begin() {
+  if (!fill_random(&connection_, sizeof connection_)) return EIO;
+  answer_got_ = 0;
+  attempt_ns_ = stepped_ns_;
+  sockets_.resize(static_cast<size_t>(settings().streams) + 1);
+  for (Pending& pending : sockets_) {
+    const int family = address_.any.sa_family;
+    pending.socket = Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!pending.socket.valid()) return errno;
+    tune(pending.socket.fd());
+    pending.stage = Stage::kConnecting;
+    if (::connect(pending.socket.fd(), &address_.any, address_bytes(address_)) == 0) {
+      pending.stage = Stage::kGreeting;
+    } else if (errno != EINPROGRESS) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+int Connector::advance(size_t index) {
+  Pending& pending = sockets_[index];
+  if (pending.stage == Stage::kConnecting) {
+    if (!ready(pending.socket.fd(), POLLOUT)) return 0;
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (::getsockopt(pending.socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+    if (error != 0) return error;
+    pending.stage = Stage::kGreeting;
+  }
+  return pending.stage == Stage::kGreeting ? greet(index) : 0;
+}
+
+int Connector::greet(size_t index) {
+  Pending& pending = sockets_[index];
+  Hello hello{};
+  hello.magic = Hello::kMagic;
+  hello.version = kProtocolVersion;
+  hello.streams = static_cast<uint16_t>(sockets_.size() - 1);
+  hello.nonce = handle_.nonce;
+  hello.connection = connection_;
+  hello.index = static_cast<uint16_t>(index);
+  const char* at = reinterpret_cast<const char*>(&hello) + pending.sent;
+  const ssize_t put = ::send(pending.socket.fd(), at, sizeof hello - pending.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (put < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : errno;
+  pending.sent += static_cast<size_t>(put);
+  if (pending.sent == sizeof hello) pending.stage = Stage::kGreeted;
+  return 0;
+}
+
+int Connector::read_answer(bool* accepted, Status* refused) {
+  char* at = reinterpret_cast<char*>(&answer_) + answer_got_;
+  const ssize_t got = ::recv(sockets_[0].socket.fd(), at, sizeof answer_ - answer_got_, MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : errno;
+  if (got == 0) return ECONNRESET;
+  answer_got_ += static_cast<size_t>(got);
+  if (answer_got_ < sizeof answer_) return 0;
+  if (answer_.magic != Answer::kMagic) {
+    *refused = {Code::kCorrupt, address_text(address_) + " is no listener of this plugin"};
+  } else if (answer_.accepted != 1) {
+    *refused = {Code::kUnavailable, address_text(address_) + " speaks version " + std::to_string(answer_.version) +
+                                        " of the protocol, this process version " + std::to_string(kProtocolVersion) +
+                                        ": use the same bagua on all hosts"};
+  }
+  *accepted = true;
+  return 0;
+}
+
+// Begins anew after a pause, if `error` may pass and the time is not up.
+Status Connector::retry(int error) {
+  sockets_.clear();
+  const int64_t limit = settings().connect_timeout_s * kNsPerS;
+  if (failing_since_ns_ < 0) failing_since_ns_ = attempt_ns_;
+  const int64_t tried = stepped_ns_ - failing_since_ns_;
+  if (!passes(error) || tried >= limit) {
+    const Code code = passes(error) ? Code::kUnavailable : Code::kResource;
+    return {code, "can't connect to " + address_text(address_) + " (tried for " + duration_text(tried) +
+                      "): " + errno_text(error)};
+  }
+  next_try_ns_ = stepped_ns_ + pause_ns_;
+  pause_ns_ = std::min(pause_ns_ * 2, kLongestPauseNs);
+  return Status::ok();
+}
+
+}  // namespace bagua::nccl_net

@@ -1,0 +1,174 @@
+#include "nccl_net/helpers.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "base/text.h"
+#include "nccl_net/connection.h"
+#include "nccl_net/log.h"
+#include "nccl_net/settings.h"
+
+namespace bagua::nccl_net {
+namespace {
+
+// A connection without work stays under watch for so long, so that a steady flow of messages costs no system calls.
+constexpr int kIdleMs = 20;
+
+}  // namespace
+
+Status Helper::start() {
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return {Code::kResource, "epoll_create1: " + errno_text(errno)};
+  if (Status status = wake_.open(); !status) return status;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = this;  // of the wake-up; connections' own addresses stand for them
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd(), &event) != 0) {
+    return {Code::kResource, "epoll_ctl: " + errno_text(errno)};
+  }
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status status;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    status = {Code::kResource, std::string("can't start a thread: ") + error.what()};
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+Helper::~Helper() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.signal();
+  thread_.join();
+}
+
+void Helper::wake(Connection* connection) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++calls_;
+  if (std::find(active_.begin(), active_.end(), connection) == active_.end()) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = connection;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->epoll_fd(), &event) != 0) return;  // it gets no help
+    active_.push_back(connection);
+  }
+  if (asleep_) {
+    asleep_ = false;
+    wake_.signal();
+  }
+}
+
+void Helper::remove(Connection* connection) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto found = std::find(active_.begin(), active_.end(), connection);
+  if (found != active_.end()) {
+    active_.erase(found);
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->epoll_fd(), nullptr);
+  }
+  served_.wait(lock, [&] { return serving_ != connection; });
+}
+
+void Helper::run() {
+  ::pthread_setname_np(::pthread_self(), "bagua-net");
+  for (;;) {
+    uint64_t seen = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stop_) return;
+      seen = calls_;
+    }
+    if (!serve_all()) sleep(seen);
+  }
+}
+
+bool Helper::serve_all() {
+  bool moved = false;
+  for (size_t i = 0;; ++i) {
+    Connection* connection = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (i >= active_.size()) return moved;
+      connection = serving_ = active_[i];
+    }
+    moved = connection->pump() || moved;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      serving_ = nullptr;
+    }
+    served_.notify_all();
+  }
+}
+
+void Helper::sleep(uint64_t seen) {
+  bool idle = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_ || calls_ != seen) return;  // somebody called since the last look
+    asleep_ = true;
+    idle = active_.empty();
+  }
+  epoll_event events[16];
+  const int count = ::epoll_wait(epoll_.get(), events, 16, idle ? -1 : kIdleMs);
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == this) wake_.drain();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  asleep_ = false;
+  if (count == 0) drop_idle();
+}
+
+void Helper::drop_idle() {
+  for (size_t i = active_.size(); i-- > 0;) {
+    if (active_[i]->wants_help()) continue;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, active_[i]->epoll_fd(), nullptr);
+    active_.erase(active_.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
+Helpers& Helpers::instance() {
+  static auto* const instance = new Helpers;  // never destroyed: NCCL may close connections while the process exits
+  return *instance;
+}
+
+Helper* Helpers::join(Connection* connection) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto wanted = static_cast<size_t>(settings().threads);
+  while (threads_.size() < wanted) {
+    auto helper = std::make_unique<Helper>();
+    if (Status status = helper->start(); !status) {
+      BAGUA_NET_WARN("goes on with " + std::to_string(threads_.size()) + " helpers: " + status.message());
+      break;
+    }
+    threads_.push_back(std::move(helper));
+  }
+  if (threads_.empty()) return nullptr;
+  Helper* helper = threads_[next_++ % threads_.size()].get();
+  members_.push_back({connection, helper});
+  return helper;
+}
+
+void Helpers::leave(Connection* connection) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(members_.begin(), members_.end(),
+                                  [&](const Member& member) { return member.connection == connection; });
+  if (found == members_.end()) return;
+  found->helper->remove(connection);
+  members_.erase(found);
+  if (members_.empty()) threads_.clear();
+}
+
+}  // namespace bagua::nccl_net

@@ -1,0 +1,68 @@
+// The threads that help NCCL's own: where a connection has much outstanding, a helper moves bytes of its data sockets
+// too. A helper sleeps in epoll when none of its connections has anything to move. Threads are started when the first
+// connection joins, and joined when the last one has left.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace bagua::nccl_net {
+
+class Connection;
+
+class Helper {
+ public:
+  Status start();
+  ~Helper();
+  // There is something to do for `connection`. Any thread.
+  void wake(Connection* connection);
+  // Forgets `connection`, and waits until it is not being served.
+  void remove(Connection* connection);
+
+ private:
+  void run();
+  bool serve_all();
+  void sleep(uint64_t seen);
+  void drop_idle();
+
+  std::mutex mutex_;
+  std::condition_variable served_;
+  std::vector<Connection*> active_;  // mutex_
+  Connection* serving_ = nullptr;    // mutex_
+  bool asleep_ = false;              // mutex_
+  bool stop_ = false;                // mutex_
+  uint64_t calls_ = 0;               // mutex_
+  Fd epoll_;
+  EventFd wake_;
+  std::thread thread_;
+};
+
+class Helpers {
+ public:
+  static Helpers& instance();
+  // The helper that serves `connection` from now until it leaves; nullptr if none can be started.
+  Helper* join(Connection* connection);
+  // After this no helper touches `connection`.
+  void leave(Connection* connection);
+
+ private:
+  struct Member {
+    Connection* connection;
+    Helper* helper;
+  };
+  std::mutex mutex_;
+  std::vector<Member> members_;
+  std::vector<std::unique_ptr<Helper>> threads_;
+  size_t next_ = 0;
+};
+
+}  // namespace bagua::nccl_net

@@ -1,0 +1,326 @@
+#include "nccl_net/receive.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/text.h"
+#include "nccl_net/settings.h"
+
+namespace bagua::nccl_net {
+namespace {
+
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK;
+}
+
+// recvmsg that begins anew after a signal; -1 with errno, 0 at the end.
+ssize_t receive_parts(int fd, iovec* parts, size_t count) {
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  ssize_t got;
+  do {
+    got = ::recvmsg(fd, &message, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  return got;
+}
+
+}  // namespace
+
+ReceiveConnection::ReceiveConnection(std::vector<Socket> sockets, const std::string& peer)
+    : Connection("receive from", peer), control_(std::move(sockets.front())) {
+  for (size_t i = 1; i < sockets.size(); ++i) {
+    streams_.push_back(std::make_unique<ReceiveStream>());
+    streams_.back()->socket = std::move(sockets[i]);
+  }
+}
+
+std::unique_ptr<ReceiveConnection> ReceiveConnection::open(std::vector<Socket> sockets, const std::string& peer,
+                                                           Status* status) {
+  std::unique_ptr<ReceiveConnection> out(new ReceiveConnection(std::move(sockets), peer));
+  std::vector<Stream*> streams;
+  for (const auto& stream : out->streams_) streams.push_back(stream.get());
+  *status = out->watch(out->control_, streams);
+  if (!*status) out.reset();
+  return out;
+}
+
+ReceiveConnection::~ReceiveConnection() {
+  close();
+}
+
+Result ReceiveConnection::irecv(void* data, size_t size, Request** request) {
+  *request = nullptr;
+  if (failure() != kSuccess) return failure();
+  bool unparked = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Request* slot = take_slot(data, size);
+    if (slot == nullptr) return kSuccess;
+    slot->message = next_message_++;
+    slot->left.store(Request::kUnknown, std::memory_order_relaxed);
+    slot->used = true;
+    for (const auto& stream : streams_) {
+      if (!stream->parked.exchange(false, std::memory_order_relaxed)) continue;
+      stream->ready.store(true, std::memory_order_release);
+      unparked = true;
+    }
+    *request = slot;
+  }
+  if (unparked) call_helper();
+  return kSuccess;
+}
+
+void ReceiveConnection::progress() {
+  if (next_control_ < next_message_ || small_ != nullptr) read_control();
+  if (outstanding_.load(std::memory_order_relaxed) == 0) return;
+  if (!pass(settings().chunk_bytes) && look()) pass(settings().chunk_bytes);
+}
+
+bool ReceiveConnection::pump() {
+  if (!wants_help()) return false;
+  return pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes));
+}
+
+std::string ReceiveConnection::hopeless(const Request& request) const {
+  if (control_ended_ && (!request.announced || &request == small_)) return "the peer closed the connection";
+  const bool ended = std::all_of(streams_.begin(), streams_.end(),
+                                 [](const auto& stream) { return stream->ended.load(std::memory_order_acquire); });
+  // A helper may have read the last bytes of the message just before the end.
+  if (!ended || request.complete()) return "";
+  return "the peer closed the connection before all of it had come";
+}
+
+void ReceiveConnection::read_control() {
+  bool drained = false;  // the last read got less than it had room for: there is no more
+  while (failure() == kSuccess) {
+    if (small_ != nullptr && staged_begin_ < staged_end_) take_staged();
+    if (small_ == nullptr && parse_control()) continue;
+    const bool wanted = small_ != nullptr || next_control_ < next_message_;
+    const bool parked = small_ == nullptr && staged_end_ - staged_begin_ >= sizeof(Header);
+    if (!wanted || parked || drained || failure() != kSuccess || !fill_control(&drained)) return;
+  }
+}
+
+// Takes one header of what is staged. False if it is not complete or has no buffer.
+bool ReceiveConnection::parse_control() {
+  if (staged_end_ - staged_begin_ < sizeof(Header)) return false;
+  Header header;
+  std::memcpy(&header, staged_ + staged_begin_, sizeof header);
+  if (!begin_control_message(header)) return false;
+  staged_begin_ += sizeof header;
+  return true;
+}
+
+bool ReceiveConnection::begin_control_message(const Header& header) {
+  const bool small = header.kind == Header::kInline;
+  if ((!small && header.kind != Header::kAnnounce) || header.message != next_control_ || header.offset != 0) {
+    wrong(header, "the header on the control socket is none");
+    return false;
+  }
+  Request* request = nullptr;
+  if (find(header, nullptr, &request) != Found::kBuffer) return false;
+  ++next_control_;
+  request->announced = true;
+  if (small && header.total > 0) {
+    small_ = request;
+    small_left_ = header.total;
+  }
+  if (small) inline_bytes_ += header.total;
+  request->finish(1);
+  if (!small) call_helper();
+  return true;
+}
+
+// Copies staged bytes of the small message that is being read.
+void ReceiveConnection::take_staged() {
+  const size_t part = std::min(small_left_, staged_end_ - staged_begin_);
+  std::memcpy(small_->data + (small_->total - small_left_), staged_ + staged_begin_, part);
+  staged_begin_ += part;
+  small_left_ -= part;
+  Request* request = small_;
+  if (small_left_ == 0) small_ = nullptr;
+  request->finish(static_cast<int64_t>(part));
+}
+
+// Reads from the control socket: the rest of a small message to its place, what follows to the stage. False if nothing
+// came.
+bool ReceiveConnection::fill_control(bool* drained) {
+  if (control_ended_) return false;
+  if (staged_begin_ > 0) {  // less than a header is left of it
+    std::memmove(staged_, staged_ + staged_begin_, staged_end_ - staged_begin_);
+    staged_end_ -= staged_begin_;
+    staged_begin_ = 0;
+  }
+  iovec parts[2];
+  size_t count = 0;
+  if (small_ != nullptr) parts[count++] = {small_->data + (small_->total - small_left_), small_left_};
+  parts[count++] = {staged_ + staged_end_, kStagedBytes - staged_end_};
+  const ssize_t got = receive_parts(control_.fd(), parts, count);
+  if (got < 0) {
+    if (!would_block(errno)) {
+      fail(kRemoteError, "message " + std::to_string(small_ != nullptr ? small_->message : next_control_) +
+                             " can't be read from the control socket: the connection broke: " + errno_text(errno));
+    }
+    return false;
+  }
+  if (got == 0) {
+    control_ended_ = true;
+    return false;
+  }
+  auto bytes = static_cast<size_t>(got);
+  *drained = bytes < small_left_ + kStagedBytes - staged_end_;
+  if (small_ != nullptr) {
+    const size_t part = std::min(bytes, small_left_);
+    small_left_ -= part;
+    bytes -= part;
+    Request* request = small_;
+    if (small_left_ == 0) small_ = nullptr;
+    request->finish(static_cast<int64_t>(part));
+  }
+  staged_end_ += bytes;
+  return true;
+}
+
+// One turn over the streams that nobody else is at; each moves about `budget` bytes.
+bool ReceiveConnection::pass(size_t budget) {
+  const size_t count = streams_.size();
+  const size_t first = first_.fetch_add(1, std::memory_order_relaxed);
+  bool moved = false;
+  for (size_t i = 0; i < count; ++i) {
+    ReceiveStream* stream = streams_[(first + i) % count].get();
+    if (!stream->ready.load(std::memory_order_acquire)) continue;
+    const std::unique_lock<std::mutex> lock(stream->mutex, std::try_to_lock);
+    if (lock.owns_lock()) moved = pump_stream(stream, budget) || moved;
+  }
+  return moved;
+}
+
+bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
+  size_t moved = 0;
+  // First, so that an event that comes while the kernel has nothing is not lost.
+  stream->ready.store(false, std::memory_order_release);
+  while (moved < budget && failure() == kSuccess) {
+    if (stream->request == nullptr && stream->header_got == sizeof(Header) && !begin_chunk(stream)) return moved > 0;
+    iovec parts[2];
+    size_t count = 0;
+    if (stream->request != nullptr) parts[count++] = {stream->data, stream->left};
+    parts[count++] = {reinterpret_cast<char*>(&stream->header) + stream->header_got,
+                      sizeof(Header) - stream->header_got};
+    const ssize_t got = receive_parts(stream->socket.fd(), parts, count);
+    if (got <= 0) {
+      if (got < 0 && would_block(errno)) {
+        stream->stalls.fetch_add(1, std::memory_order_relaxed);
+      } else {
+        stream_ended(stream, got < 0 ? errno : 0);
+      }
+      return moved > 0;
+    }
+    moved += static_cast<size_t>(got);
+    chunk_read(stream, static_cast<size_t>(got));
+  }
+  stream->ready.store(true, std::memory_order_release);
+  return moved > 0;
+}
+
+// A whole header is there. False if its message has no buffer yet, or after an error.
+bool ReceiveConnection::begin_chunk(ReceiveStream* stream) {
+  const Header& header = stream->header;
+  if (header.kind != Header::kChunk || header.length == 0 || header.length > header.total ||
+      header.offset > header.total - header.length) {
+    wrong(header, "the header of a chunk is none");
+    return false;
+  }
+  Request* request = nullptr;
+  if (find(header, stream, &request) != Found::kBuffer) return false;
+  stream->request = request;
+  stream->data = request->data + header.offset;
+  stream->left = header.length;
+  stream->header_got = 0;
+  return true;
+}
+
+void ReceiveConnection::chunk_read(ReceiveStream* stream, size_t bytes) {
+  const size_t payload = std::min(bytes, stream->request != nullptr ? stream->left : 0);
+  stream->header_got += bytes - payload;
+  if (stream->request == nullptr) return;
+  stream->data += payload;
+  stream->left -= payload;
+  stream->bytes.fetch_add(payload, std::memory_order_relaxed);
+  outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed);
+  Request* request = stream->request;
+  if (stream->left == 0) stream->request = nullptr;
+  request->finish(static_cast<int64_t>(payload));
+}
+
+void ReceiveConnection::stream_ended(ReceiveStream* stream, int error) {
+  const bool between = stream->request == nullptr && stream->header_got == 0;
+  if (error == 0 && between) {
+    stream->ended.store(true, std::memory_order_release);
+    return;
+  }
+  const uint64_t message = stream->request != nullptr ? stream->request->message : stream->header.message;
+  fail(kRemoteError, (between ? std::string("nothing") : "message " + std::to_string(message)) +
+                         " can be read from data socket " + std::to_string(number(stream)) + ": " +
+                         (error == 0 ? "the peer closed the connection in the middle of a chunk"
+                                     : "the connection broke: " + errno_text(error)));
+}
+
+size_t ReceiveConnection::number(const ReceiveStream* stream) const {
+  const auto same = [&](const auto& item) { return item.get() == stream; };
+  return static_cast<size_t>(std::find_if(streams_.begin(), streams_.end(), same) - streams_.begin()) + 1;
+}
+
+ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveStream* stream, Request** out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (header.message >= next_message_) {
+    if (stream != nullptr) stream->parked.store(true, std::memory_order_relaxed);
+    return Found::kParked;
+  }
+  const auto found = std::find_if(std::begin(slots_), std::end(slots_), [&](const Request& slot) {
+    return slot.used && slot.message == header.message && !slot.complete();
+  });
+  if (found == std::end(slots_)) {
+    wrong(header, "bytes come for a message that is complete");
+    return Found::kWrong;
+  }
+  if (header.total > found->capacity) {
+    wrong(header, "the message is larger than the buffer for it");
+    return Found::kWrong;
+  }
+  if (!found->sized) {
+    found->sized = true;
+    found->total = header.total;
+    if (header.kind != Header::kInline) {
+      outstanding_.fetch_add(static_cast<int64_t>(header.total), std::memory_order_relaxed);
+    }
+    found->left.fetch_sub(Request::kUnknown - static_cast<int64_t>(header.total) - 1, std::memory_order_acq_rel);
+  } else if (header.total != found->total) {
+    wrong(header, "its size changed");
+    return Found::kWrong;
+  }
+  const uint64_t begins = header.kind == Header::kChunk    ? header.length
+                          : header.kind == Header::kInline ? header.total
+                                                           : 0;
+  if (begins > found->total - found->begun) {
+    wrong(header, "more bytes come than belong to it");
+    return Found::kWrong;
+  }
+  found->begun += begins;
+  *out = &*found;
+  return Found::kBuffer;
+}
+
+Result ReceiveConnection::wrong(const Header& header, const char* what) {
+  char numbers[160];
+  std::snprintf(numbers, sizeof numbers, " (kind %08x, message %llu, offset %llu, length %u, total %llu)", header.kind,
+                static_cast<unsigned long long>(header.message), static_cast<unsigned long long>(header.offset),
+                header.length, static_cast<unsigned long long>(header.total));
+  // A message that is too large is a matter of the program; everything else, of a peer that is none of ours.
+  return fail(kInternalError, std::string(what) + numbers);
+}
+
+}  // namespace bagua::nccl_net

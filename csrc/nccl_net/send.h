@@ -1,0 +1,67 @@
+// The sending end of a connection.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "nccl_net/connection.h"
+#include "nccl_net/wire.h"
+
+namespace bagua::nccl_net {
+
+class SendConnection final : public Connection {
+ public:
+  // Takes connected, greeted, non-blocking sockets: control, then data. nullptr with the reason if the kernel refuses.
+  static std::unique_ptr<SendConnection> open(std::vector<Socket> sockets, const std::string& peer, Status* status);
+  ~SendConnection() override;
+
+  // Begins to send; *request is nullptr if kMaxRequests are in flight.
+  Result isend(void* data, size_t size, Request** request);
+  bool pump() override;
+
+ private:
+  // A chunk on its way.
+  struct Chunk {
+    Request* request = nullptr;
+    Header header;
+    size_t header_left = 0;
+    const char* data = nullptr;
+    size_t left = 0;
+  };
+  struct SendStream : Stream {
+    Chunk chunk;  // mutex
+  };
+  // What is to go over the control socket, in the order of messages.
+  struct Control {
+    Request* request;
+    Header header;
+    size_t sent;  // of header and, for a small message, payload
+    size_t size;
+  };
+
+  SendConnection(std::vector<Socket> sockets, const std::string& peer);
+  void progress() override;
+  std::string hopeless(const Request& request) const override;
+  void flush_control();
+  void control_sent(size_t bytes);
+  bool pass(size_t budget);
+  bool pump_stream(SendStream* stream, size_t budget);
+  void chunk_sent(SendStream* stream, size_t bytes);
+  bool claim(Chunk* chunk);
+  void broke(const char* what, uint64_t message, size_t stream, int error);
+
+  Socket control_;
+  std::vector<std::unique_ptr<SendStream>> streams_;
+  // NCCL's thread: a ring of what waits for the control socket.
+  Control control_queue_[kMaxRequests];
+  size_t control_head_ = 0;
+  size_t control_count_ = 0;
+  std::atomic<size_t> first_{0};  // where the next pass over the streams begins
+  // Large messages that are not fully claimed by streams, in order; mutex_.
+  Request* large_[kMaxRequests];
+  size_t large_head_ = 0;
+  size_t large_count_ = 0;
+  uint64_t large_offset_ = 0;  // of the first
+};
+
+}  // namespace bagua::nccl_net

@@ -1,0 +1,86 @@
+// What travels between two plugins. Little-endian.
+//
+// A connection carries messages one way, from the one that connects to the one that listens: on a control socket and
+// on one or more data sockets. Each socket begins with a Hello; when all have come, the listener sends one Answer on
+// the control socket, the only bytes in that direction. The control socket then carries one Header for each message,
+// in order, that of a small message followed by its bytes. The bytes of a large message travel in chunks, a Header
+// before each, on whichever data socket takes them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "nccl_net/nccl_net_abi.h"
+
+namespace bagua::nccl_net {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers are sent as they lie in memory");
+
+constexpr uint16_t kProtocolVersion = 1;
+
+// Known only to those whom NCCL gave the handle: a connection is taken if it knows it.
+struct Nonce {
+  uint8_t bytes[16];
+  // Takes the same time whatever differs.
+  bool equals(const Nonce& other) const {
+    uint8_t difference = 0;
+    for (size_t i = 0; i < sizeof bytes; ++i)
+      difference = static_cast<uint8_t>(difference | (bytes[i] ^ other.bytes[i]));
+    return difference == 0;
+  }
+};
+
+// What listen() gives to NCCL, which carries it to the process that calls connect().
+struct Handle {
+  static constexpr uint32_t kMagic = 0x484e4742;  // "BGNH"
+  uint32_t magic;
+  uint16_t version;
+  uint16_t family;  // 4 or 6
+  uint8_t address[16];
+  uint16_t port;
+  uint16_t zero;
+  uint32_t link_local;  // 1: the address is of the link of whoever connects
+  Nonce nonce;
+  uint64_t attempt;  // 0 on its way; then what connect() knows of it between two calls
+  uint8_t reserved[72];
+};
+static_assert(sizeof(Handle) == kHandleBytes && std::is_trivially_copyable_v<Handle>);
+
+// The first bytes on each socket. Magic, version and nonce stay where they are in every version.
+struct Hello {
+  static constexpr uint32_t kMagic = 0x434e4742;  // "BGNC"
+  uint32_t magic;
+  uint16_t version;
+  uint16_t streams;  // data sockets of the connection
+  Nonce nonce;
+  Nonce connection;  // the same on all sockets of one connection
+  uint16_t index;    // 0: control, else a data socket
+  uint8_t reserved[22];
+};
+static_assert(sizeof(Hello) == 64 && std::is_trivially_copyable_v<Hello>);
+
+// Tells that a connection is accepted, or that its version is not known.
+struct Answer {
+  static constexpr uint32_t kMagic = 0x414e4742;  // "BGNA"
+  uint32_t magic;
+  uint16_t version;   // the listener's
+  uint16_t accepted;  // 1: yes
+};
+static_assert(sizeof(Answer) == 8 && std::is_trivially_copyable_v<Answer>);
+
+struct Header {
+  // Kinds are unlikely numbers, so that a stream that lost its place is noticed.
+  static constexpr uint32_t kInline = 0xba60a001;    // control: `total` bytes follow
+  static constexpr uint32_t kAnnounce = 0xba60a002;  // control: the bytes come in chunks
+  static constexpr uint32_t kChunk = 0xba60a003;     // data: `length` bytes follow
+  uint32_t kind;
+  uint32_t length;
+  uint64_t message;  // counted from 0 on each connection
+  uint64_t offset;   // of the chunk in the message
+  uint64_t total;    // bytes of the message
+};
+static_assert(sizeof(Header) == 32 && std::is_trivially_copyable_v<Header>);
+
+}  // namespace bagua::nccl_net
