@@ -38,6 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MODULE:CLASS",
         help="in tests/contract: check this algorithm, too (may be repeated)",
     )
+    parser.addoption(
+        "--device",
+        choices=["cpu", "fake", "cuda"],
+        default="cpu",
+        help="in tests/contract: where ranks train; fake: through the GPU leg, without a GPU",
+    )
+    parser.addoption(
+        "--route",
+        choices=["", "staged", "flat", "hierarchical"],
+        default="",
+        help="with --device: how operations travel; otherwise as the leg chooses",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,71 +2,29 @@
 
 Ranks are started once per world and do one job after the other: the cases of tests/contract/algorithms, and the checks
 that every algorithm must stand. After an error they are started again for the jobs that are left.
+
+``--device fake`` runs all of it through the GPU leg over the fakes, ``--device cuda`` on a GPU; ``--route`` says how
+operations travel. test_algorithms_device.py has what is run of it always.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from contract.algorithms import load_cases, rank_side
-from contract.algorithms.case import TWO_HOSTS, WORLDS, Case, Simulation, flat, volume_model
+from contract.algorithms import load_cases
+from contract.algorithms.case import TWO_HOSTS, WORLDS, volume_model
 from contract.algorithms.general import CHECKS
+from contract.algorithms.harness import Runner, check_reference
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import registered_names
-from rig.engine_hosts import make_ranks
+from rig.placing import environment
 
 CASES = load_cases()
-DEADLINE_S = 1500.0  # ranks end hangs themselves, job by job
 pytestmark = pytest.mark.timeout(1600)  # the first test of a world waits for all its jobs
-
-
-class Runner:
-    """Runs the jobs of the selected tests of one world when the first of them is asked for."""
-
-    def __init__(self, world: str, names: list[str], folder: Callable[[], Path]) -> None:
-        self.world = WORLDS[world]
-        self._left = names
-        self._folder = folder
-        self._found: dict[str, list[Any]] = {}
-
-    def result(self, name: str) -> list[Any]:
-        """What every rank returned in a job. Fails the test with the ranks' errors if one failed."""
-        while name not in self._found:
-            self._run()
-        found = self._found[name]
-        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
-        if errors:
-            pytest.fail("\n".join(errors), pytrace=False)
-        return [one["result"] for one in found]
-
-    def _run(self) -> None:
-        folder = self._folder()
-        with make_ranks(folder) as ranks:
-            hosts = self.world.hosts
-            started = ranks.start(rank_side.rank_jobs, hosts=hosts, names=self._left, folder=str(folder))
-            ranks.wait(DEADLINE_S)
-            outputs = [rank.output for rank in started]
-        for number, name in enumerate(self._left):
-            files = [folder / f"{number}-{rank}.pt" for rank in range(self.world.n)]
-            if not any(file.exists() for file in files):
-                # The ranks ended in the job before this one, which says so, or in this one.
-                ended = number == 0 or not any("error" in one for one in self._found[self._left[number - 1]])
-                if ended:
-                    self._found[name] = [{"error": f"ended\n{output[-4000:]}"} for output in outputs]
-                self._left = self._left[number + ended :]
-                return
-            self._found[name] = [
-                torch.load(file, weights_only=False) if file.exists() else {"error": f"ended\n{output[-4000:]}"}
-                for file, output in zip(files, outputs, strict=True)
-            ]
-        self._left = []
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +36,11 @@ def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if marker is not None:
             world, name = marker.args
             jobs.setdefault(world, []).append(name)
-    return {world: Runner(world, names, lambda: tmp_path_factory.mktemp("ranks")) for world, names in jobs.items()}
+    variables = environment(request.config.getoption("--device"), request.config.getoption("--route"))
+    return {
+        world: Runner(world, names, lambda: tmp_path_factory.mktemp("ranks"), variables)
+        for world, names in jobs.items()
+    }
 
 
 OFTEN = ("1 rank", "4 ranks", "2 hosts x 2", "2 hosts, 1 and 2")
@@ -98,14 +60,6 @@ def often_enough(world: str, check: str) -> bool:
     return world == ("2 hosts, 1 and 2" if check in MISTAKES else "2 hosts x 2")
 
 
-def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
-    """Parameters of all ranks, by the reference, after each step."""
-    torch.set_num_threads(1)  # as in ranks: another number of threads adds in another order
-    sim = Simulation(case, WORLDS[world])
-    for _ in case.reference(sim):
-        yield [flat(model) for model in sim.models]
-
-
 @pytest.mark.parametrize(
     ("world", "name"),
     [
@@ -115,16 +69,11 @@ def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
         if world in CASES[name].worlds
     ],
 )
-def test_equals_reference(runners: dict[str, Runner], world: str, name: str) -> None:
+def test_equals_reference(runners: dict[str, Runner], request: pytest.FixtureRequest, world: str, name: str) -> None:
     """Step by step, on every rank."""
-    found = runners[world].result(f"case {name}")
-    steps = list(training(CASES[name], world))
-    assert len(steps) == CASES[name].steps == len(found[0])
-    for step, wanted in enumerate(steps):
-        allowed = CASES[name].allowed(WORLDS[world], step)
-        for rank, values in enumerate(wanted):
-            error = (found[rank][step] - values).abs().max().item()
-            assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
+    check_reference(
+        name, world, runners[world].result(f"case {name}"), loose=request.config.getoption("--device") == "cuda"
+    )
 
 
 MEASURED = [name for name in CASES if CASES[name].bytes_sent is not None]

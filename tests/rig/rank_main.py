@@ -9,8 +9,13 @@ import importlib.util
 import json
 import sys
 import warnings
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
+
+from rig import placing
 
 warnings.simplefilter("error")
 
@@ -18,6 +23,7 @@ warnings.simplefilter("error")
 def main() -> None:
     file, function, result_file, arguments = sys.argv[1:]
     torch.set_num_threads(1)
+    placing.prepare()
     specification = importlib.util.spec_from_file_location("programs", file)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)

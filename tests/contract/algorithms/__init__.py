@@ -7,7 +7,7 @@ from pathlib import Path
 
 from contract.algorithms.case import Case
 
-NO_CASES = {"__init__", "case", "general", "leaks", "mistakes", "rank_side", "subjects"}
+NO_CASES = {"__init__", "case", "general", "harness", "leaks", "mistakes", "rank_side", "subjects"}
 
 
 def load_cases() -> dict[str, Case]:

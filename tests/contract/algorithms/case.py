@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rig.placing import on_host, placed
 from torch import Tensor, nn
 
 Loss = Callable[[nn.Module, int, int], Tensor]
@@ -111,12 +112,12 @@ def adam(model: nn.Module) -> list[torch.optim.Optimizer]:
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """The same parameters for the same seed."""
     torch.manual_seed(seed)
-    return make()
+    return placed(make())
 
 
 def flat(model: nn.Module) -> Tensor:
-    """A copy of all parameters in the order of their registration, float64 [elements]."""
-    return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()])
+    """A copy of all parameters in the order of their registration, float64 [elements], on the CPU."""
+    return on_host(torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]))
 
 
 def nbytes(model: nn.Module) -> int:

@@ -21,6 +21,7 @@ from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_mod
 from contract.algorithms.general import CHECKS
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import subject_of
+from rig.placing import on_host
 
 import bagua.torch_api as bagua
 
@@ -67,7 +68,7 @@ def job(name: str) -> Callable[[], Any]:
 def check_identical(model: nn.Module) -> None:
     """All ranks hold the same bits."""
     for name, parameter in model.named_parameters():
-        mine = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        mine = on_host(parameter.detach()).contiguous().view(-1).view(torch.uint8)
         everyone = torch.zeros(bagua.get_world_size(), mine.numel(), dtype=torch.uint8)
         bagua.allgather(mine, everyone)
         assert bool((everyone == everyone[0]).all()), f"{name} differs between ranks"

@@ -1,0 +1,87 @@
+"""Runs jobs on ranks of one world, and compares what they found with one process of plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.algorithms import load_cases, rank_side
+from contract.algorithms.case import WORLDS, Case, Simulation, flat
+from rig.engine_hosts import make_ranks
+
+DEADLINE_S = 1500.0  # ranks end hangs themselves, job by job
+LOOSE = 5e-3  # between processors that round differently; what is sent in error is off by more
+
+
+class Runner:
+    """Runs the jobs of the selected tests of one world when the first of them is asked for."""
+
+    def __init__(
+        self, world: str, names: list[str], folder: Callable[[], Path], environment: dict[str, str] | None = None
+    ) -> None:
+        """``folder``: makes one. ``environment``: more variables of the ranks."""
+        self.world = WORLDS[world]
+        self._left = names
+        self._folder = folder
+        self._environment = environment or {}
+        self._found: dict[str, list[Any]] = {}
+
+    def result(self, name: str) -> list[Any]:
+        """What every rank returned in a job. Fails the test with the ranks' errors if one failed."""
+        while name not in self._found:
+            self._run()
+        found = self._found[name]
+        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
+        if errors:
+            pytest.fail("\n".join(errors), pytrace=False)
+        return [one["result"] for one in found]
+
+    def _run(self) -> None:
+        folder = self._folder()
+        with make_ranks(folder) as ranks:
+            started = ranks.start(
+                rank_side.rank_jobs,
+                hosts=self.world.hosts,
+                environment=self._environment,
+                names=self._left,
+                folder=str(folder),
+            )
+            ranks.wait(DEADLINE_S)
+            outputs = [rank.output for rank in started]
+        for number, name in enumerate(self._left):
+            files = [folder / f"{number}-{rank}.pt" for rank in range(self.world.n)]
+            if not any(file.exists() for file in files):
+                # The ranks ended in the job before this one, which says so, or in this one.
+                ended = number == 0 or not any("error" in one for one in self._found[self._left[number - 1]])
+                if ended:
+                    self._found[name] = [{"error": f"ended\n{output[-4000:]}"} for output in outputs]
+                self._left = self._left[number + ended :]
+                return
+            self._found[name] = [
+                torch.load(file, weights_only=False) if file.exists() else {"error": f"ended\n{output[-4000:]}"}
+                for file, output in zip(files, outputs, strict=True)
+            ]
+        self._left = []
+
+
+def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+    """Parameters of all ranks, by the reference, after each step."""
+    torch.set_num_threads(1)  # as in ranks: another number of threads adds in another order
+    sim = Simulation(case, WORLDS[world])
+    for _ in case.reference(sim):
+        yield [flat(model) for model in sim.models]
+
+
+def check_reference(name: str, world: str, found: list[list[torch.Tensor]], loose: bool = False) -> None:
+    """Parameters of every rank after every step are those of the reference; ``loose``: but for rounding."""
+    case = load_cases()[name]
+    steps = list(training(case, world))
+    assert len(steps) == case.steps == len(found[0])
+    for step, wanted in enumerate(steps):
+        allowed = max(case.allowed(WORLDS[world], step), LOOSE if loose else 0.0)
+        for rank, values in enumerate(wanted):
+            error = (found[rank][step] - values).abs().max().item()
+            assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"

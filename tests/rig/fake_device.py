@@ -1,0 +1,156 @@
+"""In a rank: CPU tensors count as tensors of a device, over the fake CUDA runtime (tests/native/device).
+
+The place of torch.cuda is taken by an object that knows the fake's streams. What torch does is over when it returns, so
+that its "current stream" of a device is empty whenever an operation is submitted; and after ``wait`` the host must wait
+where a real stream would, or torch would compute too early. That waiting is done here, outside of the library, and is
+not among the synchronisations that the fake counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from bagua.torch_api import coalesced, communication, torch_distributed
+from bagua.torch_api.data_parallel import agreement, bagua_distributed, optimizer_state
+from bagua.torch_api.data_parallel.arrangement import Arrangement
+from bagua.torch_api.device import connection, seam
+
+HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class FakeRuntime:
+    """The fake CUDA runtime, called directly."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ["BAGUA_DEVICE_CUDART"])
+        self._streams = threading.local()
+        self._none = HostFunction(lambda _: None)
+
+    def stream(self) -> int:
+        """The "current stream" of this thread."""
+        if not hasattr(self._streams, "handle"):
+            handle = ctypes.c_void_p()
+            assert self._library.cudaStreamCreateWithPriority(ctypes.byref(handle), 1, 0) == 0
+            self._streams.handle = handle.value
+        found: int = self._streams.handle
+        return found
+
+    def drain(self) -> None:
+        """Returns when the current stream has done what it holds."""
+        passed = threading.Event()
+        told = HostFunction(lambda _: passed.set())
+        assert self._library.cudaLaunchHostFunc(ctypes.c_void_p(self.stream()), told, None) == 0
+        passed.wait()
+
+    def synchronizations(self) -> int:
+        """How often the host has waited for the device so far."""
+        found: int = self._library.fake_cuda_synchronizations()
+        return found
+
+
+class _HostMoment:
+    def __init__(self) -> None:
+        self._now = time.monotonic_ns()
+
+    def passed(self) -> bool:
+        return True
+
+    def await_on_host(self) -> None:
+        pass
+
+    def nanoseconds(self) -> int:
+        return self._now
+
+
+class _HostClock:
+    def now(self) -> _HostMoment:
+        return _HostMoment()
+
+
+class FakeCuda(seam.Cuda):
+    """See ``bagua.torch_api.device.seam.Cuda``. Tensors with which the library itself tells the ranks something are
+    the host's, as they are with a real device."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+        self._host = threading.local()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return not getattr(self._host, "depth", 0)
+
+    def index(self, device: torch.device) -> int:
+        return 0
+
+    def stream(self, index: int) -> int:
+        return self._runtime.stream()
+
+    def capturing(self) -> bool:
+        return False
+
+    def clock(self, index: int) -> Any:
+        return _HostClock()
+
+    @contextlib.contextmanager
+    def by_way_of(self, stream: object) -> Iterator[None]:
+        yield
+
+    def of_the_host(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, in which tensors are the host's."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._host.depth = getattr(self._host, "depth", 0) + 1
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._host.depth -= 1
+
+        return call
+
+
+RUNTIME: FakeRuntime | None = None
+
+HOST_ONLY: tuple[tuple[Any, str], ...] = (
+    (agreement, "_gather_bytes"),
+    (optimizer_state, "broadcast_json"),
+    (Arrangement, "_of_rank_0"),
+    (Arrangement, "level_out"),
+    (bagua_distributed.BaguaDistributedDataParallel, "_reduce_loss"),
+    (coalesced, "broadcast_object"),
+    (communication, "broadcast_object"),
+    (torch_distributed, "_tell"),
+)
+
+
+def install() -> None:
+    """Before ``init_process_group``."""
+    global RUNTIME
+    RUNTIME = runtime = FakeRuntime()
+    cuda = FakeCuda(runtime)
+    seam.SEAM.cuda = cuda
+    for owner, name in HOST_ONLY:
+        setattr(owner, name, cuda.of_the_host(getattr(owner, name)))
+    wait = connection.DeviceConnection.wait
+
+    def wait_and_drain(self: connection.DeviceConnection, *arguments: Any) -> Any:
+        times = wait(self, *arguments)
+        runtime.drain()
+        return times
+
+    connection.DeviceConnection.wait = wait_and_drain  # type: ignore[method-assign]
+    transcode = connection.DeviceConnection._transcode
+
+    def transcode_and_drain(self: connection.DeviceConnection, *arguments: Any, **what: Any) -> None:
+        transcode(self, *arguments, **what)
+        runtime.drain()
+
+    connection.DeviceConnection._transcode = transcode_and_drain  # type: ignore[method-assign]

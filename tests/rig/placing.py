@@ -1,0 +1,64 @@
+"""On which device the ranks of a test train: "cpu"; "fake", CPU tensors through the GPU leg over the fake CUDA runtime;
+"cuda", a real GPU, or several, which ranks share.
+
+A test passes ``environment(device)`` to its ranks. Scenarios say ``placed(model)`` for the models that they make, and
+``on_host(tensor)`` for what they compare, and are the same for all three.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+VARIABLE = "BAGUA_TEST_DEVICE"
+DEVICES = ("cpu", "fake", "cuda")
+ROUTES = ("staged", "flat", "hierarchical")
+
+
+def environment(device: str, route: str = "") -> dict[str, str]:
+    """Variables for ranks that train there. ``route``: how operations travel; empty: as the leg chooses."""
+    if device == "cpu":
+        return {}
+    found = {VARIABLE: device}
+    if route:
+        found["BAGUA_DEVICE_ROUTE"] = route
+    if device == "fake":
+        from rig import fake_libraries
+
+        found |= fake_libraries.environment()
+    elif route != "staged":  # several ranks on one GPU: NCCL must take them for ranks of several hosts
+        found["NCCL_SOCKET_IFNAME"] = "lo"
+    return found
+
+
+def prepare() -> None:
+    """In a rank, before anything else."""
+    device = os.environ.get(VARIABLE, "cpu")
+    if device == "fake":
+        from rig import fake_device
+
+        fake_device.install()
+    elif device == "cuda":
+        if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+            os.environ["NCCL_HOSTID"] = f"test-{os.environ['RANK']}"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
+def placed(model: nn.Module) -> nn.Module:
+    """``model``, moved to where this process trains; tensors that it is called with follow it there."""
+    if os.environ.get(VARIABLE) != "cuda":
+        return model
+    model.register_forward_pre_hook(_move_inputs)
+    return model.cuda()
+
+
+def _move_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.cuda() if isinstance(one, torch.Tensor) else one for one in inputs)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU of what lies on a GPU."""
+    return tensor.cpu()
