@@ -113,7 +113,7 @@ size_t open_descriptors() {
   return entries("/proc/self/fd");
 }
 
-size_t threads() {
+size_t thread_count() {
   return entries("/proc/self/task");
 }
 

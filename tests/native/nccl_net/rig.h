@@ -35,6 +35,6 @@ void* receive(const Pair& pair, void* data, size_t size);
 std::vector<std::string> warnings();
 // Open descriptors and threads of this process.
 size_t open_descriptors();
-size_t threads();
+size_t thread_count();
 
 }  // namespace bagua::nccl_net::rig

@@ -116,7 +116,7 @@ TEST(small_messages_pass_a_large_one_whose_end_waits) {
   int done = 0;
   CHECK_EQ(net().test(large_out, &done, nullptr), kSuccess);
   EXPECT_EQ(done, 0);  // far more than sockets hold, and the receiver has hardly begun
-  Threads threads;
+  test::Threads threads;
   threads.start([&] { CHECK_EQ(finish(large_out), kSuccess); });
   CHECK_EQ(finish(first), kSuccess);
   threads.join();
