@@ -1,6 +1,6 @@
-/* What the library of CUDA kernels offers, in plain C: the device engine opens it with dlopen and calls it through these
- * types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and returns at
- * once: 0, or the cudaError_t of the launch. Nothing allocates, nothing waits. Thread-safe.
+/* What the library of CUDA kernels offers, in plain C: the device engine opens it with dlopen and calls it through
+ * these types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and
+ * returns at once: 0, or the cudaError_t of the launch. Nothing allocates, nothing waits. Thread-safe.
  *
  * Pointers inside the descriptors are addresses on the device; arrays of pointers are read before the call returns. */
 #ifndef BAGUA_CUDA_KERNELS_H
@@ -14,7 +14,8 @@ extern "C" {
 #endif
 
 #define BAGUA_KERNELS_VERSION 1
-#define BAGUA_KERNELS_MOST_INPUTS 16 /* of one launch; more are taken in several */
+#define BAGUA_KERNELS_MOST_INPUTS 16  /* raws + encodeds of one transcode */
+#define BAGUA_KERNELS_MOST_REDUCED 64 /* inputs of one reduce */
 
 /* As bagua::Transcode in codec/codec.h, the same bits: y = (sum of raw + sum of encoded) * scale [+ residual];
  * message = encode(y); residual = y - decode(message); decoded[j] = decode(message), or y without a message. Codec

@@ -1,0 +1,112 @@
+// fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See codec/fp8_tiles.h.
+#pragma once
+
+#include "cuda/units.h"
+
+namespace bagua::cuda {
+
+// The largest magnitude of the warp's elements, as bits; of those up to `limit` alone.
+BAGUA_DEVICE uint32_t largest_magnitude(const float (&y)[kOwned], uint32_t limit) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kOwned; ++i) {
+    const uint32_t magnitude = magnitude_of(y[i]);
+    most = max(most, magnitude <= limit ? magnitude : 0u);
+  }
+  return __reduce_max_sync(kAllLanes, most);
+}
+
+// kFraction: bits of the fraction; kBias: of the exponent; kTop: exponent of the largest number, whose fraction
+// is 1.75; kSpecial: the smallest code that is no number; kInfinite: the code of infinity.
+template <int kFraction, int kBias, int kTop, uint32_t kSpecial, uint32_t kInfinite>
+struct Fp8 {
+  static constexpr int kWords = kQuads;
+  static constexpr int kVector = 1;
+  static constexpr int kParameters = 1;
+  static constexpr int kBatch = 2;
+  static BAGUA_DEVICE uint32_t payload_bytes(uint32_t n) { return n; }
+  static BAGUA_DEVICE uint32_t element(uint32_t, uint32_t place) { return place; }
+  static BAGUA_DEVICE int parameters(uint32_t) { return 1; }
+
+  template <bool whole>
+  static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t, Coded<Fp8>& coded) {
+    uint32_t most = largest_magnitude(y, kMagnitude);
+    const bool special = most >= kInfinity;
+    if (special) most = largest_magnitude(y, kInfinity - 1);
+    const int exponent = scale_exponent(most);
+    coded.parameters[0] = power_of_two(exponent);
+    const float inverse = power_of_two(-exponent);
+    const bool brink = most > kBrink;
+    if (special || brink) {
+      codes<true>(y, inverse, brink ? bits_of(__fmul_rn(float_of(kBrink), inverse)) : kInfinity, coded);
+    } else {
+      codes<false>(y, inverse, kInfinity, coded);
+    }
+  }
+
+  static BAGUA_DEVICE void decode(const Coded<Fp8>& coded, uint32_t, float (&y)[kOwned]) {
+    const float scale = coded.parameters[0];
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) y[i] = __fmul_rn(value(coded.words[i / 4] >> 8 * (i % 4)), scale);
+  }
+
+ private:
+  static constexpr int kShift = 23 - kFraction;
+  static constexpr uint32_t kSmallestNormal = (128u - kBias) << 23;  // bits of a float
+  // The largest float that a code times a scale can be: more must not be rounded up to infinity.
+  static constexpr uint32_t kBrink = 0x7f7fffffu - ((1u << kShift) - 1);
+
+  static BAGUA_DEVICE float power_of_two(int exponent) { return float_of(static_cast<uint32_t>(exponent + 127) << 23); }
+
+  // The smallest exponent with which the largest magnitude still fits.
+  static BAGUA_DEVICE int scale_exponent(uint32_t most) {
+    const int exponent = static_cast<int>(most >> 23) - 127 - kTop + ((most & 0x7fffffu) > 0x600000u ? 1 : 0);
+    return max(exponent, -126);
+  }
+
+  // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
+  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `special`: some elements
+  // may be infinite or NaN, or over `limit`.
+  template <bool special>
+  static BAGUA_DEVICE uint32_t code(float y, float inverse, uint32_t limit) {
+    const uint32_t bits = bits_of(__fmul_rn(y, inverse));
+    const uint32_t magnitude = bits & kMagnitude;
+    const uint32_t finite = special ? min(magnitude < kInfinity ? magnitude : 0u, limit) : magnitude;
+    const uint32_t power = max(finite & kInfinity, kSmallestNormal);
+    const uint32_t magic = power + (static_cast<uint32_t>(kShift) << 23);
+    const uint32_t fraction = bits_of(__fadd_rn(float_of(finite), float_of(magic))) - magic;
+    uint32_t result = fraction + ((power - kSmallestNormal) >> kShift);
+    if constexpr (special) {
+      if (magnitude == kInfinity) result = kInfinite;
+      if (magnitude > kInfinity) result = 0x7fu;
+    }
+    return result | (bits >> 24 & 0x80u);
+  }
+
+  template <bool special>
+  static BAGUA_DEVICE void codes(const float (&y)[kOwned], float inverse, uint32_t limit, Coded<Fp8>& coded) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const float* v = y + 4 * q;
+      coded.words[q] = pack_bytes(code<special>(v[0], inverse, limit), code<special>(v[1], inverse, limit),
+                                  code<special>(v[2], inverse, limit), code<special>(v[3], inverse, limit));
+    }
+  }
+
+  // Of the low byte.
+  static BAGUA_DEVICE float value(uint32_t code) {
+    const uint32_t magnitude = code & 0x7fu;
+    const uint32_t normal = (magnitude << kShift) + ((127u - kBias) << 23);
+    // One power of two more, taken away again: the fraction without its hidden bit.
+    const uint32_t subnormal = bits_of(__fsub_rn(float_of(normal + (1u << 23)), float_of(kSmallestNormal)));
+    uint32_t bits = magnitude < (1u << kFraction) ? subnormal : normal;
+    if (magnitude >= kSpecial) bits = kQuietNaN;
+    if (kInfinite != 0x7fu && magnitude == kInfinite) bits = kInfinity;
+    return float_of(bits | (code & 0x80u) << 24);
+  }
+};
+
+using E4M3 = Fp8<3, 7, 8, 0x7f, 0x7f>;
+using E5M2 = Fp8<2, 15, 15, 0x7c, 0x7c>;
+
+}  // namespace bagua::cuda

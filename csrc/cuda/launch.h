@@ -1,0 +1,28 @@
+// Starting kernels, each of which takes one argument by value.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace bagua::cuda {
+
+// Launches so many blocks as there is work for, but at most `per_multiprocessor` for each multiprocessor of the current
+// device: the kernels go on from there by themselves.
+template <class Argument>
+cudaError_t launch(void (*kernel)(Argument), Argument argument, uint64_t blocks, int per_multiprocessor, int threads,
+                   size_t shared_bytes, cudaStream_t stream) {
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  const uint64_t most = static_cast<uint64_t>(multiprocessors) * static_cast<uint64_t>(per_multiprocessor);
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, most)));
+  void* arguments[] = {&argument};
+  return cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments, shared_bytes, stream);
+}
+
+}  // namespace bagua::cuda

@@ -1,0 +1,337 @@
+// bagua_kernels_reduce(): one pass over all inputs, element by element.
+//
+// Bytes of device memory per element: its size, once for every input and once for the output. To be reached: 85 % of
+// what a copy moves. A thread has 16 (8-bit types) to 64 bytes of an input on the way, the 1024 threads of a
+// multiprocessor 16 to 64 KiB. 64-bit integers' mean, and everything at addresses that cannot be brought to 16 bytes
+// together, is slower.
+#include <type_traits>
+
+#include "cuda/device.h"
+#include "cuda/export.h"
+#include "cuda/half.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "kernel/reduce.h"
+
+namespace bagua::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 4;  // at most 64 registers for a thread
+
+enum class Division : int32_t { kNone, kMultiply, kDivide };
+
+struct Reduce {
+  const void* inputs[BAGUA_KERNELS_MOST_REDUCED];
+  void* output;
+  uint64_t count;
+  uint64_t head;  // elements before the first that all buffers have at 16 bytes; count: there is none
+  int64_t divisor;
+  double factor;  // floating point: what to multiply by, or to divide by
+  int32_t input_count;
+  Division division;
+};
+
+// T in memory, Acc in registers.
+template <class T>
+struct Memory {
+  using Acc = T;
+  static BAGUA_DEVICE Acc load(T v) { return v; }
+  static BAGUA_DEVICE T store(Acc v) { return v; }
+};
+template <class T>
+struct Sixteen {
+  using Acc = float;
+  static BAGUA_DEVICE float load(T v) { return T::unpack(v.bits); }
+  static BAGUA_DEVICE T store(float v) { return {static_cast<uint16_t>(T::pack(v))}; }
+};
+template <>
+struct Memory<Half> : Sixteen<Half> {};
+template <>
+struct Memory<BFloat16> : Sixteen<BFloat16> {};
+
+// Signed integers come as unsigned ones where overflow wraps around; small ones are calculated as uint32_t.
+struct Sum {
+  static constexpr bool kDivides = true;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return static_cast<A>(a + b);
+  }
+};
+struct Product {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    if constexpr (sizeof(A) < 4) return static_cast<A>(uint32_t{a} * b);
+    return static_cast<A>(a * b);
+  }
+};
+// A NaN in either place stays.
+struct Min {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return a < b || a != a ? a : b;
+  }
+};
+struct Max {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return a > b || a != a ? a : b;
+  }
+};
+struct Or {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return static_cast<A>(a | b);
+  }
+};
+struct And {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return static_cast<A>(a & b);
+  }
+};
+struct Xor {
+  static constexpr bool kDivides = false;
+  template <class A>
+  static BAGUA_DEVICE A apply(A a, A b) {
+    return static_cast<A>(a ^ b);
+  }
+};
+
+// The mean. S: the type as it was asked for, signed or not.
+template <class S, class Acc>
+BAGUA_DEVICE Acc divide(Acc v, const Reduce& work) {
+  if constexpr (std::is_floating_point_v<Acc>) {
+    const Acc factor = static_cast<Acc>(work.factor);
+    return work.division == Division::kMultiply ? v * factor : v / factor;
+  } else {
+    return static_cast<Acc>(static_cast<int64_t>(static_cast<S>(v)) / work.divisor);  // toward zero
+  }
+}
+
+// kWidth neighbours, as one access.
+template <class T, int kWidth>
+struct Piece {
+  T values[kWidth];
+};
+
+template <class T, int kWidth>
+BAGUA_DEVICE Piece<T, kWidth> load_piece(const T* from) {
+  Piece<T, kWidth> piece;
+  if constexpr (kWidth == 1) {
+    piece.values[0] = *from;
+  } else {
+    static_assert(sizeof piece == 16, "one access");
+    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(from));
+    memcpy(&piece, &words, 16);
+  }
+  return piece;
+}
+
+template <class T, int kWidth>
+BAGUA_DEVICE void store_piece(const Piece<T, kWidth>& piece, T* to) {
+  if constexpr (kWidth == 1) {
+    *to = piece.values[0];
+  } else {
+    uint4 words;
+    memcpy(&words, &piece, 16);
+    *reinterpret_cast<uint4*>(to) = words;
+  }
+}
+
+// Pieces `at`, at + stride, ... of kWidth elements from element `base` on: kPieces of them, or those before `end`.
+template <class S, class T, class Op, int kWidth, int kPieces>
+BAGUA_DEVICE void reduce_pieces(const Reduce& work, uint64_t base, uint64_t at, uint64_t stride, uint64_t end) {
+  using M = Memory<T>;
+  typename M::Acc sum[kPieces][kWidth];
+  for (int k = 0; k < work.input_count; ++k) {
+    const T* from = static_cast<const T*>(work.inputs[k]) + base;
+    Piece<T, kWidth> next[kPieces];
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      if (at + p * stride < end) next[p] = load_piece<T, kWidth>(from + (at + p * stride) * kWidth);
+    }
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const typename M::Acc v = M::load(next[p].values[i]);
+        sum[p][i] = k == 0 ? v : Op::apply(sum[p][i], v);
+      }
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    Piece<T, kWidth> result;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      typename M::Acc v = sum[p][i];
+      if constexpr (Op::kDivides) {
+        if (work.division != Division::kNone) v = divide<S>(v, work);
+      }
+      result.values[i] = M::store(v);
+    }
+    if (at + p * stride < end) store_piece(result, static_cast<T*>(work.output) + base + (at + p * stride) * kWidth);
+  }
+}
+
+// Elements of an access, and how many accesses a thread has on the way: 16 accumulators, 4 of 64 bits.
+template <class T>
+struct Shape {
+  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr int kPieces = sizeof(T) == 8 ? 2 : static_cast<int>(sizeof(T));
+};
+
+// Single elements [first, end).
+template <class S, class T, class Op>
+BAGUA_DEVICE void reduce_singles(const Reduce& work, uint64_t first, uint64_t end) {
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const uint64_t count = end - first;
+  for (uint64_t at = thread; at < count; at += 4 * threads) {
+    reduce_pieces<S, T, Op, 1, 4>(work, first, at, threads, count);
+  }
+}
+
+template <class S, class T, class Op>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    reduce_elements(const __grid_constant__ Reduce work) {
+  constexpr int kWidth = Shape<T>::kWidth;
+  constexpr int kPieces = Shape<T>::kPieces;
+  reduce_singles<S, T, Op>(work, 0, work.head);
+  const uint64_t pieces = (work.count - work.head) / kWidth;
+  const uint64_t of_block = static_cast<uint64_t>(kThreads) * kPieces;
+  for (uint64_t at = blockIdx.x * of_block; at < pieces; at += gridDim.x * of_block) {
+    reduce_pieces<S, T, Op, kWidth, kPieces>(work, work.head, at + threadIdx.x, kThreads, pieces);
+  }
+  reduce_singles<S, T, Op>(work, work.head + pieces * kWidth, work.count);
+}
+
+// Elements before the first that all buffers have at an address of 16 bytes; count: there is none.
+template <class T>
+uint64_t head_of(const Reduce& work) {
+  const uint64_t past = reinterpret_cast<uintptr_t>(work.output) % 16;
+  for (int k = 0; k < work.input_count; ++k) {
+    if (reinterpret_cast<uintptr_t>(work.inputs[k]) % 16 != past) return work.count;
+  }
+  return std::min(work.count, (16 - past) % 16 / sizeof(T));
+}
+
+using Run = cudaError_t (*)(Reduce&, cudaStream_t);
+
+// S: the type as asked for; T: the one to calculate with.
+template <class S, class T, class Op>
+cudaError_t run(Reduce& work, cudaStream_t stream) {
+  work.head = head_of<T>(work);
+  const uint64_t of_block = static_cast<uint64_t>(kThreads) * Shape<T>::kPieces * Shape<T>::kWidth;
+  const uint64_t blocks = work.count / of_block + 1;
+  return launch(reduce_elements<S, T, Op>, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, stream);
+}
+
+template <class T>
+Run find_float(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return run<T, T, Sum>;
+    case ReduceOp::kProduct:
+      return run<T, T, Product>;
+    case ReduceOp::kMin:
+      return run<T, T, Min>;
+    case ReduceOp::kMax:
+      return run<T, T, Max>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class S>
+Run find_bits(ReduceOp op) {
+  using U = std::make_unsigned_t<S>;
+  switch (op) {
+    case ReduceOp::kMin:
+      return run<S, S, Min>;
+    case ReduceOp::kMax:
+      return run<S, S, Max>;
+    case ReduceOp::kBor:
+      return run<U, U, Or>;
+    case ReduceOp::kBand:
+      return run<U, U, And>;
+    case ReduceOp::kBxor:
+      return run<U, U, Xor>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class S>
+Run find_integer(ReduceOp op) {
+  using U = std::make_unsigned_t<S>;
+  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return run<S, U, Sum>;
+  if (op == ReduceOp::kProduct) return run<U, U, Product>;
+  return find_bits<S>(op);
+}
+
+// nullptr: not supported.
+Run find(DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kF32:
+      return find_float<float>(op);
+    case DType::kF64:
+      return find_float<double>(op);
+    case DType::kF16:
+      return find_float<Half>(op);
+    case DType::kBF16:
+      return find_float<BFloat16>(op);
+    case DType::kI32:
+      return find_integer<int32_t>(op);
+    case DType::kI64:
+      return find_integer<int64_t>(op);
+    case DType::kU8:
+      return find_integer<uint8_t>(op);
+    case DType::kBool:
+      return find_bits<uint8_t>(op);
+    case DType::kI8:
+      return find_integer<int8_t>(op);
+    case DType::kI16:
+      return find_integer<int16_t>(op);
+  }
+  return nullptr;
+}
+
+// As Divider in kernel/reduce.cpp: by a power of two the product with the inverse is the quotient, bit for bit.
+void set_division(const BaguaReduce& from, Reduce& work) {
+  const bool divides = from.op == static_cast<uint8_t>(ReduceOp::kAvg) && from.divisor > 1;
+  const bool exact = (from.divisor & (from.divisor - 1)) == 0;
+  work.divisor = from.divisor;
+  work.division = !divides ? Division::kNone : exact ? Division::kMultiply : Division::kDivide;
+  work.factor = exact && divides ? 1.0 / static_cast<double>(from.divisor) : static_cast<double>(from.divisor);
+}
+
+}  // namespace
+}  // namespace bagua::cuda
+
+BAGUA_EXPORT int bagua_kernels_reduce(const BaguaReduce* from, void* on) {
+  using namespace bagua::cuda;
+  const Run run = find(static_cast<bagua::DType>(from->dtype), static_cast<bagua::ReduceOp>(from->op));
+  if (run == nullptr || from->input_count < 1 || from->input_count > BAGUA_KERNELS_MOST_REDUCED) {
+    return cudaErrorInvalidValue;
+  }
+  if (from->count == 0) return cudaSuccess;
+  if (from->output == nullptr) return cudaErrorInvalidValue;
+  Reduce work{};
+  for (int k = 0; k < from->input_count; ++k) {
+    if (from->inputs[k] == nullptr) return cudaErrorInvalidValue;
+    work.inputs[k] = from->inputs[k];
+  }
+  work.output = from->output;
+  work.count = from->count;
+  work.input_count = from->input_count;
+  set_division(*from, work);
+  return run(work, static_cast<cudaStream_t>(on));
+}
