@@ -29,6 +29,9 @@ CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 # Generated code demands a protobuf runtime at least as new as its generator, so the generator is an old one, in an
 # environment of its own.
 GENERATOR = ["grpcio-tools==1.71.2", "mypy-protobuf==3.6.0", "setuptools<81"]
+# Tests wait more than they compute: files run side by side, the long ones first (tests/conftest.py).
+WORKERS = max(3, min(os.cpu_count() or 1, 4))
+SIDE_BY_SIDE = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25"]
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
 
 
@@ -223,7 +226,7 @@ def test(arguments: list[str]) -> None:
     if not arguments:
         check_sources()
     say("pytest, against the installed wheel")
-    code = run(tool("python"), "-m", "pytest", *(arguments or ["--durations=15"]), check=False)
+    code = run(tool("python"), "-m", "pytest", *(arguments or SIDE_BY_SIDE), check=False)
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
     sys.exit(code)
 

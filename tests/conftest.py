@@ -28,6 +28,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 
 START_S = 30.0
 
+# Where pytest-xdist shares the files out, these begin first: what takes minutes must not be what is left at the end.
+LONG_FILES = (
+    "contract/test_algorithms.py",
+    "native/test_native.py",
+    "integration/torch_api/test_torch_training.py",
+    "integration/data_plane/test_equality.py",
+    "integration/node/test_node_jobs.py",
+    "bench/test_smoke.py",
+    "soak/test_soak.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked 'full' too: everything, up to 1 GiB")
@@ -58,11 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests marked ``full`` out where ``--full`` is not given: they would fill the screen as skipped."""
+    """Leaves tests marked ``full`` out where ``--full`` is not given: they would fill the screen as skipped. Puts long
+    files first in the processes of pytest-xdist."""
     if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
+        left_out = {item for item in items if item.get_closest_marker("full")}
         items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=list(left_out))
+    if hasattr(config, "workerinput"):
+        order = {Path(__file__).parent / name: number for number, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def binaries() -> Path | None:
