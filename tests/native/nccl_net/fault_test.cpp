@@ -1,0 +1,320 @@
+// Peers that die, strangers at the door, programs that break the rules. Nothing may hang, leak, or disturb others.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "base/clock.h"
+#include "nccl_net/wire.h"
+#include "net/socket.h"
+#include "rig.h"
+
+namespace bagua::nccl_net::rig {
+namespace {
+
+// A plain connection to a listener of the plugin.
+Socket dial(const Handle& handle) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(handle.port);
+  std::memcpy(&address.sin_addr, handle.address, sizeof address.sin_addr);
+  Socket out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK(::connect(out.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  return out;
+}
+
+void put(const Socket& socket, const void* data, size_t size) {
+  CHECK_EQ(::send(socket.fd(), data, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
+}
+
+Hello greeting(const Handle& handle, uint16_t streams, uint16_t index) {
+  Hello hello{};
+  hello.magic = Hello::kMagic;
+  hello.version = kProtocolVersion;
+  hello.streams = streams;
+  hello.nonce = handle.nonce;
+  hello.index = index;
+  return hello;
+}
+
+// A receiver whose sender is made by hand: control and one data socket.
+struct Forged {
+  void* listener = nullptr;
+  void* receiver = nullptr;
+  Socket control;
+  Socket data;
+
+  Forged() {
+    Handle handle;
+    CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
+    control = dial(handle);
+    data = dial(handle);
+    const Hello first = greeting(handle, 1, 0);
+    const Hello second = greeting(handle, 1, 1);
+    put(control, &first, sizeof first);
+    put(data, &second, sizeof second);
+    const int64_t deadline = now_ns() + 30 * kNsPerS;
+    while (receiver == nullptr) {
+      CHECK_EQ(net().accept(listener, &receiver, nullptr), kSuccess);
+      CHECK(now_ns() < deadline);
+      std::this_thread::yield();
+    }
+  }
+  ~Forged() {
+    net().close_recv(receiver);
+    net().close_listen(listener);
+  }
+  void* receive(void* buffer, size_t size) const { return rig::receive({nullptr, nullptr, receiver}, buffer, size); }
+};
+
+bool warned_of(const std::string& part) {
+  bool found = false;
+  for (const std::string& line : warnings()) found = found || line.find(part) != std::string::npos;
+  return found;
+}
+
+TEST(a_closed_sender_fails_all_that_wait) {
+  Pair pair = connected();
+  warnings();
+  std::vector<uint8_t> buffer(1 << 20);
+  void* requests[] = {receive(pair, buffer.data(), 1000), receive(pair, buffer.data() + 1000, 500000)};
+  CHECK_EQ(net().close_send(pair.sender), kSuccess);
+  pair.sender = nullptr;
+  for (void* request : requests) EXPECT_EQ(finish(request), kRemoteError);
+  EXPECT(warned_of("the peer closed the connection"));
+  close(&pair);
+}
+
+TEST(what_was_sent_before_the_end_arrives) {
+  Pair pair = connected();
+  const std::vector<uint8_t> data = pattern(100000, 1);
+  std::vector<uint8_t> buffer(data.size());
+  void* out = send(pair, data.data(), data.size());
+  if (int done = 0; net().test(out, &done, nullptr) == kSuccess && done == 0) CHECK_EQ(finish(out), kSuccess);
+  CHECK_EQ(net().close_send(pair.sender), kSuccess);
+  pair.sender = nullptr;
+  EXPECT_EQ(finish(receive(pair, buffer.data(), buffer.size())), kSuccess);
+  EXPECT(data == buffer);
+  EXPECT_EQ(finish(receive(pair, buffer.data(), buffer.size())), kRemoteError);
+  close(&pair);
+}
+
+TEST(a_closed_receiver_fails_all_that_is_unsent) {
+  Pair pair = connected();
+  warnings();
+  const std::vector<uint8_t> data(64 << 20);
+  void* requests[] = {send(pair, data.data(), data.size()), send(pair, data.data(), data.size())};
+  CHECK_EQ(net().close_recv(pair.receiver), kSuccess);
+  pair.receiver = nullptr;
+  for (void* request : requests) EXPECT_EQ(finish(request), kRemoteError);
+  EXPECT(warned_of("send to 127.0.0.1"));
+  void* request = nullptr;
+  EXPECT_EQ(net().isend(pair.sender, nullptr, 0, 0, nullptr, nullptr, &request), kRemoteError);
+  close(&pair);
+}
+
+TEST(nothing_is_left_after_closing_with_requests_in_flight) {
+  Pair first = connected();  // whatever is made once exists now
+  close(&first);
+  const size_t descriptors = open_descriptors();
+  const size_t before = thread_count();
+  std::vector<uint8_t> data(8 << 20);
+  std::vector<uint8_t> buffer(8 << 20);
+  for (int i = 0; i < 10; ++i) {
+    Pair pair = connected();
+    void* in = receive(pair, buffer.data(), buffer.size());
+    send(pair, data.data(), data.size());
+    send(pair, data.data(), 10);
+    for (int k = 0; k < i; ++k) {
+      int done = 0;
+      CHECK_EQ(net().test(in, &done, nullptr), kSuccess);
+    }
+    close(&pair);
+  }
+  EXPECT_EQ(open_descriptors(), descriptors);
+  EXPECT_EQ(thread_count(), before);
+}
+
+TEST(strangers_do_not_disturb) {
+  Handle handle;
+  Pair pair;
+  CHECK_EQ(net().listen(nullptr, 0, &handle, &pair.listener), kSuccess);
+  std::mt19937_64 random(1);
+  std::vector<Socket> strangers;
+  for (int i = 0; i < 100; ++i) {
+    strangers.push_back(dial(handle));
+    Hello hello = greeting(handle, 4, 0);
+    if (i % 5 == 0) {  // wrong secret
+      hello.nonce.bytes[i % 16] ^= 1;
+      put(strangers.back(), &hello, sizeof hello);
+    } else if (i % 5 == 1) {  // bytes by chance
+      std::vector<uint8_t> noise = pattern(random() % 200 + 1, static_cast<uint64_t>(i));
+      put(strangers.back(), noise.data(), noise.size());
+    } else if (i % 5 == 2) {  // half a greeting
+      put(strangers.back(), &hello, 20);
+    } else if (i % 5 == 3) {  // right secret, impossible numbers
+      hello.streams = static_cast<uint16_t>(random());
+      hello.index = static_cast<uint16_t>(hello.streams + 1);
+      put(strangers.back(), &hello, sizeof hello);
+    }  // else: silence
+  }
+  const int64_t deadline = now_ns() + 30 * kNsPerS;
+  while (pair.sender == nullptr || pair.receiver == nullptr) {
+    if (pair.sender == nullptr) CHECK_EQ(net().connect(nullptr, 0, &handle, &pair.sender, nullptr), kSuccess);
+    if (pair.receiver == nullptr) CHECK_EQ(net().accept(pair.listener, &pair.receiver, nullptr), kSuccess);
+    CHECK(now_ns() < deadline);
+    std::this_thread::yield();
+  }
+  uint32_t in = 0;
+  const uint32_t out = 0x12345678;
+  void* request = receive(pair, &in, sizeof in);
+  CHECK_EQ(finish(send(pair, &out, sizeof out)), kSuccess);
+  CHECK_EQ(finish(request), kSuccess);
+  EXPECT_EQ(in, out);
+  close(&pair);
+}
+
+TEST(another_version_is_told) {
+  Handle handle;
+  void* listener = nullptr;
+  CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
+  warnings();
+  const Socket socket = dial(handle);
+  Hello hello = greeting(handle, 1, 0);
+  hello.version = kProtocolVersion + 1;
+  put(socket, &hello, sizeof hello);
+  Answer answer{};
+  const int64_t deadline = now_ns() + 30 * kNsPerS;
+  while (::recv(socket.fd(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) {
+    void* receiver = nullptr;
+    CHECK_EQ(net().accept(listener, &receiver, nullptr), kSuccess);
+    CHECK(receiver == nullptr);
+    CHECK(now_ns() < deadline);
+  }
+  EXPECT_EQ(answer.accepted, 0);
+  EXPECT(warned_of("speaks version 2"));
+  CHECK_EQ(net().close_listen(listener), kSuccess);
+}
+
+TEST(a_damaged_handle_is_an_error) {
+  Handle handle;
+  void* listener = nullptr;
+  void* sender = nullptr;
+  CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
+  handle.magic ^= 1;
+  EXPECT_EQ(net().connect(nullptr, 0, &handle, &sender, nullptr), kInvalidArgument);
+  handle.magic ^= 1;
+  handle.version += 1;
+  EXPECT_EQ(net().connect(nullptr, 0, &handle, &sender, nullptr), kInvalidArgument);
+  handle.version -= 1;
+  handle.family = 5;
+  EXPECT_EQ(net().connect(nullptr, 0, &handle, &sender, nullptr), kInvalidArgument);
+  EXPECT(sender == nullptr);
+  CHECK_EQ(net().close_listen(listener), kSuccess);
+}
+
+TEST(forged_headers_are_errors) {
+  const Header wrong[] = {
+      {0, 0, 0, 0, 0},                                  // no kind
+      {Header::kChunk, 1, 0, 0, 1},                     // on the wrong socket
+      {Header::kInline, 0, 1, 0, 4},                    // out of order
+      {Header::kInline, 0, 0, 0, 65},                   // larger than the buffer
+      {Header::kAnnounce, 0, 0, 0, uint64_t{1} << 63},  // far larger
+  };
+  for (const Header& header : wrong) {
+    const Forged forged;
+    char buffer[64];
+    void* request = forged.receive(buffer, sizeof buffer);
+    put(forged.control, &header, sizeof header);
+    EXPECT_EQ(finish(request), kInternalError);
+  }
+}
+
+TEST(forged_chunks_are_errors) {
+  const Header wrong[] = {
+      {0, 1, 0, 0, 64},                            // no kind
+      {Header::kChunk, 0, 0, 0, 64},               // empty
+      {Header::kChunk, 65, 0, 0, 64},              // beyond the end
+      {Header::kChunk, 8, 0, 60, 64},              //
+      {Header::kChunk, 8, 0, UINT64_MAX - 4, 64},  // beyond all numbers
+      {Header::kChunk, 8, 0, 0, 63},               // another size than announced
+      {Header::kChunk, 64, 0, 0, 1 << 20},         // larger than the buffer
+  };
+  for (const Header& header : wrong) {
+    const Forged forged;
+    char buffer[64];
+    void* request = forged.receive(buffer, sizeof buffer);
+    const Header announce{Header::kAnnounce, 0, 0, 0, 64};
+    put(forged.control, &announce, sizeof announce);
+    put(forged.data, &header, sizeof header);
+    EXPECT_EQ(finish(request), kInternalError);
+  }
+}
+
+TEST(bytes_sent_twice_are_an_error) {
+  const Forged forged;
+  char buffer[64];
+  void* request = forged.receive(buffer, sizeof buffer);
+  struct {
+    Header header{Header::kChunk, 40, 0, 0, 64};
+    char bytes[40] = {};
+  } chunk;
+  put(forged.data, &chunk, sizeof chunk);
+  put(forged.data, &chunk, sizeof chunk);
+  const Header announce{Header::kAnnounce, 0, 0, 0, 64};
+  put(forged.control, &announce, sizeof announce);
+  EXPECT_EQ(finish(request), kInternalError);
+}
+
+TEST(an_end_in_the_middle_of_a_chunk_is_an_error) {
+  Forged forged;
+  char buffer[64];
+  void* request = forged.receive(buffer, sizeof buffer);
+  const Header announce{Header::kAnnounce, 0, 0, 0, 64};
+  const Header chunk{Header::kChunk, 64, 0, 0, 64};
+  put(forged.control, &announce, sizeof announce);
+  put(forged.data, &chunk, sizeof chunk);
+  put(forged.data, buffer, 10);
+  warnings();
+  forged.data.reset();
+  EXPECT_EQ(finish(request), kRemoteError);
+  EXPECT(warned_of("message 0"));
+}
+
+TEST(headers_cut_anywhere_are_read) {
+  const Forged forged;
+  char buffer[100];
+  char text[] = "a message of some length, cut into single bytes on its way";
+  void* small = forged.receive(buffer, sizeof text);
+  void* large = forged.receive(buffer, sizeof buffer);
+  const Header first{Header::kInline, 0, 0, 0, sizeof text};
+  const Header second{Header::kAnnounce, 0, 1, 0, sizeof text};
+  const Header chunk{Header::kChunk, sizeof text, 1, 0, sizeof text};
+  std::string control(reinterpret_cast<const char*>(&first), sizeof first);
+  control.append(text, sizeof text).append(reinterpret_cast<const char*>(&second), sizeof second);
+  std::string data(reinterpret_cast<const char*>(&chunk), sizeof chunk);
+  data.append(text, sizeof text);
+  int done = 0;
+  for (const char byte : control) {
+    put(forged.control, &byte, 1);
+    CHECK_EQ(net().test(large, &done, nullptr), kSuccess);
+  }
+  EXPECT_EQ(finish(small), kSuccess);
+  EXPECT_EQ(std::string(buffer), text);
+  buffer[0] = 0;
+  for (const char byte : data) {
+    CHECK_EQ(net().test(large, &done, nullptr), kSuccess);
+    CHECK_EQ(done, 0);
+    put(forged.data, &byte, 1);
+  }
+  EXPECT_EQ(finish(large), kSuccess);
+  EXPECT_EQ(std::string(buffer), text);
+}
+
+}  // namespace
+}  // namespace bagua::nccl_net::rig

@@ -1,0 +1,172 @@
+// Settings, choice of interfaces, figures, and the forms of the table.
+#include <arpa/inet.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "nccl_net/connector.h"
+#include "nccl_net/devices.h"
+#include "nccl_net/settings.h"
+#include "nccl_net/stats.h"
+#include "rig.h"
+
+namespace bagua::nccl_net::rig {
+namespace {
+
+Interface interface(const char* name, const char* address, bool loopback = false) {
+  Interface out{name, {}, loopback};
+  std::memset(static_cast<void*>(&out.address), 0, sizeof out.address);
+  if (std::strchr(address, ':') != nullptr) {
+    out.address.v6.sin6_family = AF_INET6;
+    CHECK(::inet_pton(AF_INET6, address, &out.address.v6.sin6_addr) == 1);
+  } else {
+    out.address.v4.sin_family = AF_INET;
+    CHECK(::inet_pton(AF_INET, address, &out.address.v4.sin_addr) == 1);
+  }
+  return out;
+}
+
+std::string chosen(const std::string& names, int family) {
+  const std::vector<Interface> found = {interface("lo", "127.0.0.1", true), interface("docker0", "172.17.0.1"),
+                                        interface("eth0", "fe80::1"),       interface("eth0", "fd00::5"),
+                                        interface("eth0", "10.0.0.5"),      interface("eth10", "10.0.1.5"),
+                                        interface("ens3", "fe80::2"),       interface("lo", "::1", true)};
+  std::string out;
+  for (const Interface& item : choose_interfaces(found, names, family)) {
+    const std::string address = address_text(item.address);
+    out += item.name + "=" + address.substr(0, address.rfind(':')) + " ";
+  }
+  return out;
+}
+
+TEST(interfaces_are_chosen_as_nccl_does) {
+  EXPECT_EQ(chosen("", AF_UNSPEC), "eth0=10.0.0.5 eth10=10.0.1.5 ens3=[fe80::2] ");
+  EXPECT_EQ(chosen("", AF_INET6), "eth0=[fd00::5] ens3=[fe80::2] ");
+  EXPECT_EQ(chosen("eth", AF_INET), "eth0=10.0.0.5 eth10=10.0.1.5 ");
+  EXPECT_EQ(chosen("=eth1", AF_UNSPEC), "");
+  EXPECT_EQ(chosen("=eth0,docker0", AF_UNSPEC), "docker0=172.17.0.1 eth0=10.0.0.5 ");
+  EXPECT_EQ(chosen("^eth,docker", AF_UNSPEC), "lo=127.0.0.1 ens3=[fe80::2] ");
+  EXPECT_EQ(chosen("^=eth0,lo", AF_INET), "docker0=172.17.0.1 eth10=10.0.1.5 ");
+  EXPECT_EQ(chosen("lo", AF_INET6), "lo=[::1] ");
+  EXPECT_EQ(chosen("nothing", AF_UNSPEC), "");
+}
+
+TEST(without_other_interfaces_docker_then_loopback) {
+  std::vector<Interface> found = {interface("lo", "127.0.0.1", true)};
+  CHECK_EQ(choose_interfaces(found, "", AF_UNSPEC).size(), 1u);
+  EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "lo");
+  found.push_back(interface("docker0", "172.17.0.1"));
+  EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "docker0");
+  found.push_back(interface("eth0", "10.0.0.1"));
+  found.push_back(interface("ib0", "10.1.0.1"));
+  CHECK_EQ(choose_interfaces(found, "", AF_UNSPEC).size(), 1u);
+  EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "ib0");
+}
+
+TEST(sizes_are_parsed) {
+  uint64_t value = 0;
+  CHECK(parse_bytes("64K", &value));
+  EXPECT_EQ(value, 65536u);
+  CHECK(parse_bytes("2m", &value));
+  EXPECT_EQ(value, 2u << 20);
+  CHECK(parse_bytes("131072", &value));
+  EXPECT_EQ(value, 131072u);
+  for (const char* bad : {"", "K", "-1", "1.5M", "64KB", "64 K", "99999999999999999999", "9999999999999G"}) {
+    EXPECT(!parse_bytes(bad, &value));
+  }
+}
+
+TEST(bad_settings_are_told_and_replaced) {
+  net();
+  warnings();
+  ::setenv("BAGUA_NET_CHUNK", "3", 1);
+  ::setenv("BAGUA_NET_STREAMS", "many", 1);
+  ::setenv("BAGUA_NET_STREAM", "2", 1);
+  ::setenv("BAGUA_NET_THREADS", "3", 1);
+  const Settings read = read_settings();
+  for (const char* name : {"BAGUA_NET_CHUNK", "BAGUA_NET_STREAMS", "BAGUA_NET_STREAM", "BAGUA_NET_THREADS"}) {
+    ::unsetenv(name);
+  }
+  const Settings standard = read_settings();
+  EXPECT_EQ(read.chunk_bytes, standard.chunk_bytes);
+  EXPECT_EQ(read.streams, standard.streams);
+  EXPECT_EQ(read.threads, 3);
+  std::string all;
+  for (const std::string& line : warnings()) all += line + "\n";
+  EXPECT(all.find("BAGUA_NET_CHUNK='3' can't be used: it must be a size from 16K to 64M") != all.npos);
+  EXPECT(all.find("BAGUA_NET_STREAMS='many' can't be used: it must be a number from 1 to 32") != all.npos);
+  EXPECT(all.find("there is no setting BAGUA_NET_STREAM:") != all.npos);
+}
+
+TEST(figures_are_a_line_of_json) {
+  ConnectionStats stats;
+  stats.direction = "send to";
+  stats.peer = "[fe80::1%eth0]:5";
+  stats.messages = 3;
+  stats.inline_bytes = 10;
+  stats.stream_bytes = {20, 30};
+  const std::string line = json_line(stats);
+  EXPECT(line.find("\"direction\": \"send\", \"peer\": \"[fe80::1%eth0]:5\"") != line.npos);
+  EXPECT(line.find("\"bytes\": 60, \"inline_bytes\": 10, \"stream_bytes\": [20, 30]") != line.npos);
+  EXPECT_EQ(line.back(), '\n');
+}
+
+TEST(a_link_local_address_needs_an_interface_of_its_kind) {
+  Handle handle{};
+  handle.magic = Handle::kMagic;
+  handle.version = kProtocolVersion;
+  handle.family = 6;
+  handle.port = 1;
+  handle.link_local = 1;
+  handle.address[0] = 0xfe;
+  handle.address[1] = 0x80;
+  Address out;
+  Device device{"eth0", "", interface("eth0", "10.0.0.5").address, 1};
+  EXPECT(!handle_address(handle, device, &out));
+  device.address = interface("eth0", "fe80::1").address;
+  device.address.v6.sin6_scope_id = 7;
+  CHECK_OK(handle_address(handle, device, &out));
+  EXPECT_EQ(out.v6.sin6_scope_id, 7u);
+}
+
+TEST(properties_say_the_same_in_every_version) {
+  PropertiesV8 v8{};
+  PropertiesV9 v9{};
+  PropertiesV10 v10{};
+  PropertiesV11 v11{};
+  PropertiesV12 v12{};
+  CHECK_EQ(net().get_properties(0, &v11), kSuccess);
+  CHECK_EQ(ncclNetPlugin_v8.get_properties(0, &v8), kSuccess);
+  CHECK_EQ(ncclNetPlugin_v9.get_properties(0, &v9), kSuccess);
+  CHECK_EQ(ncclNetPlugin_v10.get_properties(0, &v10), kSuccess);
+  CHECK_EQ(ncclNetPlugin_v12.get_properties(0, &v12), kSuccess);
+  EXPECT_EQ(std::string(v11.name), "lo");
+  for (const int speed : {v8.speed, v9.speed, v10.speed, v12.speed}) EXPECT_EQ(speed, v11.speed);
+  for (const int recvs : {v8.max_recvs, v9.max_recvs, v10.max_recvs, v11.max_recvs, v12.max_recvs}) EXPECT_EQ(recvs, 1);
+  EXPECT_EQ(v12.virtual_device.count, 1);
+  EXPECT_EQ(v12.max_p2p_bytes, v9.max_p2p_bytes);
+  EXPECT_EQ(net().get_properties(1000, &v11), kInvalidArgument);
+  EXPECT_EQ(net().get_properties(-1, &v11), kInvalidArgument);
+}
+
+TEST(wrong_use_is_refused) {
+  Pair pair = connected();
+  void* request = nullptr;
+  void* mhandle = nullptr;
+  char byte;
+  void* data[2] = {&byte, &byte};
+  size_t sizes[2] = {1, 1};
+  int tags[2] = {0, 0};
+  EXPECT_EQ(net().irecv(pair.receiver, 2, data, sizes, tags, nullptr, nullptr, &request), kInvalidUsage);
+  EXPECT_EQ(net().isend(pair.sender, nullptr, 1, 0, nullptr, nullptr, &request), kInvalidArgument);
+  EXPECT_EQ(ncclNetPlugin_v8.isend(pair.sender, &byte, -1, 0, nullptr, &request), kInvalidArgument);
+  EXPECT_EQ(net().reg_mr(pair.sender, &byte, 1, kPtrCuda, &mhandle), kInvalidUsage);
+  EXPECT_EQ(net().reg_mr(pair.sender, &byte, 1, kPtrHost, &mhandle), kSuccess);
+  EXPECT_EQ(net().dereg_mr(pair.sender, mhandle), kSuccess);
+  EXPECT_EQ(net().isend(nullptr, &byte, 1, 0, nullptr, nullptr, &request), kInvalidArgument);
+  EXPECT(request == nullptr);
+  close(&pair);
+}
+
+}  // namespace
+}  // namespace bagua::nccl_net::rig

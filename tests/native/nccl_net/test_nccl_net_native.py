@@ -1,0 +1,120 @@
+"""Builds and runs the native tests of the network plugin: plain, under ASan + UBSan, and under TSan.
+
+They call the plugin's tables as NCCL does, both ends in one process, on loopback. By hand:
+``python tests/native/nccl_net/test_nccl_net_native.py [plain|asan|tsan] [suite[.test] ...]``.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
+
+
+def _native() -> ModuleType:
+    """The builder of the core's native tests, a file beside this folder."""
+    spec = importlib.util.spec_from_file_location("bagua_native_tests", HERE.parent / "test_native.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+native = _native()
+
+
+def sources() -> list[Path]:
+    """The plugin, what it is linked with, the harness, the suites."""
+    csrc: Path = native.CSRC
+    shared = [csrc / "net" / "socket.cpp", *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text"))]
+    shared.append(csrc / "transport" / "stream_rate.cpp")
+    return [
+        *sorted((csrc / "nccl_net").glob("*.cpp")),
+        *shared,
+        HERE.parent / "harness.cpp",
+        *sorted(HERE.glob("*.cpp")),
+    ]
+
+
+def build(name: str, folder: Path) -> Path:
+    """Compiles and links one build of the test program; returns the program.
+
+    Raises:
+        RuntimeError: the compiler's messages.
+    """
+    flags = [*native.COMMON, *native.BUILDS[name], f"-I{native.CSRC}", f"-I{HERE.parent}", f"-I{HERE}"]
+
+    def compile_unit(source: Path) -> Path:
+        headers = [*sorted((native.CSRC / "nccl_net").glob("*.h")), *sorted(HERE.glob("*.h"))]
+        key = native.content_key([*native.with_headers(source), *headers], native.compiler_version(), *flags)
+        output = folder / f"nccl-net-{name}-{source.stem}-{key}.o"
+        if not output.exists():
+            native.run_compiler([*flags, "-c", str(source)], output)
+        return output
+
+    with native.locked(folder):
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_unit, sources()))
+        key = native.content_key([], *(str(path) for path in objects))
+        program = folder / f"nccl-net-{name}-{key}.program"
+        if not program.exists():
+            native.run_compiler([*flags, *(str(path) for path in objects)], program)
+    return program
+
+
+# Helpers join in wherever the machine has two cores or twenty.
+def run(name: str, program: Path, arguments: list[str], helpers: str) -> "subprocess.CompletedProcess[str]":
+    """Runs suites with so many helper threads."""
+    os.environ["BAGUA_NET_THREADS"] = helpers
+    try:
+        result: subprocess.CompletedProcess[str] = native.run(name, program, arguments)
+    finally:
+        del os.environ["BAGUA_NET_THREADS"]
+    return result
+
+
+# The sanitizers run in every test run; the plain build, which other tests drive through ctypes, with --full.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in ("plain", "asan", "tsan")
+    ],
+)
+def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """Name of the build and its program."""
+    if shutil.which(native.COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
+    cache = request.config.cache
+    assert cache is not None
+    name = str(request.param)
+    return name, build(name, native.cache_folder(Path(cache.mkdir("native-tests"))))
+
+
+@pytest.mark.timeout(600)  # the first one of a build waits for the compiler
+@pytest.mark.parametrize("helpers", ["0", "2"])
+def test_nccl_net_native(program: tuple[str, Path], helpers: str) -> None:
+    """All suites under one build, without helper threads and with them."""
+    name, path = program
+    result = run(name, path, SUITES if helpers != "0" else ["transfer_test", "fault_test"], helpers)
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+
+
+def main(arguments: list[str]) -> int:
+    """Builds and runs by hand, with the output on the screen."""
+    name = arguments[0] if arguments else "plain"
+    path = build(name, native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests"))
+    result = run(name, path, arguments[1:], os.environ.get("BAGUA_NET_THREADS", "2"))
+    print(result.stdout, end="")
+    return int(result.returncode)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
