@@ -21,7 +21,8 @@ LEFT = "left"
 RIGHT = "right"
 """Slot: Q of every matrix."""
 
-_BLOCK_ELEMENTS = 1 << 18
+_BLOCK_ELEMENTS = 1 << 18  # fit into a processor's cache together with what is computed from them
+_ALL = 1 << 62
 
 
 @dataclass
@@ -59,9 +60,9 @@ class _Matrix:
         """Q transposed, [rank, columns]."""
         return flat[self.right_at : self.right_at + self.rank * self.columns].view(self.rank, self.columns)
 
-    def blocks(self) -> Iterator[slice]:
-        """Runs of rows that fit into a processor's cache together with what is computed from them."""
-        step = max(1, _BLOCK_ELEMENTS // self.columns)
+    def blocks(self, elements: int) -> Iterator[slice]:
+        """Runs of rows of about so many elements."""
+        step = max(1, elements // self.columns)
         for first in range(0, self.rows, step):
             yield slice(first, min(first + step, self.rows))
 
@@ -77,7 +78,11 @@ def matrix_shape(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Compressed:
-    """One bucket's matrices, and the three computations of its plan."""
+    """One bucket's matrices, and the three computations of its plan.
+
+    ``looks``: the host looks whether gradients are finite. On a GPU it would have to wait for that: both cases are
+    computed there.
+    """
 
     def __init__(self, bucket: Bucket, settings: PowerSGDAlgorithm, state_of: Callable[..., _State]) -> None:
         self.plain: list[tuple[int, int, int]] = []  # (place in the gradient, place in LEFT, elements)
@@ -96,13 +101,16 @@ class _Compressed:
         # Equal shapes of P side by side: one batch to orthogonalise.
         found.sort(key=lambda one: one[:2])
         for rows, rank, columns, name, at in found:
-            state = state_of(name, rows, columns, rank, bucket.dtype)
+            state = state_of(name, rows, columns, rank, bucket.tensors[0])
             self.matrices.append(_Matrix(name, rows, columns, rank, at, left, right, state))
             left += rows * rank
             right += columns * rank
         self.left_elements, self.right_elements = left, right
         self.batches = _batches(self.matrices)
         self.broken: set[str] = set()
+        self.looks = not bucket.tensors[0].is_cuda
+        self.block = _BLOCK_ELEMENTS if self.looks else _ALL
+        self.finite: dict[str, torch.Tensor] = {}
 
     def plan(self) -> Plan:
         """Both phases; the errors are state, so the plan can't be repeated."""
@@ -123,7 +131,7 @@ class _Compressed:
             left[to : to + count].copy_(gradient[at : at + count])
         for matrix in self.matrices:
             state, mine, projected = matrix.state, matrix.of(gradient), matrix.left(left)
-            for rows in matrix.blocks():
+            for rows in matrix.blocks(self.block):
                 block = state.error[rows].add_(mine[rows])
                 _multiply(state.right, block.t(), projected[:, rows])
 
@@ -139,7 +147,11 @@ class _Compressed:
         self.broken = set()
         for matrix in self.matrices:
             basis = matrix.left(left)
-            if math.isfinite(float(basis.sum())):
+            if not self.looks:
+                finite = self.finite[matrix.name] = basis.sum().isfinite()
+                _multiply(basis, matrix.state.error, matrix.right(right))
+                _choose(finite, matrix.right(right), matrix.state.right)
+            elif math.isfinite(float(basis.sum())):
                 _multiply(basis, matrix.state.error, matrix.right(right))
             else:
                 self.broken.add(matrix.name)
@@ -159,9 +171,13 @@ class _Compressed:
                 continue
             state.right.copy_(matrix.right(right))
             basis = matrix.left(left)
-            for rows in matrix.blocks():
+            for rows in matrix.blocks(self.block):
                 _outer(basis[:, rows], state.right, mine[rows])
                 state.error[rows].sub_(mine[rows])
+            if not self.looks:
+                finite = self.finite[matrix.name]
+                _choose(finite, mine, math.nan)
+                _choose(finite, state.error, 0.0)
 
 
 def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
@@ -172,6 +188,11 @@ def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
         found.append((first, last))
         first = last
     return found
+
+
+def _choose(finite: torch.Tensor, values: torch.Tensor, otherwise: torch.Tensor | float) -> None:
+    """``values`` stay where ``finite`` (one element) is true, and become ``otherwise`` where it is not."""
+    values.copy_(torch.where(finite, values, otherwise))
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -230,12 +251,13 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
                 return
         bucket.set_plan(Plan((AllReduce("AVG"),)))
 
-    def _state_of(self, name: str, rows: int, columns: int, rank: int, dtype: torch.dtype) -> _State:
+    def _state_of(self, name: str, rows: int, columns: int, rank: int, like: torch.Tensor) -> _State:
         if name not in self._states:
-            dtype = torch.promote_types(dtype, torch.float32)
+            dtype = torch.promote_types(like.dtype, torch.float32)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
             right = torch.randn(rank, columns, dtype=dtype, generator=generator)
-            self._states[name] = _State(torch.zeros(rows, columns, dtype=dtype), right)
+            error = torch.zeros(rows, columns, dtype=dtype, device=like.device)
+            self._states[name] = _State(error, right.to(like.device))
         return self._states[name]
 
     def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
