@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int16, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 VERSIONS = (8, 9, 10, 11, 12)
 HANDLE_BYTES = 128
@@ -17,9 +18,15 @@ OPTIONAL_RECV_COMPLETION = 1
 TABLE_BYTES = {8: 152, 9: 160, 10: 160, 11: 176, 12: 176}
 PROPERTIES_BYTES = {8: 64, 9: 104, 10: 104, 11: 112, 12: 128}
 
-_HEAD = [("name", c_char_p), ("pciPath", c_char_p), ("guid", c_uint64), ("ptrSupport", c_int), ("regIsGlobal", c_int)]
-_FLUSH = [("forceFlush", c_int)]
-_MIDDLE = [
+_HEAD: list[tuple[str, Any]] = [
+    ("name", c_char_p),
+    ("pciPath", c_char_p),
+    ("guid", c_uint64),
+    ("ptrSupport", c_int),
+    ("regIsGlobal", c_int),
+]
+_FLUSH: list[tuple[str, Any]] = [("forceFlush", c_int)]
+_MIDDLE: list[tuple[str, Any]] = [
     *(("speed", c_int), ("port", c_int), ("latency", c_float), ("maxComms", c_int), ("maxRecvs", c_int)),
     *(("netDeviceType", c_int), ("netDeviceVersion", c_int)),
 ]
@@ -37,7 +44,7 @@ class VirtualDevice8(ctypes.Structure):
     _fields_ = [("ndevs", c_int), ("devs", c_int * 8)]
 
 
-_SIZES = [("maxP2pBytes", c_size_t), ("maxCollBytes", c_size_t)]
+_SIZES: list[tuple[str, Any]] = [("maxP2pBytes", c_size_t), ("maxCollBytes", c_size_t)]
 
 
 class PropertiesV8(ctypes.Structure):
@@ -96,7 +103,7 @@ _P, _PP, _I = c_void_p, POINTER(c_void_p), POINTER(c_int)
 PROFILER = ctypes.CFUNCTYPE(c_int, _PP, c_int, c_void_p, c_int64, c_void_p)
 
 
-def arguments(version: int) -> dict[str, tuple[object, ...]]:
+def arguments(version: int) -> dict[str, tuple[Any, ...]]:
     """Argument types of the table's functions, in the table's order."""
     length = c_int if version == 8 else c_size_t
     lengths = POINTER(length)
@@ -104,7 +111,7 @@ def arguments(version: int) -> dict[str, tuple[object, ...]]:
     context = (_P,) if version >= 11 else ()
     config = (POINTER(CommConfig),) if version == 10 else ()
     init = {8: (_P,), 9: (_P,), 10: (_P, _P)}.get(version, (_PP, c_uint64, POINTER(CommConfig), _P, _P))
-    found: dict[str, tuple[object, ...]] = {
+    found: dict[str, tuple[Any, ...]] = {
         "init": init,
         "devices": (_I,),
         "getProperties": (c_int, POINTER(PROPERTIES[version])),
@@ -133,8 +140,8 @@ def arguments(version: int) -> dict[str, tuple[object, ...]]:
 
 
 def _table(version: int) -> type[ctypes.Structure]:
-    fields = [("name", c_char_p)]
-    fields += [(name, ctypes.CFUNCTYPE(c_int, *types)) for name, types in arguments(version).items()]  # type: ignore[arg-type, misc]
+    fields: list[tuple[str, Any]] = [("name", c_char_p)]
+    fields += [(name, ctypes.CFUNCTYPE(c_int, *types)) for name, types in arguments(version).items()]
     return type(f"TableV{version}", (ctypes.Structure,), {"_fields_": fields})
 
 
