@@ -65,6 +65,13 @@ def _sources(extension: Extension = CORE) -> list[Path]:
     return [path for path in found if path.relative_to(SOURCE_DIR).parts[0] not in BUILT_APART]
 
 
+def _units(extension: Extension) -> list[Path]:
+    """What the compiler gets. Of the other folders an extension takes headers alone."""
+    units = (path for path in _sources(extension) if path.suffix == ".cpp")
+    folder = SOURCE_DIR / extension.kind
+    return [path for path in units if extension.folders is None or folder in path.parents]
+
+
 def _compile_flags() -> list[str]:
     return [*COMPILE_FLAGS, *build_cache.march_flags()]
 
@@ -170,7 +177,7 @@ def _compile(extension: Extension, folder: Path) -> None:
 
     cpp_extension.load(
         name=extension.module,
-        sources=[str(path) for path in _sources(extension) if path.suffix == ".cpp"],
+        sources=[str(path) for path in _units(extension)],
         extra_include_paths=[str(SOURCE_DIR)],
         extra_cflags=_compile_flags(),
         extra_ldflags=list(extension.link_flags),

@@ -1,0 +1,140 @@
+#include "device/api/libraries.h"
+
+#include "device/api/library.h"
+
+namespace bagua::device {
+
+namespace {
+
+// Fills tables; remembers the first function that is missing.
+class Filler {
+ public:
+  explicit Filler(const Library& library) : library_(library) {}
+  template <class F>
+  void need(F* slot, std::initializer_list<const char*> names) {
+    *slot = reinterpret_cast<F>(library_.find(names));
+    if (*slot == nullptr && missing_.empty()) missing_ = *names.begin();
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  const Library& library_;
+  std::string missing_;
+};
+
+void fill_cuda(Filler* f, CudaRuntime* t) {
+  f->need(&t->get_device, {"cudaGetDevice"});
+  f->need(&t->set_device, {"cudaSetDevice"});
+  f->need(&t->pci_bus_id, {"cudaDeviceGetPCIBusId"});
+  f->need(&t->priority_range, {"cudaDeviceGetStreamPriorityRange"});
+  f->need(&t->stream_create, {"cudaStreamCreateWithPriority"});
+  f->need(&t->stream_destroy, {"cudaStreamDestroy"});
+  f->need(&t->stream_query, {"cudaStreamQuery"});
+  f->need(&t->stream_wait_event, {"cudaStreamWaitEvent"});
+  f->need(&t->stream_capturing, {"cudaStreamIsCapturing"});
+  f->need(&t->event_create, {"cudaEventCreateWithFlags"});
+  f->need(&t->event_destroy, {"cudaEventDestroy"});
+  f->need(&t->event_record, {"cudaEventRecord"});
+  f->need(&t->event_query, {"cudaEventQuery"});
+  f->need(&t->event_synchronize, {"cudaEventSynchronize"});
+  f->need(&t->copy, {"cudaMemcpyAsync"});
+  f->need(&t->set, {"cudaMemsetAsync"});
+  f->need(&t->host_function, {"cudaLaunchHostFunc"});
+  f->need(&t->host_register, {"cudaHostRegister"});
+  f->need(&t->host_unregister, {"cudaHostUnregister"});
+  f->need(&t->host_address, {"cudaHostGetDevicePointer"});
+  f->need(&t->allocate, {"cudaMalloc"});
+  f->need(&t->release, {"cudaFree"});
+  f->need(&t->error_text, {"cudaGetErrorString"});
+}
+
+// The first form of cuStreamWaitValue32 had to be allowed by a module parameter; _v2 is the one in use.
+void fill_driver(Filler* f, CudaDriver* t) {
+  f->need(&t->wait_value, {"cuStreamWaitValue32_v2"});
+}
+
+void fill_nccl(Filler* f, Nccl* t) {
+  f->need(&t->version, {"ncclGetVersion"});
+  f->need(&t->unique_id, {"ncclGetUniqueId"});
+  f->need(&t->init_rank, {"ncclCommInitRank"});
+  f->need(&t->destroy, {"ncclCommDestroy"});
+  f->need(&t->abort, {"ncclCommAbort"});
+  f->need(&t->async_error, {"ncclCommGetAsyncError"});
+  f->need(&t->error_text, {"ncclGetErrorString"});
+  f->need(&t->group_start, {"ncclGroupStart"});
+  f->need(&t->group_end, {"ncclGroupEnd"});
+  f->need(&t->all_reduce, {"ncclAllReduce"});
+  f->need(&t->reduce, {"ncclReduce"});
+  f->need(&t->broadcast, {"ncclBroadcast"});
+  f->need(&t->all_gather, {"ncclAllGather"});
+  f->need(&t->reduce_scatter, {"ncclReduceScatter"});
+  f->need(&t->send, {"ncclSend"});
+  f->need(&t->recv, {"ncclRecv"});
+}
+
+void fill_kernels(Filler* f, BaguaKernels* t) {
+  f->need(&t->version, {"bagua_kernels_version"});
+  f->need(&t->transcode, {"bagua_kernels_transcode"});
+  f->need(&t->reduce, {"bagua_kernels_reduce"});
+}
+
+// A table is either complete or empty.
+template <class Table>
+void take(const char* name, const char* variable, const std::vector<std::string>& files, void (*fill)(Filler*, Table*),
+          Table* table, Libraries* out, Library* library) {
+  if (Status status = Library::open(variable, files, library); !status) {
+    out->why_not[name] = status.message();
+    return;
+  }
+  Filler filler(*library);
+  fill(&filler, table);
+  if (filler.missing().empty()) {
+    out->paths[name] = library->path();
+  } else {
+    *table = Table{};
+    out->why_not[name] = library->path() + " has no " + filler.missing();
+  }
+}
+
+void check_nccl(Libraries* out, const Library& library) {
+  if (!out->has_nccl()) return;
+  if (out->nccl.version(&out->nccl_version) != kNcclOk || out->nccl_version < 21100) {
+    out->why_not["nccl"] = out->paths["nccl"] + " is version " + std::to_string(out->nccl_version) +
+                           "; 2.11 or later is needed (ncclAvg, send and receive)";
+    out->paths.erase("nccl");
+    out->nccl = Nccl{};
+    return;
+  }
+  out->nccl.shrink = library.find({"ncclCommShrink"});
+  out->nccl.grow = library.find({"ncclCommGrow"});
+  out->nccl.revoke = library.find({"ncclCommRevoke"});
+}
+
+void check_kernels(Libraries* out) {
+  if (!out->has_kernels()) return;
+  const uint32_t version = out->kernels.version();
+  if (version == BAGUA_KERNELS_VERSION) return;
+  out->why_not["kernels"] = out->paths["kernels"] + " has version " + std::to_string(version) + ", version " +
+                            std::to_string(BAGUA_KERNELS_VERSION) + " is needed: build it again";
+  out->paths.erase("kernels");
+  out->kernels = BaguaKernels{};
+}
+
+}  // namespace
+
+Libraries open_libraries(const std::string& kernels) {
+  Libraries out;
+  Library cuda, driver, nccl, codecs;
+  take<CudaRuntime>("cudart", "BAGUA_DEVICE_CUDART",
+                    {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}, fill_cuda, &out.cuda,
+                    &out, &cuda);
+  take<CudaDriver>("driver", "BAGUA_DEVICE_DRIVER", {"libcuda.so.1"}, fill_driver, &out.driver, &out, &driver);
+  take<Nccl>("nccl", "BAGUA_DEVICE_NCCL", {"libnccl.so.2"}, fill_nccl, &out.nccl, &out, &nccl);
+  const std::vector<std::string> files = kernels.empty() ? std::vector<std::string>{} : std::vector{kernels};
+  take<BaguaKernels>("kernels", "BAGUA_DEVICE_KERNELS", files, fill_kernels, &out.kernels, &out, &codecs);
+  check_nccl(&out, nccl);
+  check_kernels(&out);
+  return out;
+}
+
+}  // namespace bagua::device

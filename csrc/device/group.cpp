@@ -1,0 +1,132 @@
+#include "device/group.h"
+
+#include <poll.h>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+std::vector<int> Members::neighbours() const {
+  std::vector<int> found;
+  for (int i = 0; i < size(); ++i) {
+    if (host[static_cast<size_t>(i)] == host[static_cast<size_t>(index)]) found.push_back(i);
+  }
+  return found;
+}
+
+bool Members::regular() const {
+  std::map<int, int> there;
+  for (const int h : host) ++there[h];
+  for (const auto& [h, count] : there) {
+    if (count != there.begin()->second || count < 2) return false;
+  }
+  return there.size() > 1;
+}
+
+Group::Group(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members)
+    : runtime_(runtime), table_(table), watcher_(watcher), members_(std::move(members)) {}
+
+Group::~Group() = default;
+
+Status Group::submit(Operation* operation, CudaStream stream) {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  CudaEvent begin = nullptr;
+  Status status = runtime_->take_event(&begin);
+  if (status) status = runtime_->cuda(cuda.event_record(begin, stream), "recording the caller's stream");
+  if (status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    status = submit_on(route_of(*operation), operation, begin);
+  }
+  runtime_->put_event(begin);
+  // What fails here has left the communicators of NCCL, or the order of a lane, in an unknown state.
+  if (!status) runtime_->failure.fail(name_of(*operation) + ": " + status.message());
+  return status;
+}
+
+Route Group::route_of(const Operation& operation) const {
+  if (route_ == Route::kFlat && flat_->takes(operation)) return Route::kFlat;
+  if (route_ == Route::kHierarchical && hierarchical_->takes(operation)) return Route::kHierarchical;
+  return Route::kStaged;
+}
+
+Status Group::submit_on(Route route, Operation* operation, CudaEvent begin) {
+  LegCounters& counters = runtime_->counters;
+  counters.ops.fetch_add(1, std::memory_order_relaxed);
+  counters.bytes.fetch_add(operation->src_bytes, std::memory_order_relaxed);
+  if (route == Route::kStaged) {
+    counters.ops_staged.fetch_add(1, std::memory_order_relaxed);
+    Lane* lane = nullptr;
+    if (Status status = lane_for(*operation, &lane); !status) return status;
+    return lane->submit(operation, begin);
+  }
+  if (route == Route::kFlat) counters.ops_flat.fetch_add(1, std::memory_order_relaxed);
+  if (route == Route::kHierarchical) counters.ops_hierarchical.fetch_add(1, std::memory_order_relaxed);
+  operation->started_ns.store(now_ns(), std::memory_order_relaxed);
+  const Status status =
+      route == Route::kFlat ? flat_->submit(*operation, begin) : hierarchical_->submit(*operation, begin);
+  table_->retire(operation);
+  return status;
+}
+
+// Collectives of one communicator come in one order, and so do the messages from one rank to another.
+Status Group::lane_for(const Operation& operation, Lane** lane) {
+  const Kind kind = operation.kind();
+  const bool pair = kind == Kind::kSend || kind == Kind::kRecv;
+  const int64_t key = pair ? 2 * int64_t{operation.descriptor.root} + (kind == Kind::kSend ? 1 : 0) : -1;
+  std::unique_ptr<Lane>& slot = lanes_[key];
+  if (slot == nullptr) {
+    auto made = std::make_unique<Lane>(runtime_, [this](Operation* done) { table_->retire(done); });
+    if (Status status = made->open(); !status) return status;
+    slot = std::move(made);
+  }
+  *lane = slot.get();
+  return Status::ok();
+}
+
+bool Group::settled() const {
+  return (flat_ == nullptr || flat_->idle()) && (hierarchical_ == nullptr || hierarchical_->idle());
+}
+
+bool Group::quiet() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bool empty = true;
+  for (const auto& [key, lane] : lanes_) empty = empty && lane->empty();
+  return empty && settled();
+}
+
+bool Group::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t asked = now_ns();
+  for (const auto& [key, lane] : lanes_) lane->wait_empty();
+  const auto failed = [this] { return runtime_->failure.failed(); };
+  // CUDA has no wait that another thread could end. After a failure the watcher aborts what holds up the streams.
+  while (!settled() && !(failed() && now_ns() - asked > 10 * kNsPerS)) poll(nullptr, 0, 1);
+  drop_nccl();
+  bool all = settled();
+  hierarchical_.reset();
+  for (auto& [key, lane] : lanes_) all = lane->close() && all;
+  if (!all) {
+    for (auto& [key, lane] : lanes_) static_cast<void>(lane.release());  // CUDA may still use them
+    static_cast<void>(flat_.release());
+  }
+  lanes_.clear();
+  flat_.reset();
+  HostError ignored;
+  if (across_ != 0) static_cast<void>(runtime_->host.destroy_comm(runtime_->host.client, across_, &ignored));
+  across_ = 0;
+  return all;
+}
+
+void Group::drop_nccl() {
+  for (const auto& handle : handles_) {
+    watcher_->remove(handle);
+    if (runtime_->failure.failed()) {
+      handle->abort();
+    } else {
+      handle->destroy();
+    }
+  }
+  handles_.clear();
+}
+
+}  // namespace bagua::device

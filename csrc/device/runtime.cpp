@@ -1,0 +1,181 @@
+#include "device/runtime.h"
+
+#include <algorithm>
+
+namespace bagua::device {
+
+namespace {
+
+constexpr uint64_t kSmallest = 64 << 10, kStep = 1 << 20;  // bytes of pinned memory
+
+// Few different sizes, so that memory is used again.
+uint64_t rounded(uint64_t bytes) {
+  if (bytes > kStep) return (bytes + kStep - 1) / kStep * kStep;
+  uint64_t size = kSmallest;
+  while (size < bytes) size *= 2;
+  return size;
+}
+
+}  // namespace
+
+bool Failure::fail(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) return false;
+  reason_ = reason;
+  failed_.store(true, std::memory_order_release);
+  for (const auto& [id, listener] : listeners_) listener();
+  return true;
+}
+
+std::string Failure::reason() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return reason_;
+}
+
+uint64_t Failure::listen(std::function<void()> listener) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) listener();
+  listeners_.emplace_back(next_, std::move(listener));
+  return next_++;
+}
+
+void Failure::forget(uint64_t listener) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto is_it = [listener](const auto& entry) { return entry.first == listener; };
+  listeners_.erase(std::remove_if(listeners_.begin(), listeners_.end(), is_it), listeners_.end());
+}
+
+Runtime::Runtime(const HostApi& host_api, int ordinal, const std::string& kernels)
+    : host(host_api), device(ordinal), libraries(open_libraries(kernels)) {}
+
+Runtime::~Runtime() {
+  if (!libraries.has_cuda()) return;
+  OnDevice here(*this);
+  for (CudaEvent event : events_) libraries.cuda.event_destroy(event);
+  HostError ignored;  // the daemon may be gone, and with it the memory
+  for (const Pinned& memory : made_) {
+    libraries.cuda.host_unregister(memory.data);
+    static_cast<void>(host.free(host.client, memory.segment, &ignored));
+  }
+}
+
+Status Runtime::open() {
+  if (host.version != kHostApiVersion) {
+    return {Code::kInvalid, "the core and the GPU leg are of different versions: start again, both are built anew"};
+  }
+  if (!libraries.has_cuda()) {
+    return {Code::kUnavailable, "the CUDA runtime can't be used: " + libraries.why_not.at("cudart") +
+                                    ". BAGUA_DEVICE_CUDART names the file (libcudart.so.12 or .13) if it is elsewhere"};
+  }
+  OnDevice here(*this);
+  if (!here.status()) return here.status();
+  int least = 0;
+  return cuda(libraries.cuda.priority_range(&least, &priority_), "asking for stream priorities");
+}
+
+Status Runtime::cuda(CudaError code, const char* what) const {
+  if (code == kCudaOk) return Status::ok();
+  return {Code::kUnavailable, "GPU " + std::to_string(device) + ": " + what + " failed: CUDA error " +
+                                  std::to_string(code) + ", " + libraries.cuda.error_text(code)};
+}
+
+Status Runtime::nccl(NcclResult code, const char* what) const {
+  if (code == kNcclOk || code == kNcclInProgress) return Status::ok();
+  return {Code::kUnavailable,
+          std::string("NCCL: ") + what + " failed: " + libraries.nccl.error_text(code) + " (NCCL_DEBUG=INFO has more)"};
+}
+
+Status Runtime::host_status(int code, const HostError& error) const {
+  if (code == kHostOk) return Status::ok();
+  if (code == kHostInterrupted && failure.failed()) return failure.status();
+  return {code == kHostTimeout ? Code::kTimeout : Code::kUnavailable, error.text};
+}
+
+Status Runtime::take_event(CudaEvent* out) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!events_.empty()) {
+      *out = events_.back();
+      events_.pop_back();
+      return Status::ok();
+    }
+  }
+  return cuda(libraries.cuda.event_create(out, kEventDisableTiming | kEventBlockingSync), "making an event");
+}
+
+void Runtime::put_event(CudaEvent event) {
+  if (event == nullptr) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  events_.push_back(event);
+}
+
+Status Runtime::make_stream(CudaStream* out) {
+  return cuda(libraries.cuda.stream_create(out, kStreamNonBlocking, priority_), "making a stream");
+}
+
+Status Runtime::take_pinned(uint64_t bytes, Pinned* out) {
+  if (bytes == 0) return Status::ok();
+  const uint64_t size = rounded(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto best = idle_.end();
+    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+      if (it->bytes >= size && (best == idle_.end() || it->bytes < best->bytes)) best = it;
+    }
+    if (best != idle_.end() && best->bytes <= 4 * size) {
+      *out = *best;
+      idle_.erase(best);
+      return Status::ok();
+    }
+  }
+  counters.host_waits.fetch_add(1);
+  HostError error;
+  void* data = nullptr;
+  Pinned made;
+  if (Status status = host_status(host.alloc(host.client, size, &made.segment, &data, &made.bytes, &error), error);
+      !status) {
+    return status;
+  }
+  made.data = static_cast<char*>(data);
+  const unsigned flags = kHostRegisterPortable | kHostRegisterMapped;
+  if (Status status = cuda(libraries.cuda.host_register(data, made.bytes, flags), "pinning shared memory"); !status) {
+    static_cast<void>(host.free(host.client, made.segment, &error));
+    return status;
+  }
+  counters.pinned_bytes.fetch_add(made.bytes);
+  std::lock_guard<std::mutex> lock(made_mutex_);
+  made_.push_back(made);
+  *out = made;
+  return Status::ok();
+}
+
+void Runtime::put_pinned(Pinned memory) {
+  if (memory.data == nullptr) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(memory);
+}
+
+Status Runtime::allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total) {
+  counters.host_waits.fetch_add(1);
+  const std::string what = "allocating " + std::to_string(bytes) + " bytes";
+  if (Status status = cuda(libraries.cuda.allocate(out, bytes), what.c_str()); !status) return status;
+  total->fetch_add(bytes);
+  return Status::ok();
+}
+
+OnDevice::OnDevice(const Runtime& runtime) : runtime_(runtime) {
+  const CudaRuntime& cuda = runtime.libraries.cuda;
+  status_ = runtime.cuda(cuda.get_device(&before_), "asking for the current device");
+  if (!status_) return;
+  if (before_ == runtime.device) {
+    before_ = -1;
+  } else {
+    status_ = runtime.cuda(cuda.set_device(runtime.device), "choosing the device");
+  }
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) runtime_.libraries.cuda.set_device(before_);
+}
+
+}  // namespace bagua::device

@@ -1,0 +1,113 @@
+// What all parts of a leg share: libraries, the rank's channel, the first failure, events, pinned memory, counters.
+//
+// Thread safety: everything here may be used from any thread. Lock order of the leg, outermost first:
+//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_ -> the mutexes of this file and Lane::queue_mutex_ (each alone).
+// CUDA may call a host function on a thread of its own while it holds up whoever enqueues work. So no mutex that a
+// host function takes (Lane::queue_mutex_, Failure::mutex_) is held while calling CUDA.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "channel/host_api.h"
+#include "device/api/libraries.h"
+
+namespace bagua::device {
+
+// The first error, for everybody.
+class Failure {
+ public:
+  // False if there was one before. Listeners have run when it returns.
+  bool fail(const std::string& reason);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string reason() const;
+  // Ok, or kUnavailable with the reason.
+  Status status() const { return failed() ? Status(Code::kUnavailable, reason()) : Status::ok(); }
+  // Is called once, at the failure: at once if it was before. Must not call CUDA.
+  uint64_t listen(std::function<void()> listener);
+  // After it the listener is not running and will not run.
+  void forget(uint64_t listener);
+
+ private:
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;  // guards what follows; held while listeners run
+  std::string reason_;
+  uint64_t next_ = 1;
+  std::vector<std::pair<uint64_t, std::function<void()>>> listeners_;
+};
+
+struct LegCounters {
+  std::atomic<uint64_t> ops{0}, ops_staged{0}, ops_flat{0}, ops_hierarchical{0}, bytes{0};
+  std::atomic<uint64_t> pinned_bytes{0}, scratch_bytes{0}, residual_bytes{0};
+  std::atomic<uint64_t> in_flight{0}, aborts{0}, host_waits{0};
+};
+
+// Memory shared with the daemon that the GPU copies from and to.
+struct Pinned {
+  uint64_t segment = 0, bytes = 0;
+  char* data = nullptr;
+};
+
+class Runtime {
+ public:
+  Runtime(const HostApi& host, int device, const std::string& kernels);
+  ~Runtime();  // streams must have ended
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // kUnavailable with what is missing; makes nothing yet.
+  Status open();
+
+  Status cuda(CudaError code, const char* what) const;
+  Status nccl(NcclResult code, const char* what) const;
+  Status host_status(int code, const HostError& error) const;
+
+  // Events without timing, used again and again.
+  Status take_event(CudaEvent* out);
+  void put_event(CudaEvent event);
+  Status make_stream(CudaStream* out);
+
+  // At least `bytes`; nothing for 0.
+  Status take_pinned(uint64_t bytes, Pinned* out);
+  void put_pinned(Pinned memory);
+  // Memory of the device, by cudaMalloc. `total` counts it.
+  Status allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total);
+
+  const HostApi host;
+  const int device;
+  const Libraries libraries;
+  Failure failure;
+  LegCounters counters;
+
+ private:
+  int priority_ = 0;
+
+  std::mutex mutex_;  // guards the next two
+  std::vector<CudaEvent> events_;
+  std::vector<Pinned> idle_;
+  std::mutex made_mutex_;  // guards the next one
+  std::vector<Pinned> made_;
+};
+
+// The device of this thread is the leg's as long as it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(const Runtime& runtime);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const Runtime& runtime_;
+  int before_ = -1;
+  Status status_;
+};
+
+}  // namespace bagua::device
