@@ -15,7 +15,7 @@ VARIABLE = "BAGUA_ENABLE_NET"
 """1 in a job's environment, or in a node daemon's: ranks get the plugin."""
 
 SUFFIX = "bagua"
-NAME = "Bagua"
+NAME = "Bagua-Net"
 """Of the network, in NCCL's table and log. NCCL_NET demands it: without, a plugin that can't start is passed over in
 silence, and some ranks would talk a language that others don't."""
 

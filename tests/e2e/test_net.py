@@ -1,0 +1,92 @@
+"""``bagua net``, and the plugin in a job's environment. There is no GPU: NCCL's way of finding it is gone by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua.base import net_plugin
+
+DEADLINE_S = 180.0
+PRINT_ENVIRONMENT = """
+import ctypes, json, os
+library = ctypes.CDLL(f"libnccl-net-{os.environ['NCCL_NET_PLUGIN']}.so")
+name = ctypes.c_char_p.in_dll(library, "ncclNetPlugin_v8").value.decode()
+print("found", json.dumps({"name": name, "wanted": os.environ["NCCL_NET"]}))
+"""
+
+
+def bagua(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "bagua.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **env})
+
+
+def test_path() -> None:
+    done = bagua("net", "path")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.name == "libnccl-net-bagua.so" and path.is_file()
+    assert json.loads(bagua("net", "path", "--output", "json").stdout) == {"path": str(path)}
+    name = ctypes.c_char_p.in_dll(ctypes.CDLL(str(path)), "ncclNetPlugin_v11").value
+    assert name == net_plugin.NAME.encode(), "NCCL_NET would name another network"
+
+
+@pytest.mark.parametrize("quotes", ('"', ""))
+def test_environment_for_a_shell(quotes: str) -> None:
+    """With and without quotes around $(…); the linker then finds the plugin by its name, as NCCL looks for it."""
+    command = f'eval {quotes}$("$0" -P -m bagua.cli.main net env){quotes} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, PRINT_ENVIRONMENT],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "LD_LIBRARY_PATH": "/some where/lib:/other"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.removeprefix("found "))
+    assert found["name"] == found["wanted"] == net_plugin.NAME
+
+
+def test_environment_as_a_document() -> None:
+    found = json.loads(bagua("net", "env", "--output", "json", LD_LIBRARY_PATH="/x").stdout)
+    assert set(found) == {"NCCL_NET_PLUGIN", "NCCL_NET", "LD_LIBRARY_PATH"}
+    assert found["LD_LIBRARY_PATH"].endswith(":/x")
+
+
+def test_devices() -> None:
+    done = bagua("net", "show", "--output", "json", NCCL_SOCKET_IFNAME="lo")
+    assert done.returncode == 0, done.stderr
+    (device,) = json.loads(done.stdout)["devices"]
+    assert (device["device"], device["interface"], device["pci"]) == (0, "lo", None)
+    assert "lo" in bagua("net", "show", NCCL_SOCKET_IFNAME="lo").stdout
+
+
+def test_devices_that_are_none_and_bad_settings() -> None:
+    done = bagua("net", "show", NCCL_SOCKET_IFNAME="=nosuch", BAGUA_NET_STREAMS="lots")
+    assert done.returncode == 1
+    assert (
+        "nosuch" in done.stderr and "BAGUA_NET_STREAMS" in done.stderr and "error: The plugin finds no" in done.stderr
+    )
+
+
+def test_a_job_gets_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(PRINT_ENVIRONMENT)
+    done = bagua("run", "--quiet", "--enable-bagua-net", str(tmp_path / "main.py"))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "found" in line]
+    found = json.loads(line.partition("found ")[2])
+    assert found["name"] == found["wanted"]
+
+
+def test_a_plugin_that_can_not_be_built_ends_the_job_with_the_reason(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("print('started')")
+    done = bagua("run", "--quiet", "--env", "BAGUA_ENABLE_NET=perhaps", str(script))
+    assert done.returncode == 1
+    assert "BAGUA_ENABLE_NET='perhaps'" in done.stderr and "started" not in done.stdout
