@@ -1,0 +1,41 @@
+/* A CUDA runtime on host memory: every stream is a thread with a queue. It counts misuse, so that tests can be strict.
+ * What tests may call besides the functions of CUDA itself: */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Enqueues work: how the fakes of NCCL and of the kernels run in stream order. */
+void fake_cuda_enqueue(void* stream, void (*work)(void*), void* context);
+/* Waits until a stream is idle; not counted as synchronisation. */
+void fake_cuda_drain(void* stream);
+/* "Kernels". */
+void fake_cuda_fill(void* stream, float* data, uint64_t count, float value);
+void fake_cuda_copy_slowly(void* stream, float* dst, const float* src, uint64_t count, uint32_t milliseconds);
+/* The stream stands still until *word is not 0. */
+void fake_cuda_gate(void* stream, const volatile uint32_t* word);
+
+/* From now on, synchronisation by this thread is counted. */
+void fake_cuda_watch_this_thread(void);
+uint64_t fake_cuda_host_synchronisations(void);
+/* Uses after destruction, copies from memory that is not pinned, calls in host functions, ... */
+uint64_t fake_cuda_misuses(void);
+const char* fake_cuda_first_misuse(void);
+/* Streams, events, allocations and registrations that exist now. */
+uint64_t fake_cuda_streams(void);
+uint64_t fake_cuda_events(void);
+uint64_t fake_cuda_allocated(void);
+uint64_t fake_cuda_registered(void);
+/* What cudaStreamIsCapturing says. */
+void fake_cuda_set_capturing(void* stream, int status);
+/* Every call fails with this code from now on; 0: none does. */
+void fake_cuda_break(int code);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+// The library of kernels on the CPU, with the codecs of the core, in stream order.
+#include <vector>
+
+#include "codec/codec.h"
+#include "cuda/kernels.h"
+#include "fake_cuda.h"
+#include "kernel/reduce.h"
+
+namespace {
+
+struct TranscodeWork {
+  BaguaTranscode work;
+  std::vector<const float*> raw;
+  std::vector<const void*> encoded;
+  std::vector<float*> decoded;
+};
+struct ReduceWork {
+  BaguaReduce work;
+  std::vector<const void*> inputs;
+};
+
+void run_transcode(void* context) {
+  auto* const taken = static_cast<TranscodeWork*>(context);
+  bagua::Transcode work;
+  work.encoding = {static_cast<bagua::Codec>(taken->work.codec), taken->work.density};
+  work.count = taken->work.count;
+  work.raw = taken->raw.data();
+  work.raws = static_cast<int>(taken->raw.size());
+  work.encoded = taken->encoded.data();
+  work.encodeds = static_cast<int>(taken->encoded.size());
+  work.scale = taken->work.scale;
+  work.residual = taken->work.residual;
+  work.message = taken->work.message;
+  work.decoded = taken->decoded.data();
+  work.decodeds = static_cast<int>(taken->decoded.size());
+  bagua::transcode(work);
+  delete taken;
+}
+
+void run_reduce(void* context) {
+  auto* const taken = static_cast<ReduceWork*>(context);
+  const BaguaReduce& w = taken->work;
+  bagua::reduce(static_cast<bagua::DType>(w.dtype), static_cast<bagua::ReduceOp>(w.op), taken->inputs.data(),
+                w.input_count, &w.output, 1, w.count, w.divisor, false);
+  delete taken;
+}
+
+constexpr int kInvalid = 1;
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default")))
+
+FAKE uint32_t bagua_kernels_version(void) {
+  return BAGUA_KERNELS_VERSION;
+}
+FAKE int bagua_kernels_transcode(const BaguaTranscode* work, void* stream) {
+  if (work->raws + work->encodeds > BAGUA_KERNELS_MOST_INPUTS || work->decodeds > 4) return kInvalid;
+  if (reinterpret_cast<uintptr_t>(work->message) % 64 != 0) return kInvalid;
+  auto* const taken = new TranscodeWork{*work,
+                                        {work->raw, work->raw + work->raws},
+                                        {work->encoded, work->encoded + work->encodeds},
+                                        {work->decoded, work->decoded + work->decodeds}};
+  fake_cuda_enqueue(stream, &run_transcode, taken);
+  return 0;
+}
+FAKE int bagua_kernels_reduce(const BaguaReduce* work, void* stream) {
+  if (work->input_count > BAGUA_KERNELS_MOST_INPUTS) return kInvalid;
+  auto* const taken = new ReduceWork{*work, {work->inputs, work->inputs + work->input_count}};
+  fake_cuda_enqueue(stream, &run_reduce, taken);
+  return 0;
+}
