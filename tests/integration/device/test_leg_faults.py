@@ -1,0 +1,67 @@
+"""The end of a GPU leg: a rank killed, an engine aborted, NCCL that hangs. Everybody is freed, nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ONE_HOST, TWO_HOSTS = [[0, 1, 2]], [[0, 1], [2, 3]]
+LAYOUTS = [("staged", ONE_HOST), ("flat", ONE_HOST), ("hierarchical", TWO_HOSTS)]
+
+
+def check_freed(result: Any, reason: str, route: str) -> None:
+    """The rank was told why, at once and later; its streams are free; nothing is left."""
+    assert "raised" not in result, result.get("raised")
+    found = result["result"]
+    assert reason in found["said"]
+    assert reason in found["later"]
+    assert found["done"]
+    assert (found["aborts"] > 0) == (route != "staged")
+    assert found["left"]["communicators"] == 0
+    assert found["left"]["streams"] == 1
+    assert found["left"]["allocated"] == 0
+    assert result["misuse"] == []
+
+
+@pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
+def test_a_killed_rank_frees_the_others(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
+    job = make_job(hosts)
+    job.start("lost", route=route, hang=False)
+    job.lines()
+    victim = max(job.tokens)
+    job.kill(victim)
+    for rank in job.tokens:
+        if rank != victim:
+            job.go_on(rank)
+            check_freed(job.line(rank), f"rank {victim} was lost", route)
+
+
+def test_nccl_that_hangs_is_aborted(make_job: Callable[..., Any]) -> None:
+    """All ranks are there, and NCCL does nothing: the end of the engine's generation ends it."""
+    job = make_job(ONE_HOST)
+    job.start("lost", route="flat", hang=True)
+    job.lines()
+    job.engines[0].abort("the generation ends")
+    for rank in job.tokens:
+        job.go_on(rank)
+        check_freed(job.line(rank), "the generation ends", "flat")
+
+
+def test_a_daemon_that_dies_frees_its_ranks(make_job: Callable[..., Any]) -> None:
+    job = make_job([[0, 1]])
+    job.start("lost", route="staged", hang=False)
+    job.lines()
+    job.engines[0].close()
+    job.go_on(0)
+    result = job.line(0)
+    assert result["result"]["said"]
+    assert result["result"]["done"]
+
+
+@pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
+def test_close_while_operations_are_pending(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
+    for result in make_job(hosts).run("closed_while_pending", route=route).values():
+        assert result["result"]["left"]["streams"] == 1
+        assert result["result"]["left"]["communicators"] == 0
