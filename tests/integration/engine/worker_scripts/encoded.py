@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+
 from worker_scripts.rank import CODECS, Rank, core, pause, say
 
 DENSITY = 655  # of 65536, for topk

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+
 from worker_scripts.rank import Rank, core, pause, say
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from worker_scripts.rank import SIZE, Rank, decode, encode, numbers, reduced
 
 
