@@ -63,6 +63,7 @@ Status Lane::submit(Operation* operation, CudaEvent begin) {
   if (Status status = place(operation); !status) return status;
   operation->lane = this;
   operation->stage = Operation::Stage::kCopying;
+  operation->enqueued = false;
   CudaEvent copied = nullptr;
   if (Status status = runtime_->take_event(&copied); !status) return status;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -77,6 +78,11 @@ Status Lane::submit(Operation* operation, CudaEvent begin) {
   if (status) status = runtime_->cuda(cuda.event_record(copied, out_), "recording an event");
   if (status) status = enqueue_in(operation, copied);
   runtime_->put_event(copied);
+  {
+    std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+    operation->enqueued = true;
+    changed_.notify_all();
+  }
   if (!status) runtime_->failure.fail(name_of(*operation) + ": " + status.message());
   return status;
 }
@@ -145,18 +151,17 @@ void Lane::release_all() {
 // Waits for the oldest operation that has left the device; false: the lane ends.
 bool Lane::next(Operation** operation) {
   std::unique_lock<std::mutex> lock(queue_mutex_);
-  const auto ready = [this] {
-    return closing_ || runtime_->failure.failed() ||
-           (!queue_.empty() && queue_.front()->stage != Operation::Stage::kCopying);
+  const auto left_device = [this] {
+    return !queue_.empty() && queue_.front()->enqueued && queue_.front()->stage != Operation::Stage::kCopying;
   };
+  const auto ready = [&] { return closing_ || runtime_->failure.failed() || left_device(); };
   if (!ready() && !landing_.empty()) {
     lock.unlock();
     finish_copied(true);
     lock.lock();
   }
   changed_.wait(lock, ready);
-  if (runtime_->failure.failed()) return false;
-  if (queue_.empty() || queue_.front()->stage == Operation::Stage::kCopying) return false;
+  if (runtime_->failure.failed() || !left_device()) return false;
   *operation = queue_.front();
   return true;
 }

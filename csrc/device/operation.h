@@ -36,6 +36,7 @@ struct Operation {
   uint32_t sequence = 0;     // in its lane
   uint64_t host_ticket = 0;  // of the daemon; guarded by Lane::queue_mutex_
   enum class Stage : uint8_t { kCopying, kAtHost, kFailed };
+  bool enqueued = false;          // all its work is on the streams; guarded by Lane::queue_mutex_
   Stage stage = Stage::kCopying;  // guarded by Lane::queue_mutex_
   class Lane* lane = nullptr;
 
