@@ -106,6 +106,17 @@ def test_network(tmp_path: Path) -> None:
     check_picture(tmp_path / "n.png")
 
 
+def test_net(tmp_path: Path) -> None:
+    plot = tmp_path / "n.png"
+    found = bench("net", "--sizes", "1K,200K", "--systems", "bagua,single,polling,multiple", *picture(plot))
+    rows = {(row["bytes"], row["system"]): row for row in found["rows"]}
+    names = ("bagua-net", "1 socket", "1 socket, polling", "4 sockets")
+    assert list(rows) == [(size, name) for size in (1024, 204800) for name in names]
+    assert all(row["gbits"] > 0 and row["latency_us"] > 0 for row in rows.values())
+    assert all((row["times_single"] is None) == (row["system"] == "1 socket") for row in rows.values())
+    check_picture(plot)
+
+
 def needs_namespaces() -> None:
     if os.geteuid() != 0:
         pytest.skip("emulated networks need root")
@@ -145,6 +156,18 @@ def test_emulated_networks() -> None:
     assert times["20mbit", "gloo"] > 80
     assert times["none,20ms", "bagua"] > 19.5
     assert not namespaces_of(process.pid)
+
+
+@pytest.mark.root
+def test_net_between_emulated_hosts() -> None:
+    """Through the wire, not past it: no system is faster than its rate."""
+    needs_namespaces()
+    found = bench("net", "--sizes", "1M", "--systems", "bagua,single", "--emulate", "100mbit", "--emulate", "none,10ms")
+    rows = {(row["network"], row["system"]): row for row in found["rows"]}
+    assert len(rows) == 4
+    for system in ("bagua-net", "1 socket"):
+        assert 0 < rows["100mbit", system]["wire_share"] < 1.3, "what fits into the shaper's bucket passes at once"
+        assert rows["none,10ms", system]["latency_us"] > 9900
 
 
 @pytest.mark.root
@@ -188,6 +211,8 @@ def test_what_can_not_be_is_refused_before_anything_starts() -> None:
         (["allreduce", "--emulate", "1gbit", "--nnodes", "3"], "two hosts"),
         (["allreduce", "--plot", "x.doc"], "--plot x.doc"),
         (["train", "--models", "big"], "choose from"),
+        (["net", "--systems", "pigeons"], "choose from"),
+        (["net", "--streams", "1"], "--streams"),
     ):
         done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S)
         assert done.returncode == 2, arguments
