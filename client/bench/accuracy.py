@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua.bench.plots import new_figure, save_figure
 from bagua.bench.report import Column, Row, number, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Task:
     """What is measured at the end, by the mean of all replicas."""
     steps: int
     lr: float
+    beta2: float
+    """Of Adam."""
     batch_size: int
     """Per rank."""
     seeds: int
@@ -33,8 +38,10 @@ class Task:
 
 
 TASKS = {
-    "digits": Task("digits", "accuracy", steps=360, lr=3e-3, batch_size=32, seeds=3, bound=0.5, percent=False),
-    "charlm": Task("charlm", "loss", steps=600, lr=6e-3, batch_size=12, seeds=1, bound=2.0, percent=True),
+    "digits": Task(
+        "digits", "accuracy", steps=240, lr=3e-3, beta2=0.999, batch_size=32, seeds=3, bound=0.5, percent=False
+    ),
+    "charlm": Task("charlm", "loss", steps=800, lr=9e-3, beta2=0.99, batch_size=12, seeds=1, bound=2.0, percent=True),
 }
 
 
@@ -43,8 +50,8 @@ class Setting:
     """An algorithm with the hyper-parameters that it is trained with.
 
     ``algorithm``: as ``--algorithm`` has it; {tenth}, {quarter} and {half} stand for that part of the steps.
-    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner. ``rate``: times the
-    task's learning rate; for sgd the rate itself.
+    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner (and beta2 alone, instead
+    of the task's). ``rate``: times the task's learning rate; for sgd the rate itself.
     """
 
     name: str
@@ -62,21 +69,21 @@ SETTINGS = (
     Setting("bytegrad", "bytegrad"),
     Setting("bytegrad_everywhere", "bytegrad:hierarchical=false"),
     Setting("int4", "gradient_allreduce:codec=int4"),
-    Setting("onebit", "gradient_allreduce:codec=onebit"),
-    Setting("top_k", "top_k:density=0.05,warmup_steps={tenth}"),
-    Setting("power_sgd", "power_sgd:rank=4,start_after={tenth}"),
-    Setting("decentralized", "decentralized"),
-    Setting("shift_one", "decentralized:hierarchical=false,peer_selection_mode=shift_one"),
-    Setting("low_precision_decentralized", "low_precision_decentralized"),
-    Setting("async", "async:sync_interval_ms=10,warmup_steps={tenth}"),
-    Setting("local_sgd", "local_sgd:interval=4,warmup_steps={tenth}"),
-    Setting("diloco", "diloco:interval=16,warmup_steps={tenth}"),
-    Setting("streaming_diloco", "streaming_diloco:interval=16,warmup_steps={tenth}"),
-    Setting("no_loco", "no_loco:interval=16,warmup_steps={tenth}"),
-    Setting("qadam", "qadam", "qadam:eps=1e-3"),
-    Setting("qadam_1bit", "qadam:codec=onebit", "qadam:eps=1e-4"),
+    Setting("onebit", "gradient_allreduce:codec=onebit", "sgd:momentum=0.9", rate=0.05),
+    Setting("top_k", "top_k:density=0.1,warmup_steps={quarter}"),
+    Setting("power_sgd", "power_sgd:rank=8,start_after={quarter}"),
+    Setting("decentralized", "decentralized", rate=4 / 3),
+    Setting("shift_one", "decentralized:hierarchical=false,peer_selection_mode=shift_one", rate=4 / 3),
+    Setting("low_precision_decentralized", "low_precision_decentralized", rate=4 / 3),
+    Setting("async", "async:sync_interval_ms=0,warmup_steps={quarter}"),
+    Setting("local_sgd", "local_sgd:interval=4,warmup_steps={quarter}"),
+    Setting("diloco", "diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}"),
+    Setting("streaming_diloco", "streaming_diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}"),
+    Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}"),
+    Setting("qadam", "qadam", "qadam:floor=0.1"),
+    Setting("qadam_1bit", "qadam:codec=onebit,scaled=true", "qadam:floor=0.1"),
     Setting("one_bit_adam", "one_bit_adam", "one_bit_adam"),
-    Setting("zero_one_adam", "zero_one_adam", "zero_one_adam:eps=1e-3"),
+    Setting("zero_one_adam", "zero_one_adam", "zero_one_adam:var_update_scaler={quarter}"),
 )
 
 
@@ -105,6 +112,7 @@ COLUMNS = (
     Column("spread_text", "spread", text),
     Column("bytes_per_step", "bytes/step"),
     Column("share_text", "of baseline", text),
+    Column("later_text", "second half", text),
     Column("ms_per_step", "ms/step"),
     Column("verdict", "equal", text),
 )
@@ -135,7 +143,7 @@ def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float
     difference = 100 * (1 - value / wanted) if task.percent else 100 * (value - wanted)
     spread = 100 * (max(values) - min(values)) / (wanted if task.percent else 1)
     unit = "%" if task.percent else "points"
-    sent = fmean(run["bytes_per_step"] for run in runs)
+    sent, later = fmean(run["bytes_per_step"] for run in runs), fmean(_later_bytes(run["curve"]) for run in runs)
     return {
         "task": task.name,
         "algorithm": name,
@@ -146,32 +154,46 @@ def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float
         "equal": difference >= -task.bound,
         "bytes_per_step": sent,
         "share": sent / full if full else None,
+        "later_share": later / full if full else None,
         "ms_per_step": fmean(run["ms_per_step"] for run in runs),
         "curves": [run["curve"] for run in runs],
         "value_text": f"{value:.4f}" if task.percent else f"{value:.2%}",
         "difference_text": f"{difference:+.2f} {unit}",
         "spread_text": f"{spread:.2f} {unit}" if len(values) > 1 else "-",
-        "share_text": f"1/{number(full / sent)}" if full > sent > 0 else number(sent / full) if full else "-",
+        "share_text": _share_text(sent, full),
+        "later_text": _share_text(later, full),
         "verdict": "yes" if difference >= -task.bound else "NO",
     }
 
 
+def _later_bytes(curve: Sequence[Sequence[float]]) -> float:
+    """Bytes per step in the second half of a training, when warm-ups are over."""
+    (first, _, before, _), (last, _, after, _) = curve[(len(curve) - 1) // 2], curve[-1]
+    return (after - before) / max(1, last - first)
+
+
+def _share_text(sent: float, full: float) -> str:
+    if not full:
+        return "-"
+    return f"1/{number(full / sent)}" if full > 1.005 * sent > 0 else number(sent / full)
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """A table with a line per algorithm: result, difference and share of bytes of each task. Results that are too far
+    """A table with a line per algorithm: result, difference and shares of bytes of each task. Results that are too far
     from the baseline's are marked with ``**``."""
     tasks = [TASKS[name] for name in dict.fromkeys(row["task"] for row in rows)]
     found = {(row["task"], row["algorithm"]): row for row in rows}
-    heads = [f"{task.name}: {task.result} | difference | bytes" for task in tasks]
+    heads = [f"{task.name}: {task.result} | difference | bytes | second half" for task in tasks]
     lines = [
         f"| algorithm, and optimizer if it is not AdamW | {' | '.join(heads)} |",
-        "|---" * (1 + 3 * len(tasks)) + "|",
+        "|---" * (1 + 4 * len(tasks)) + "|",
     ]
     for name in _names(rows):
         cells = [_label(next(row for row in rows if row["algorithm"] == name)["settings"])]
         for task in tasks:
             row = found[task.name, name]
             mark = "" if row["equal"] else "**"
-            cells += [row["value_text"], f"{mark}{row['difference_text']}{mark}", row["share_text"]]
+            cells += [row["value_text"], f"{mark}{row['difference_text']}{mark}", row["share_text"], row["later_text"]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -194,20 +216,25 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure, all_axes = new_figure(2, len(tasks))
     for line, task in enumerate(tasks):
         rows = [row for row in report["rows"] if row["task"] == task]
-        for column, (place, label) in enumerate(((1, "seconds"), (2, "MB sent by one host"))):
-            axes = all_axes[2 * line + column]
-            for number_of_row, row in enumerate(rows):
-                points = row["curves"][0]
-                scale = 1e6 if place == 2 else 1.0
-                xs, ys = [point[place] / scale for point in points], [point[3] for point in points]
-                style = ("-", "--", ":", "-.")[number_of_row // 10 % 4]
-                axes.plot(xs, ys, label=row["algorithm"], linestyle=style, linewidth=1.2)
-            axes.set_yscale("log")
-            if place == 2:
-                axes.set_xscale("log")
-            axes.set_xlabel(label)
-            axes.set_ylabel("training loss")
-            axes.set_title(f"{task}: loss over {'bytes' if place == 2 else 'time'}")
-            axes.grid(True, which="both", alpha=0.3)
-        all_axes[2 * line + 1].legend(fontsize=6, ncols=2)
+        over_time, over_bytes = all_axes[2 * line], all_axes[2 * line + 1]
+        _curves(over_time, rows, 1, 1.0)
+        over_time.set(xlabel="seconds", ylabel="training loss", title=f"{task}: loss over time")
+        _curves(over_bytes, rows, 2, 1e6)
+        over_bytes.set(xlabel="MB sent by one host", title=f"{task}: loss over bytes", xscale="log")
+        over_bytes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
     save_figure(figure, path)
+
+
+def _curves(axes: Axes, rows: Sequence[Row], place: int, unit: float) -> None:
+    """A line per row: the loss over what stands at ``place`` of the points, in ``unit``."""
+    from matplotlib.ticker import LogFormatter
+
+    for number_of_row, row in enumerate(rows):
+        points = [point for point in row["curves"][0] if point[place] > 0]
+        style = ("-", "--", ":", "-.")[number_of_row // 10 % 4]
+        xs, ys = [point[place] / unit for point in points], [point[3] for point in points]
+        axes.plot(xs, ys, label=row["algorithm"], linestyle=style, linewidth=1.2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())  # 2, not 2 x 10^0
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
+    axes.grid(True, which="both", alpha=0.3)

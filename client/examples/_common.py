@@ -38,12 +38,12 @@ def adam_for(
     """The Adam of an algorithm, with more ``options`` of its constructor.
 
     Those that encode momentum warm up for a quarter of the training's ``steps``; the variance that they then go on with
-    must have been learned by then: β2 is at most 0.99. QAdam's eps keeps elements whose gradients have hardly been seen
-    from being thrown far off by the encoding error of others.
+    must have been learned by then: β2 is at most 0.99. QAdam's floor, which the others have by default, keeps elements
+    whose gradients have hardly been seen from being thrown far off by the encoding error of others.
     """
     warm_up, quick = max(1, steps // 4), (betas[0], min(betas[1], 0.99))
     if algorithm == "qadam":
-        return QAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, "eps": 1e-3, **options})
+        return QAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, "floor": 0.1, **options})
     if algorithm == "one_bit_adam":
         return OneBitAdamOptimizer(parameters, lr=lr, betas=quick, **{"warmup_steps": warm_up, **options})
     if algorithm == "zero_one_adam":

@@ -82,7 +82,7 @@ class CharacterModel:
 
     def model(self) -> nn.Module:
         """Parameters by torch's seed."""
-        return charlm.CharTransformer(width=64, layers=1, heads=4)
+        return charlm.CharTransformer(width=32, layers=1, heads=4)
 
     def batches(self, seed: int, size: int) -> Loss:
         """Random windows, others on every rank."""
@@ -99,12 +99,13 @@ class CharacterModel:
 TASKS: dict[str, Callable[[bool], Digits | CharacterModel]] = {"digits": Digits, "charlm": CharacterModel}
 
 
-def make_optimizer(setting: dict[str, Any], model: nn.Module, lr: float, steps: int) -> torch.optim.Optimizer:
+def make_optimizer(task: dict[str, Any], setting: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of a setting."""
-    name, options = algorithm_choice.parse(filled(setting["optimizer"], steps))
+    name, options = algorithm_choice.parse(filled(setting["optimizer"], task["steps"]))
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=setting["rate"], **options)
-    return _common.adam_for(name, model.parameters(), lr * setting["rate"], steps, **options)
+    rate, betas = task["lr"] * setting["rate"], (0.9, options.pop("beta2", task["beta2"]))
+    return _common.adam_for(name, model.parameters(), rate, task["steps"], betas, **options)
 
 
 def filled(text: str, steps: int) -> str:
@@ -149,7 +150,7 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     steps = task["steps"]
     torch.manual_seed(seed)
     model = data.model()
-    optimizer = make_optimizer(setting, model, task["lr"], steps)
+    optimizer = make_optimizer(task, setting, model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(charlm.learning_rate, total=steps))
     model = model.with_bagua([optimizer], make_algorithm(setting, steps))  # type: ignore[operator]
     loss_of = data.batches(seed, task["batch_size"])
