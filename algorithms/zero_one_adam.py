@@ -32,8 +32,8 @@ class ZeroOneAdamOptimizer(FrozenAdam):
     Args:
         var_freeze_step: At least 1. A quarter of the training, and no earlier than the learning rate's rise ends.
         var_update_scaler: Updates of the variance before their spacing doubles. In a training of some hundreds of steps
-            choose var_freeze_step, so that all steps before the freeze are full: one bit of a gradient, which is noisier
-            than momentum, costs accuracy there.
+            choose var_freeze_step, so that all steps before the freeze are full: there one bit of a gradient, which is
+            noisier than momentum, costs accuracy.
         local_step_scaler: Steps after which the number of local steps between exchanges doubles; it begins with 1.
         local_step_clipper: The largest number of local steps, a power of two.
         lr, betas, eps, weight_decay: As in torch's AdamW (weight decay is decoupled).
