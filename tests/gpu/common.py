@@ -1,0 +1,100 @@
+"""What the sections share: their command line, time on a device, processes that run beside each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for all that the device was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_of(kind: str) -> torch.device:
+    """All ranks share the one GPU."""
+    if kind == "cuda":
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    return torch.device("cpu")
+
+
+def be_a_host_of_ones_own(rank: int) -> None:
+    """NCCL refuses two ranks on one GPU of one host; with different names for the host it does not look, and goes
+    through the network transport. Call it before NCCL is used."""
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+
+
+def seconds_per_turn(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Seconds of one ``work`` in a row of ``repeats``, until the device is done."""
+    synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - begun) / repeats
+
+
+def repeats_for(seconds: float, wanted_s: float, most: int = 200) -> int:
+    """How many turns of ``seconds`` fill ``wanted_s``."""
+    return max(1, min(most, int(wanted_s / max(seconds, 1e-7))))
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; rounds in which something else ran weigh nothing."""
+    return statistics.median(values)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_beside(
+    module: str, environment: Mapping[str, str], words: Sequence[Sequence[str]], limit_s: float, folder: Path
+) -> list[str]:
+    """Runs ``python -m <module>`` once for each list of words, all at the same time; returns their outputs.
+
+    Raises RuntimeError, with the outputs, if one fails or the limit passes; then none is left."""
+    started: list[tuple[subprocess.Popen[bytes], Path]] = []
+    for index, arguments in enumerate(words):
+        log = folder / f"{module.rpartition('.')[2]}-{index}.out"
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", module, *arguments]
+            process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
+            )
+        started.append((process, log))
+    deadline = time.monotonic() + limit_s
+    try:
+        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process, _ in started]
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not over after {limit_s:.0f} s\n" + _tails(started)) from None
+    finally:
+        for process, _ in started:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if any(codes):
+        raise RuntimeError(f"exit codes {codes}\n" + _tails(started))
+    return [log.read_text(errors="replace") for _, log in started]
+
+
+def _tails(started: Sequence[tuple[Any, Path]]) -> str:
+    return "\n".join(f"-- {log.name}\n{log.read_text(errors='replace')[-1200:]}" for _, log in started)

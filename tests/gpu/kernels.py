@@ -1,0 +1,232 @@
+"""Section: every kernel gives the bits that the CPU's codec gives, sums stand beside float64, and each runs near the
+bandwidth of a plain copy. ``--quick``: few sizes and no times, for compute-sanitizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import bagua.csrc
+from gpu.findings import Findings
+from gpu.kernel_card import Array, CpuCard, GpuCard, Work
+
+DENSITY = 1311  # of topk: 2 %
+SIZES = (1, 31, 127, 1000, 16384, 16385, 1 << 20 | 3)
+QUICK_SIZES = (1, 127, 16385)
+BIG = 64 << 20  # elements: 256 MiB of float32
+REHEARSED_BIG = 1 << 18
+TARGET = 0.85  # of the copy's bandwidth
+FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
+INTEGERS = {"int32": np.int32, "int64": np.int64, "uint8": np.uint8}
+EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def numbers(count: int, seed: int) -> Array:
+    """Normal numbers of different sizes, with zeros and a tiny one."""
+    random = np.random.default_rng(seed)
+    made = random.standard_normal(count, np.float32) * np.float32(10) ** random.integers(-3, 3, count).astype(
+        np.float32
+    )
+    made[::97] = 0
+    made[::1009] = 1e-40
+    return made
+
+
+def widened(array: Array, dtype: str) -> Array:
+    """As float64."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def narrowed(array: Array, dtype: str) -> Array:
+    """Float32 numbers as this dtype (bfloat16: its bits, cut off)."""
+    if dtype == "bfloat16":
+        return (array.view(np.uint32) >> 16).astype(np.uint16)
+    return array.astype(FLOATS[dtype])
+
+
+class Codecs:
+    """Compares the card's codecs with the CPU's."""
+
+    def __init__(self, card: Any, findings: Findings) -> None:
+        self.core = bagua.csrc.load()
+        self.card, self.cpu = card, CpuCard()
+        self.findings = findings
+
+    def density(self, name: str) -> int:
+        """The density to give with a codec."""
+        return DENSITY if name == "topk" else 0
+
+    def length(self, name: str, count: int) -> int:
+        """Bytes of a message."""
+        return int(self.core.encoded_bytes(self.core.CODECS[name], count, self.density(name)))
+
+    def run(self, card: Any, name: str, count: int, variant: str) -> list[Array]:
+        """All results of one variant on one card: message, decoded, residual (as far as there are)."""
+        codec, density, length = self.core.CODECS[name], self.density(name), self.length(name, count)
+        raw, other = card.put(numbers(count, 1)), card.put(numbers(count, 2))
+        first, second = card.put(np.zeros(length, np.uint8)), card.put(np.zeros(length, np.uint8))
+        decoded, message = card.put(np.full(count, 7, np.float32)), card.put(np.zeros(length, np.uint8))
+        residual = card.put(numbers(count, 3)) if variant == "residual" else None
+        both = {"codec": codec, "count": count, "density": density}
+        card.transcode(Work(**both, raw=[raw], message=first, decoded=[decoded]))
+        card.transcode(Work(**both, raw=[other], message=second))
+        more: dict[str, Work] = {
+            "encode": Work(**both, raw=[raw], message=message, decoded=[decoded]),
+            "decode": Work(**both, encoded=[first], decoded=[decoded]),
+            "decode and add": Work(**both, raw=[other], encoded=[first, second], scale=1 / 3, decoded=[decoded]),
+            "decode, add, encode": Work(
+                **both, raw=[raw], encoded=[second], scale=0.5, message=message, decoded=[decoded]
+            ),
+            "residual": Work(**both, raw=[raw, other], residual=residual, message=message, decoded=[decoded]),
+        }
+        card.transcode(more[variant])
+        found = [card.get(message, np.uint8, length), card.get(decoded, np.uint32, count)]
+        if residual is not None:
+            found.append(card.get(residual, np.uint32, count))
+        card.free_all()
+        return found
+
+    def compare(self, sizes: tuple[int, ...]) -> None:
+        """All codecs, all variants, all sizes."""
+        for name in self.core.CODECS:
+            if name == "none":
+                continue
+            for variant in ("encode", "decode", "decode and add", "decode, add, encode", "residual"):
+                with self.findings.guarded(f"{name}: {variant}"):
+                    wrong = [
+                        (count, int(sum((mine != its).sum() for mine, its in zip(one, two, strict=True))))
+                        for count in sizes
+                        for one, two in [
+                            (self.run(self.card, name, count, variant), self.run(self.cpu, name, count, variant))
+                        ]
+                        if any((mine != its).any() for mine, its in zip(one, two, strict=True))
+                    ]
+                    self.findings.check(
+                        f"{name}: {variant}, bits of the CPU", not wrong, f"(count, wrong): {wrong}"[:300]
+                    )
+
+    def special_values(self) -> None:
+        """Infinities and NaN go through as on the CPU."""
+        values = numbers(4096, 5)
+        values[[3, 600, 2000]] = [np.inf, -np.inf, np.nan]
+        for name in self.core.CODECS:
+            if name == "none":
+                continue
+            with self.findings.guarded(f"{name}: special values"):
+                found = []
+                for card in (self.card, self.cpu):
+                    message = card.put(np.zeros(self.length(name, 4096), np.uint8))
+                    raw = card.put(values)
+                    work = Work(self.core.CODECS[name], 4096, self.density(name), raw=[raw], message=message)
+                    card.transcode(work)
+                    found.append(card.get(message, np.uint8, self.length(name, 4096)))
+                    card.free_all()
+                self.findings.check(f"{name}: special values", bool((found[0] == found[1]).all()))
+
+
+def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
+    """Every dtype and operation against the CPU's bits; sums against float64."""
+    core = bagua.csrc.load()
+    for dtype, kind in {**FLOATS, **INTEGERS}.items():
+        for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX") if dtype in FLOATS else ("SUM", "MAX", "BOR", "BXOR"):
+            with findings.guarded(f"reduce {dtype} {op}"):
+                wrong = []
+                for count in sizes:
+                    arrays = [numbers(count, seed) for seed in range(3)]
+                    inputs = (
+                        [narrowed(array, dtype) for array in arrays]
+                        if dtype in FLOATS
+                        else [(np.abs(array) * 5 % 100).astype(kind) for array in arrays]
+                    )
+                    found = []
+                    for one in (card, CpuCard()):
+                        places = [one.put(array) for array in inputs]
+                        output = one.put(np.zeros(count, kind))
+                        one.reduce(core.DTYPES[dtype], core.OPS[op], places, output, count, 3)
+                        found.append(one.get(output, kind, count))
+                        one.free_all()
+                    if (found[0].view(np.uint8) != found[1].view(np.uint8)).any():
+                        wrong.append(f"{count}: other bits than the CPU")
+                    if dtype in FLOATS and op in ("SUM", "AVG"):
+                        terms = [widened(array, dtype) for array in inputs]
+                        exact = sum(terms) / (3 if op == "AVG" else 1)
+                        allowed = 4 * EPSILON[dtype] * sum(np.abs(term) for term in terms) + 1e-7
+                        if (np.abs(widened(found[0], dtype) - exact) > allowed).any():
+                            wrong.append(f"{count}: far from float64")
+                findings.check(f"reduce {dtype} {op}", not wrong, "; ".join(wrong))
+
+
+def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int, Callable[[], None]]]:
+    """(codec, what, bytes moved, work) of everything that is timed."""
+    raw, other, residual, decoded = (card.put(numbers(count, seed)) for seed in range(4))
+    floats = 4 * count
+    for name in codecs.core.CODECS:
+        if name == "none":
+            continue
+        length = codecs.length(name, count)
+        first, second, message = (card.put(np.zeros(length, np.uint8)) for _ in range(3))
+        both = {"codec": codecs.core.CODECS[name], "count": count, "density": codecs.density(name)}
+        for one in (first, second):
+            card.transcode(Work(**both, raw=[raw], message=one))
+        yield name, "encode", floats + length, lambda w=Work(**both, raw=[raw], message=message): card.transcode(w)
+        work = Work(**both, raw=[raw], residual=residual, message=message)
+        yield name, "encode, residual", 3 * floats + length, lambda w=work: card.transcode(w)
+        work = Work(**both, encoded=[first], decoded=[decoded])
+        yield name, "decode", floats + length, lambda w=work: card.transcode(w)
+        work = Work(**both, raw=[other], encoded=[first, second], scale=1 / 3, message=message)
+        yield name, "decode, add, encode", floats + 3 * length, lambda w=work: card.transcode(w)
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        of = (codecs.core.DTYPES[dtype], codecs.core.OPS["SUM"], [raw, other, residual], decoded, count, 1)
+        yield f"sum of 3 {dtype}", "reduce", 4 * size * count, lambda of=of: card.reduce(*of)
+
+
+def bandwidth(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
+    """GB/s of each kernel (bytes read and written) beside a copy's in the same rounds."""
+    here, there = card.empty(4 * count), card.empty(4 * count)
+    copy = lambda: card.copy(there, here, 4 * count)  # noqa: E731
+    for name, what, nbytes, work in works(codecs, card, count):
+        with findings.guarded(f"{name}: {what}"):
+            work()
+            repeats = max(2, min(50, int(0.02 / max(card.seconds(work, 1), 1e-6))))
+            rounds = [(card.seconds(copy, 10), card.seconds(work, repeats)) for _ in range(5)]
+            copied = 8 * count / sorted(one for one, _ in rounds)[2] / 1e9
+            reached = nbytes / sorted(one for _, one in rounds)[2] / 1e9
+            findings.row(
+                "bandwidth",
+                codec=name,
+                work=what,
+                **{"B/element": nbytes / count, "GB/s": reached, "copy GB/s": copied, "share": reached / copied},
+                target="met" if reached >= TARGET * copied else "missed",
+            )
+    card.free_all()
+
+
+def work(findings: Findings, device: str, quick: bool) -> None:
+    """Everything, or with ``quick`` the checks at few sizes."""
+    card = GpuCard() if device == "cuda" else CpuCard()
+    codecs = Codecs(card, findings)
+    sizes = QUICK_SIZES if quick or device != "cuda" else SIZES
+    codecs.compare(sizes)
+    codecs.special_values()
+    reductions(card, findings, sizes)
+    if not quick:
+        findings.note("Bytes are those that must be read and written once. Five rounds in turn with the copy; medians.")
+        bandwidth(codecs, card, findings, BIG if device == "cuda" else REHEARSED_BIG)
+
+
+def main() -> int:
+    from gpu.findings import section
+    from gpu.section_options import options
+
+    words = [word for word in sys.argv[1:] if word != "--quick"]
+    quick = len(words) < len(sys.argv) - 1
+    return section("kernels", lambda findings, given: work(findings, given.device, quick), options(__doc__, words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Section: NCCL's all-reduce between two ranks over Bagua-Net, beside NCCL's own sockets, in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import bagua.csrc
+from bagua.base.net_plugin import NAME, variables
+from gpu.common import free_port, median, run_beside
+from gpu.findings import Findings, section
+from gpu.net_rank import MARK
+from gpu.section_options import options
+
+SIZES = [1 << power for power in range(10, 29)]  # 1 KiB to 256 MiB
+REHEARSED = [1 << 10, 1 << 16]
+TURNS = 2
+LARGE = 8 << 20
+TARGET_LARGE, TARGET = 1.3, 1.0
+
+
+def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s: float) -> tuple[dict[str, Any], str]:
+    """What both ranks measured (the slower one's time counts) and what they printed."""
+    port = str(free_port())
+    common = ["--port", port, "--device", "cuda" if device == "cuda" else "cpu"]
+    common += ["--seconds", f"{limit_s:.0f}", "--sizes", *map(str, sizes)]
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = run_beside(
+            "gpu.net_rank",
+            environment,
+            [["--rank", str(rank), *common] for rank in range(2)],
+            limit_s + 15,
+            Path(folder),
+        )
+    found = [json.loads(text.partition(MARK)[2].splitlines()[0]) for text in outputs]
+    seconds = {int(size): max(one["seconds"][size] for one in found) for size in found[0]["seconds"]}
+    return {"right": all(one["right"] for one in found), "seconds": seconds}, "\n".join(outputs)
+
+
+def networks(device: str) -> dict[str, dict[str, str]]:
+    """What a program's environment has for each network."""
+    if device != "cuda":
+        return {"NCCL's sockets": {}, "Bagua-Net": {}}
+    common = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}
+    return {
+        "NCCL's sockets": {**common, "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none"},
+        "Bagua-Net": {**common, **variables(bagua.csrc.net_plugin(), os.environ)},
+    }
+
+
+def work(findings: Findings, given: Any) -> None:
+    """Both networks in turns."""
+    begun = time.monotonic()
+    sizes = SIZES if given.device == "cuda" else REHEARSED
+    taken: dict[str, dict[int, list[float]]] = {}
+    for turn in range(TURNS):
+        for name, environment in networks(given.device).items():
+            left = given.seconds - (time.monotonic() - begun)
+            if turn and left < given.seconds / 2 / TURNS:
+                findings.note("Time sufficed for one turn only.")
+                continue
+            with findings.guarded(f"{name}, turn {turn}"):
+                found, words = one_turn(environment, given.device, sizes, max(10.0, left / 2))
+                findings.check(f"{name}: the sum is right", found["right"])
+                if given.device == "cuda":
+                    wanted = NAME if name == "Bagua-Net" else "Socket"
+                    findings.check(f"{name}: NCCL uses it", f"Using network {wanted}" in words, words[-600:])
+                for size, seconds in found["seconds"].items():
+                    taken.setdefault(name, {}).setdefault(size, []).append(seconds)
+    compare(findings, taken)
+
+
+def compare(findings: Findings, taken: dict[str, dict[int, list[float]]]) -> None:
+    """A row for each size that both have, and the targets."""
+    own, ours = taken.get("NCCL's sockets", {}), taken.get("Bagua-Net", {})
+    missed = []
+    for size in sorted(own.keys() & ours.keys()):
+        before, now = median(own[size]), median(ours[size])
+        target = TARGET_LARGE if size >= LARGE else TARGET
+        if before / now < target:
+            missed.append(f"{size} B: {before / now:.2f}")
+        findings.row(
+            "all-reduce, 2 ranks on one card",
+            bytes=size,
+            **{"sockets us": before * 1e6, "Bagua-Net us": now * 1e6, "GB/s": size / now / 1e9, "times": before / now},
+            target="met" if before / now >= target else "missed",
+        )
+    findings.note(
+        f"Targets: {TARGET} times at every size, {TARGET_LARGE} at 8 MiB and above. Missed: {missed or 'none'}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(section("net", work, options(__doc__)))

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Builds, checks and measures everything that needs a GPU, in one command: ``python tests/gpu/run.py --out DIR``.
+
+It needs one NVIDIA GPU, a Python with torch for CUDA, numpy, grpcio, protobuf, ninja and pytest, g++, and nvcc; no
+network, no git, no installation. Results: DIR/report.json, DIR/report.md, DIR/log.txt. Called again with the same DIR
+and sources, it does what is left. Exit codes: 0 all is well, 1 something failed, 2 wrong arguments, 3 no GPU here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests
+
+from gpu import machine, report, sections, tree
+
+MARK = "BAGUA_GPU_TESTS"
+"""Variable of the environment by which a run knows the processes that it, or one of them, started."""
+WHOLE_S = 525.0
+BUILD_LIMIT_S = 200.0
+BUILDS = {
+    "core": ("-m", "bagua.csrc.build", "core"),
+    "GPU leg": ("-m", "bagua.csrc.build", "device"),
+    "kernels": ("-c", "import bagua.csrc; print(bagua.csrc.kernels_library())"),
+    "Bagua-Net": ("-c", "import bagua.csrc; print(bagua.csrc.net_plugin())"),
+}
+
+
+class Run:
+    """One run: the machine, the folders, the report so far."""
+
+    def __init__(self, options: argparse.Namespace, found: machine.Machine, work: Path) -> None:
+        self.options = options
+        self.machine = found
+        self.work = work
+        self.started = time.monotonic()
+        self.device = "cpu" if options.rehearse else "cuda"
+        digest = f"{tree.digest()} {found.card or 'cpu'} {found.torch}"
+        path = options.out / "report.json"
+        previous = json.loads(path.read_text()) if path.exists() and not options.again else None
+        names = [section.name for section in sections.by_name(options.sections)]
+        self.to_do = sections.by_name(left) if (left := report.to_do(previous, names, digest)) else []
+        kept = previous["sections"] if previous and previous.get("digest") == digest else {}
+        self.report: dict[str, Any] = {
+            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "digest": digest,
+            "rehearsal": options.rehearse,
+            "machine": {**asdict(found), "cores": len(os.sched_getaffinity(0))},
+            "seconds": 0.0,
+            "sections": kept,
+        }
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What every process of this run gets."""
+        tests = Path(__file__).resolve().parents[1]
+        return {
+            "BAGUA_CUDA_ARCHS": self.machine.arch,
+            **os.environ,
+            MARK: str(os.getpid()),
+            "PYTHONPATH": os.pathsep.join([str(self.work / "site"), str(tests)]),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONUNBUFFERED": "1",
+            "BAGUA_CACHE_DIR": str(self.work / "cache"),
+            "BAGUA_STATE_DIR": str(self.work / "state"),
+            "NCCL_SOCKET_IFNAME": "lo",
+            **more,
+        }
+
+    def left_s(self) -> float:
+        """Seconds until the whole must be over."""
+        return float(self.options.seconds) - (time.monotonic() - self.started)
+
+    def build(self) -> bool:
+        """Builds everything side by side; what fails is told, and the sections that don't need it run all the same."""
+        wanted = {name: how for name, how in BUILDS.items() if not self.options.rehearse or name == "core"}
+        logs = {name: (self.work / f"build-{index}.log").open("w+") for index, name in enumerate(wanted)}
+        jobs = str(max(1, len(os.sched_getaffinity(0)) // 2))
+        begun = time.monotonic()
+        started = {
+            name: subprocess.Popen(
+                [self.machine.python, *how],
+                env=self.environment(MAX_JOBS=jobs),
+                stdout=logs[name],
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for name, how in wanted.items()
+        }
+        found: dict[str, Any] = {"checks": [], "tables": {"seconds to build": []}, "notes": [], "finished": True}
+        for name, process in started.items():
+            code = _wait(process, min(BUILD_LIMIT_S, self.left_s()) - (time.monotonic() - begun))
+            seconds = time.monotonic() - begun
+            logs[name].seek(0)
+            words = logs[name].read().strip()
+            found["checks"].append({"name": f"build {name}", "ok": code == 0, "detail": words[-1500:]})
+            found["tables"]["seconds to build"].append({"what": name, "at most": seconds})
+            print(f"built {name}: {'ok' if code == 0 else f'FAILED ({code}): {words[-1500:]}'}", flush=True)
+        sweep()
+        status = report.status_of(found, 0)
+        one = {"title": "Everything is built, side by side", "status": status, "seconds": time.monotonic() - begun}
+        self.report["sections"] = {"build": {**one, "found": found}, **self.report["sections"]}
+        self.write()
+        return found["checks"][0]["ok"] is True
+
+    def do_group(self, group: Sequence[sections.Section], limit_s: float) -> None:
+        """Runs sections side by side, each in a process of its own, and takes their results."""
+        if not limit_s:
+            for section in group:
+                self._take(section, report.SKIPPED, 0.0, "There was no time left for it.")
+            return
+        begun = time.monotonic()
+        started = []
+        for section in group:
+            print(f"\n== {section.name}: {section.title} ({limit_s:.0f} s)", flush=True)
+            result = self.work / f"{section.name}.json"
+            result.unlink(missing_ok=True)
+            command = [self.machine.python, "-m", f"gpu.{section.module}", "--result", str(result)]
+            command += ["--seconds", f"{limit_s:.0f}", "--device", self.device]
+            with (self.work / f"{section.name}.log").open("w") as log:
+                process = subprocess.Popen(
+                    command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            started.append((section, process))
+        for section, process in started:
+            # A little more than it was told: it may still write down what it has.
+            code = _wait(process, limit_s + 5 - (time.monotonic() - begun))
+            file = self.work / f"{section.name}.json"
+            found = json.loads(file.read_text()) if file.exists() else None
+            status = report.status_of(found, code)
+            why = f"Stopped at its limit of {limit_s:.0f} s." if code is None else ""
+            if code and found is None:
+                why = f"Exit code {code}: {(self.work / f'{section.name}.log').read_text()[-1500:]}"
+            self._take(section, status, time.monotonic() - begun, why, found)
+        sweep()
+
+    def _take(
+        self, section: sections.Section, status: str, seconds: float, why: str, found: dict[str, Any] | None = None
+    ) -> None:
+        one: dict[str, Any] = {"title": section.title, "status": status, "seconds": seconds, "why": why}
+        if found is not None:
+            one["found"] = found
+        self.report["sections"][section.name] = one
+        print(f"{section.name}: {status}, {seconds:.0f} s {why}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """Writes the report as it is now."""
+        self.report["seconds"] = time.monotonic() - self.started
+        out: Path = self.options.out
+        (out / "report.json").write_text(json.dumps(self.report, indent=1))
+        (out / "report.md").write_text(report.markdown(self.report))
+        logs = sorted(self.work.glob("*.log"))
+        (out / "log.txt").write_text("".join(f"==== {log.stem}\n{log.read_text()[-200_000:]}\n" for log in logs))
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """The exit code; None if it had to be killed at its limit."""
+    try:
+        return process.wait(max(0.1, limit_s))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def sweep() -> int:
+    """Kills what this run's processes left behind, ranks in sessions of their own too; returns how many."""
+    wanted, killed = f"{MARK}={os.getpid()}".encode(), 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+        except OSError:
+            continue  # ended, or another user's
+    return killed
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder of the report")
+    parser.add_argument("--sections", nargs="*", default=[], help="only these")
+    parser.add_argument("--seconds", type=float, default=WHOLE_S, help="for the whole run")
+    parser.add_argument("--again", action="store_true", help="forget an earlier report in the folder")
+    parser.add_argument("--rehearse", action="store_true", help="go through it all on the CPU: do the programs run?")
+    parser.add_argument("--work", type=Path, help="folder for builds and logs (else a temporary one)")
+    options = parser.parse_args(words)
+    try:
+        sections.by_name(options.sections)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    try:
+        found = machine.find(machine.candidates(), gpu=not options.rehearse)
+    except machine.NoMachine as error:
+        print(error, file=sys.stderr)
+        return 3
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bagua-gpu-") as scratch:
+        work = options.work or Path(scratch)
+        work.mkdir(parents=True, exist_ok=True)
+        run = Run(options, found, work.resolve())
+        tree.make_site(run.work / "site")
+        print(f"{found.card or 'CPU'}, torch {found.torch}, {len(run.to_do)} sections to do", flush=True)
+        if run.to_do and not run.build():
+            print("The core could not be built: nothing can run.", file=sys.stderr)
+            return 1
+        groups = sections.groups(run.to_do)
+        for number, group in enumerate(groups):
+            run.do_group(group, sections.time_for(group, groups[number + 1 :], run.left_s()))
+        run.write()
+    print("\n" + report.markdown(run.report))
+    return 0 if all(one["status"] == report.OK for one in run.report["sections"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The sections of the GPU tests: one table, and how the time is shared out between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """``module``: run as ``python -m gpu.<module>``. ``limit_s``: the most that it may take; ``least_s``: less is no
+    use. ``alone``: it measures times (or the card's memory), so nothing else may run beside it."""
+
+    name: str
+    module: str
+    title: str
+    limit_s: float
+    least_s: float
+    alone: bool = True
+
+
+SECTIONS = (
+    Section("kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 80, 20),
+    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 80, 30),
+    Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 80, 30),
+    Section("step", "step", "Step time beside DDP with NCCL", 60, 25),
+    Section("waits", "waits", "Waits of the host in a step", 40, 15),
+    Section("faults", "faults", "A rank is killed in an all-reduce", 50, 20),
+    Section("algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, False),
+    Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, False),
+)
+"""In the order in which they run: those that measure first, then side by side those that only check."""
+
+
+def by_name(names: Sequence[str]) -> list[Section]:
+    """The sections with these names, in the order of the table; all if there are none. Raises ValueError."""
+    known = {section.name for section in SECTIONS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"No section {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+    return [section for section in SECTIONS if not names or section.name in names]
+
+
+def groups(sections: Sequence[Section]) -> list[list[Section]]:
+    """What runs one after the other; the members of a group run at the same time."""
+    alone = [[section] for section in sections if section.alone]
+    beside = [section for section in sections if not section.alone]
+    return [*alone, *([beside] if beside else [])]
+
+
+def time_for(group: Sequence[Section], later: Sequence[Sequence[Section]], left_s: float) -> float:
+    """Seconds for a group: its limit, but the least is left for those after it. 0: not enough to begin."""
+    reserved = sum(max(section.least_s for section in one) for one in later)
+    share = min(max(section.limit_s for section in group), left_s - reserved)
+    least = min(section.least_s for section in group)
+    if share < least <= left_s:
+        share = least  # those after it may fall away; this one may not
+    return share if share >= least else 0.0

@@ -1,0 +1,51 @@
+"""Section: the time of a training step beside DDP with NCCL, in turns in the same processes; two ranks, one card."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from gpu import training_rank
+from gpu.engine_run import run_ranks
+from gpu.findings import Findings, section
+from gpu.section_options import options
+
+# (width, layers, batch): 4 MiB in many small tensors, 64 MiB, 512 MiB of parameters
+MODELS = ((256, 16, 256), (1024, 16, 512), (2896, 16, 512))
+REHEARSED = ((32, 4, 8),)
+ROUTES = (("flat", ((0,), (1,))), ("staged", ((0,), (1,))))
+APART = 1e-4
+
+
+def work(findings: Findings, given: Any) -> None:
+    """Every model by every route."""
+    begun = time.monotonic()
+    models = MODELS if given.device == "cuda" else REHEARSED
+    cases = [(route, hosts, model) for route, hosts in ROUTES for model in models]
+    for index, (route, hosts, (width, layers, batch)) in enumerate(cases):
+        left = given.seconds - (time.monotonic() - begun)
+        with findings.guarded(f"{route}, {width} x {layers}"):
+            (found, *_) = run_ranks(
+                training_rank.step_times,
+                hosts,
+                given.device,
+                route,
+                max(10.0, left / (len(cases) - index)),
+                width=width,
+                layers=layers,
+                batch=batch,
+            )
+            seconds = found["seconds"]
+            name = f"{route}, {found['bytes'] / 2**20:.0f} MiB"
+            findings.check(f"{name}: the same step as DDP's", found["apart"] <= APART, f"apart {found['apart']:.3g}")
+            findings.row(
+                "step, 2 ranks",
+                route=route,
+                **{"MiB": found["bytes"] / 2**20, "bagua ms": seconds["bagua"] * 1e3, "DDP ms": seconds["ddp"] * 1e3},
+                **{"alone ms": seconds["alone"] * 1e3, "times DDP's": seconds["bagua"] / seconds["ddp"]},
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(section("step", work, options(__doc__)))

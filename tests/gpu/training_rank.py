@@ -1,0 +1,153 @@
+"""A rank of the sections ``step``, ``waits`` and ``faults``: a model that trains on the card."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.session import current
+from gpu.common import device_of
+from gpu.group import agreed, in_turns, join, slowest
+
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+)
+STARTED = "STARTED"
+
+
+def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
+    """Linear layers with activations between them; the same everywhere."""
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*parts).to(device)
+
+
+class Training:
+    """A model, its optimizer, and batches that lie on the card."""
+
+    def __init__(self, width: int, layers: int, batch: int, device: torch.device) -> None:
+        self.model = model_of(width, layers, device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        self.inputs = torch.randn(batch, width, device=device)
+
+    def with_bagua(self) -> Training:
+        """Wrapped by Bagua."""
+        self.model = self.model.with_bagua([self.optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
+        return self
+
+    def with_ddp(self, device: torch.device) -> Training:
+        """Wrapped by DDP."""
+        places = [device] if device.type == "cuda" else None
+        self.model = DistributedDataParallel(self.model, device_ids=places, gradient_as_bucket_view=True)
+        return self
+
+    def step(self) -> None:
+        """One step, without a wait of its own."""
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model(self.inputs).square().mean().backward()
+        self.optimizer.step()
+
+
+def quiet() -> None:
+    """The rig makes errors of warnings; here torch's warnings are no matter."""
+    warnings.simplefilter("ignore")
+
+
+def step_times(port: int, kind: str, width: int, layers: int, batch: int, limit_s: float) -> dict[str, Any]:
+    """Seconds of a step with Bagua, with DDP, and alone; and how far both replicas are from each other afterwards."""
+    quiet()
+    device = device_of(kind)
+    join(port, device, limit_s)
+    ours = Training(width, layers, batch, device).with_bagua()
+    ddp = Training(width, layers, batch, device).with_ddp(device)
+    alone = Training(width, layers, batch, device)
+    for one in (ours, ddp):
+        one.step()
+    mine, theirs = (
+        torch.cat([p.detach().flatten() for p in one.model.parameters()]).double().cpu() for one in (ours, ddp)
+    )
+    apart = float((mine - theirs).norm() / theirs.norm())
+    found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
+    nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
+    return {"seconds": {name: slowest(value, device) for name, value in found.items()}, "apart": apart, "bytes": nbytes}
+
+
+def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s: float, steps: int) -> dict[str, Any]:
+    """Waits of this thread for the card in ``steps`` steps: calls by name, from a profile; what torch itself sees; what
+    the leg counted."""
+    quiet()
+    device = device_of(kind)
+    join(port, device, limit_s)
+    training = Training(width, layers, batch, device).with_bagua()
+    for _ in range(5):
+        training.step()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+        torch.cuda.set_sync_debug_mode("error")
+    before = leg_waits()
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            training.step()
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+            end = torch.cuda.Event()
+            end.record()
+            while not end.query():
+                time.sleep(0.001)
+    counted: dict[str, int] = {}
+    seen = 0
+    for event in profile.events():
+        seen += event.name.startswith(("cuda", "cu"))
+        if event.name in WAITS:
+            counted[event.name] = counted.get(event.name, 0) + 1
+    return {"waits": counted, "runtime_calls": seen, "leg": leg_waits() - before, "agreed": agreed(1.0, device)}
+
+
+def leg_waits() -> int:
+    """Waits of the caller that the GPU leg has counted so far; 0 without one."""
+    return sum(lane.counters()["host_waits"] for lane in current().devices.values())
+
+
+def until_killed(kind: str, count: int, victim: int, after: int) -> dict[str, Any]:
+    """All-reduces without end; the victim kills itself after some, in the middle of the next. The others return their
+    error, and how long after the kill it came (by the clock that all processes share)."""
+    quiet()
+    device = device_of(kind)
+    bagua.init_process_group()
+    data = torch.ones(count, device=device)
+    work: Callable[[], None] = lambda: bagua.allreduce_inplace(data, op=bagua.ReduceOp.AVG)  # noqa: E731
+    for _ in range(after):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    print(STARTED, flush=True)
+    if bagua.get_rank() == victim:
+        if device.type == "cuda":
+            work()  # returns while the card is at it
+        print(f"KILLED {time.monotonic()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    except Exception as error:
+        return {"error": str(error), "when": time.monotonic()}

@@ -1,0 +1,48 @@
+"""Section: does the host wait for the card in a training step? Counted three ways: calls of the CUDA runtime in a
+profile, torch's own debug mode (which raises where torch waits), and the GPU leg's counter."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gpu import training_rank
+from gpu.engine_run import run_ranks
+from gpu.findings import Findings, section
+from gpu.section_options import options
+
+STEPS = 20
+
+
+def work(findings: Findings, given: Any) -> None:
+    """By each route."""
+    width, layers, batch = (1024, 8, 256) if given.device == "cuda" else (32, 2, 8)
+    for route in ("flat", "staged"):
+        with findings.guarded(route):
+            found = run_ranks(
+                training_rank.profiled,
+                ((0,), (1,)),
+                given.device,
+                route,
+                given.seconds / 2,
+                width=width,
+                layers=layers,
+                batch=batch,
+                steps=STEPS,
+            )
+            for rank, one in enumerate(found):
+                findings.row(
+                    f"waits in {STEPS} steps", route=route, rank=rank, waits=sum(one["waits"].values()), leg=one["leg"]
+                )
+                if given.device == "cuda":
+                    findings.check(
+                        f"{route}, rank {rank}: the profile sees the CUDA runtime", one["runtime_calls"] > STEPS
+                    )
+                waits = sum(one["waits"].values())
+                findings.check(
+                    f"{route}, rank {rank}: the host never waits", not waits and not one["leg"], str(one["waits"])
+                )
+
+
+if __name__ == "__main__":
+    sys.exit(section("waits", work, options(__doc__)))
