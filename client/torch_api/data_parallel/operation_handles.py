@@ -31,12 +31,10 @@ class DecentralizedOperation:
             raise ValueError(f"peer_selection_mode is {mode!r}: choose one of {', '.join(map(repr, MODES))}.")
         self._bucket = weakref.ref(bucket)
         self._peer_slot = peer_slot
-        self._pairs = Pairs(group, hierarchical, private=True) if mode == "shift_one" else None
-
-    def next_pair(self) -> Any:
-        """Called once per exchange: the ranks that average now; None where there is only this one."""
-        pairs = self._pairs
-        return None if pairs is None or pairs.n == 1 else pairs.everybody()
+        pairs = Pairs(group, hierarchical, private=True) if mode == "shift_one" else None
+        # A host that is alone has no peer, and averages over its own ranks: over everyone.
+        self.next_pair = pairs.everybody if pairs is not None and pairs.n > 1 else None
+        """Called once per exchange: the ranks that average now. None: all of the group, each time."""
 
     def copy_back_peer_weight(self, backend_bucket: object = None) -> None:
         """The effective tensors become the mean. Call it when the exchange is over (``wait_pending_comm_ops``).

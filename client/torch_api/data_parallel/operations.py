@@ -160,7 +160,8 @@ class BucketOperations(PlanBucket):
         Args:
             peer_weight: A tensor as long as ``flattened_tensor()``, for example that. It gets memory that the daemon
                 sees.
-            hierarchical: With "shift_one", hosts are paired, and the mean is that of all ranks of both.
+            hierarchical: With "shift_one", hosts are paired, and the mean is that of all ranks of both (of its own
+                ranks, where there is one host).
             peer_selection_mode: "all": everyone; "shift_one": another peer each time.
 
         Raises ValueError for another mode, and for "shift_one" with an odd number of ranks (or hosts).
@@ -168,7 +169,7 @@ class BucketOperations(PlanBucket):
         slot = self._adopt(peer_weight, "peer_weight")
         current = self._in_place()
         operation = DecentralizedOperation(self, slot, self._group(group), hierarchical, peer_selection_mode)
-        over = self._over(group, EVERYONE) if peer_selection_mode == "all" else operation.next_pair
+        over = operation.next_pair or self._over(group, EVERYONE)
         take = Local(_copier(current, slot), "take weights", reads=(current,), writes=(slot,))
         self._append(take, AllReduce("AVG", slot, slot, over=over))
         return operation
