@@ -97,16 +97,10 @@ def test_volume_on_the_wire(runners: dict[str, Runner], world: str, name: str) -
     assert abs(found - wanted) <= case.slack * wanted + 2048, f"{found:.0f} bytes per step, {wanted:.0f} by the formula"
 
 
-@pytest.mark.parametrize(
-    ("world", "rounds"),
-    [
-        pytest.param("2 hosts x 2", 6, marks=pytest.mark.job("2 hosts x 2", "switch 6")),
-        pytest.param("2 hosts x 2", 10, marks=[pytest.mark.job("2 hosts x 2", "switch 10"), pytest.mark.full]),
-    ],
-)
-def test_switching_leaks_nothing(runners: dict[str, Runner], world: str, rounds: int) -> None:
-    """Through all algorithms, again and again; the first two rounds warm up."""
-    for rank, found in enumerate(runners[world].result(f"switch {rounds}")):
+@pytest.mark.job("2 hosts x 2", "switch 10")
+def test_switching_leaks_nothing(runners: dict[str, Runner]) -> None:
+    """Through all algorithms, ten times; the first two rounds warm up."""
+    for rank, found in enumerate(runners["2 hosts x 2"].result("switch 10")):
         first, last = found[1], found[-1]
         grown = {name: (value, last[name]) for name, value in first.items() if last[name] > value and name != "memory"}
         assert not grown, f"rank {rank}: {grown}"

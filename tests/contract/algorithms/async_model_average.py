@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from contract.algorithms.case import EVEN_WORLDS, SEVERAL_RANKS, Case, Simulation, World
-from contract.algorithms.decentralized import mean_over
-from contract.algorithms.exchange import Coder, shift_one
+from contract.algorithms.decentralized import mean_over, model_per_rank
+from contract.algorithms.exchange import Coder, share, shift_one
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import AsyncModelAverageAlgorithm
 
 WARM_UP = 2
+AN_HOUR_MS = 3_600_000
 
 
 def step_and_wait(
@@ -35,10 +36,13 @@ def step_and_wait(
 
 
 def averages(
-    sim: Simulation, warm_up: int, mean: Callable[[Simulation, list[Tensor], int], list[Tensor]]
+    sim: Simulation,
+    warm_up: int,
+    mean: Callable[[Simulation, list[Tensor], int], list[Tensor]],
+    rounds: int | None = None,
 ) -> Iterator[None]:
     """x += mean(s) - s before every pass, where s was x before the pass before it; first ``warm_up`` steps with the
-    mean of gradients."""
+    mean of gradients. ``rounds``: how many averages there are; None: one per step."""
     snapshots: list[Tensor] = []
     for step in range(sim.steps):
         if step < warm_up:
@@ -49,7 +53,7 @@ def averages(
                 news = mean(sim, snapshots, step - warm_up - 1)
                 changed = zip(sim.parameters(), news, snapshots, strict=True)
                 sim.set_parameters([x + new - old for x, new, old in changed])
-            snapshots = sim.parameters()
+            snapshots = sim.parameters() if rounds is None or step - warm_up < rounds else []
             sim.backward(step)
         sim.optimize()
         yield
@@ -96,6 +100,14 @@ CASES = [
         "async",
         partial(AsyncModelAverageAlgorithm, sync_interval_ms=0),
         partial(averages, warm_up=0, mean=of_all),
+        bytes_sent=share(1),  # of an exchange: here there is one in each step
+        **HOW,
+    ),
+    Case(
+        "async between exchanges",
+        partial(AsyncModelAverageAlgorithm, sync_interval_ms=AN_HOUR_MS),
+        partial(averages, warm_up=0, mean=of_all, rounds=1),
+        bytes_sent=lambda world, model: 0.0,
         **HOW,
     ),
     Case(
@@ -109,6 +121,7 @@ CASES = [
         "async shift_one",
         partial(AsyncModelAverageAlgorithm, "shift_one", sync_interval_ms=0),
         partial(averages, warm_up=0, mean=of_pairs),
+        bytes_sent=model_per_rank,
         worlds=("1 rank", *EVEN_WORLDS),
         **HOW,
     ),
@@ -118,6 +131,7 @@ CASES = [
         partial(averages, warm_up=0, mean=of_all),
         tolerance=decode_error,
         worlds=SEVERAL_RANKS,
+        bytes_sent=share(1 / 4),
         **HOW,
     ),
     Case(
@@ -125,6 +139,8 @@ CASES = [
         partial(AsyncModelAverageAlgorithm, "shift_one", sync_interval_ms=0, codec="int4", everywhere=True),
         partial(averages, warm_up=0, mean=partial(of_pairs_by_differences, "int4")),
         worlds=EVEN_WORLDS,
+        bytes_sent=lambda world, model: model_per_rank(world, model) / 8,
+        slack=0.1,
         **HOW,
     ),
 ]

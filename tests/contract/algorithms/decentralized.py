@@ -141,6 +141,11 @@ def model_per_host(world: World, model: nn.Module) -> float:
     return nbytes(model) if len(world.hosts) > 1 else 0.0
 
 
+def model_per_rank(world: World, model: nn.Module) -> float:
+    """One model of each rank to its peer, which "shift_one" chooses on the other of two hosts with as many ranks."""
+    return nbytes(model) * len(world.hosts[0]) if len(world.hosts) > 1 else 0.0
+
+
 OWN_WAY = {"replicas_equal": False}
 EVEN_OR_ONE = ("1 rank", *EVEN_WORLDS)
 
@@ -169,6 +174,7 @@ CASES = [
         partial(mean_of_pairs, hierarchical=False),
         worlds=EVEN_OR_ONE,
         check=peers_agree,
+        bytes_sent=model_per_rank,
         **OWN_WAY,
     ),
     Case(

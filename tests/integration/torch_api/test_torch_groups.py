@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
 import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
 from bagua.torch_api.communication import new_group
 from bagua.torch_api.process_group import _get_default_group
 
@@ -53,3 +55,36 @@ def rank_groups() -> None:
 
 def test_groups(ranks: Any) -> None:
     ranks.run(rank_groups, hosts=[[0, 1], [2, 3]])
+
+
+def rank_disagrees() -> str:
+    """Ranks 0 and 1 call {0, 1} the group, rank 2 says {1, 2}: it asks rank 1 for what that will never give."""
+    bagua.init_process_group()
+    mine = new_group([1, 2] if bagua.get_rank() == 2 else [0, 1])
+    bagua.barrier()
+    if bagua.get_rank() < 2:
+        assert total(mine.get_global_communicator()) == 1
+        return ""
+    with pytest.raises(BaguaError) as failed:
+        total(mine.get_global_communicator())
+    return str(failed.value)
+
+
+def test_groups_that_ranks_of_a_host_see_differently(ranks: Any) -> None:
+    """The one that is alone with its view hears of it when the other one ends."""
+    text = ranks.run(rank_disagrees, hosts=[[0, 1, 2]])[2]
+    assert "rank 1" in text
+
+
+def test_groups_that_hosts_see_differently(ranks: Any) -> None:
+    """Who waits for whom is there to be read (``bagua job show``, and the rank's own output after half a minute)."""
+    started = ranks.start(rank_disagrees, hosts=[[0, 1], [2]])
+    for rank in started[:2]:
+        rank.process.wait(60.0)
+        assert rank.result() == ""
+    deadline, waits = time.monotonic() + 60.0, ""
+    while "all ranks of this host have submitted it" not in waits:
+        assert time.monotonic() < deadline and started[2].process.poll() is None, started[2].output
+        time.sleep(0.05)  # nothing tells that an operation was submitted
+        waits = ranks.hosts[1].engine.waiting(0.0)
+    assert "host 0 (ranks 0, 1) has not begun it" in waits

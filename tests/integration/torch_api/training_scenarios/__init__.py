@@ -4,7 +4,16 @@ Each compares with a reference that runs in every rank: its loss is the mean (or
 rank's batch, all in one process.
 """
 
-from training_scenarios import exchange, models, passes, plans_of_gradients, plans_of_models, plans_of_weights, wrapping
+from training_scenarios import (
+    exchange,
+    models,
+    passes,
+    plans_of_gradients,
+    plans_of_models,
+    plans_of_weights,
+    scaling,
+    wrapping,
+)
 from training_scenarios.support import SCENARIOS
 
 __all__ = [
@@ -15,5 +24,6 @@ __all__ = [
     "plans_of_gradients",
     "plans_of_models",
     "plans_of_weights",
+    "scaling",
     "wrapping",
 ]
