@@ -81,7 +81,7 @@ class Leg:
         Raises DeviceError if the leg has failed."""
     def times(self, ticket: int) -> tuple[int, int, int]:
         """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known yet is 0. Measured on
-        the host: ``started`` when its input was ready, ``done`` when the host saw that it was over."""
+        the host: ``started`` when its input was ready (staged) or it was enqueued, ``done`` when the host saw that it was over."""
     def transcode(
         self,
         codec: int,

@@ -77,9 +77,8 @@ bool Flat::takes(const Operation& operation) const {
   // Products of integers wrap around in NCCL as here; MIN and MAX of floats treat NaN otherwise than torch does.
   const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
   if (compares && is_float(operation.dtype())) return false;
-  const bool kernels = runtime_->libraries.has_kernels();
-  if (operation.op() == ReduceOp::kAvg && !is_float(operation.dtype()) && !kernels) return false;
-  return operation.descriptor.codec == 0 || !encodes_ || kernels;
+  if (operation.op() == ReduceOp::kAvg && !is_float(operation.dtype()) && !kernels_) return false;
+  return operation.descriptor.codec == 0 || !encodes_ || kernels_;
 }
 
 Status Flat::submit(const Operation& operation, CudaEvent begin) {

@@ -18,9 +18,9 @@ int nccl_op(ReduceOp op);
 
 class Flat {
  public:
-  // `encodes`: members are on several hosts, so codecs are used as the daemons do.
-  Flat(Runtime* runtime, std::shared_ptr<NcclHandle> handle, bool encodes)
-      : runtime_(runtime), handle_(std::move(handle)), encodes_(encodes), memory_(runtime) {}
+  // `encodes`: members are on several hosts, so codecs are used as the daemons do. `kernels`: all members have them.
+  Flat(Runtime* runtime, std::shared_ptr<NcclHandle> handle, bool encodes, bool kernels)
+      : runtime_(runtime), handle_(std::move(handle)), encodes_(encodes), kernels_(kernels), memory_(runtime) {}
   ~Flat();
 
   Status open();
@@ -45,7 +45,7 @@ class Flat {
 
   Runtime* const runtime_;
   const std::shared_ptr<NcclHandle> handle_;
-  const bool encodes_;
+  const bool encodes_, kernels_;
   DeviceMemory memory_;
   CudaStream stream_ = nullptr;        // constant after open()
   std::vector<const void*> messages_;  // kept for its memory

@@ -6,6 +6,10 @@
 
 namespace bagua::device {
 
+namespace {
+constexpr int64_t kDrainNs = 10 * kNsPerS;
+}
+
 std::vector<int> Members::neighbours() const {
   std::vector<int> found;
   for (int i = 0; i < size(); ++i) {
@@ -96,12 +100,12 @@ bool Group::quiet() {
 
 bool Group::close() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t asked = now_ns();
   for (const auto& [key, lane] : lanes_) lane->wait_empty();
-  const auto failed = [this] { return runtime_->failure.failed(); };
-  // CUDA has no wait that another thread could end. After a failure the watcher aborts what holds up the streams.
-  while (!settled() && !(failed() && now_ns() - asked > 10 * kNsPerS)) poll(nullptr, 0, 1);
+  // CUDA has no wait that another thread could end. After a failure the end of NCCL frees the streams.
+  while (!settled() && !runtime_->failure.failed()) poll(nullptr, 0, 1);
   drop_nccl();
+  const int64_t deadline = now_ns() + kDrainNs;
+  while (!settled() && now_ns() < deadline) poll(nullptr, 0, 1);
   bool all = settled();
   hierarchical_.reset();
   for (auto& [key, lane] : lanes_) all = lane->close() && all;

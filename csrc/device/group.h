@@ -63,7 +63,7 @@ class Group {
 
  private:
   Status gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* all);
-  Status choose(const std::vector<Facts>& all, std::vector<Route>* candidates) const;
+  Status choose(const std::vector<Facts>& all, std::vector<Route>* candidates);
   Status make_handles(Daemon* daemon, const std::vector<Route>& candidates);
   Status make_nccl(bool flat, bool hierarchical, const std::vector<NcclId>& ids);
   Status make_across();
@@ -81,6 +81,7 @@ class Group {
   Watcher* const watcher_;
   const Members members_;
   Route route_ = Route::kStaged;  // constant after open()
+  bool kernels_ = true;           // all members have them; constant after open()
   uint32_t across_ = 0;           // the daemon's communicator of the hierarchical route; 0: none
 
   std::mutex mutex_;  // guards what follows, and the order of enqueuing

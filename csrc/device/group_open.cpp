@@ -37,18 +37,18 @@ Status Group::gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* a
 }
 
 // The same at all members: made from what all of them said.
-Status Group::choose(const std::vector<Facts>& all, std::vector<Route>* candidates) const {
+Status Group::choose(const std::vector<Facts>& all, std::vector<Route>* candidates) {
   bool nccl = true, staged = true, shared = false;
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].version != all[0].version) return {Code::kInvalid, "ranks have different versions of the GPU leg"};
-    if (all[i].forced != all[0].forced || (all[i].kernels != all[0].kernels)) {
+    if (all[i].forced != all[0].forced) {
       return {Code::kInvalid, "ranks " + std::to_string(members_.ranks[0]) + " and " +
                                   std::to_string(members_.ranks[i]) +
-                                  " have different BAGUA_DEVICE_ROUTE, or only one has the library of kernels: all "
-                                  "ranks must have the same"};
+                                  " have different BAGUA_DEVICE_ROUTE: all ranks must have the same"};
     }
     nccl = nccl && all[i].nccl_version == all[0].nccl_version && all[i].nccl_version != 0;
     staged = staged && all[i].staged != 0;
+    kernels_ = kernels_ && all[i].kernels != 0;
     for (size_t k = 0; k < i; ++k) {
       const bool same =
           members_.host[i] == members_.host[k] && strncmp(all[i].bus, all[k].bus, sizeof(all[i].bus)) == 0;
@@ -149,7 +149,7 @@ Status Group::make_nccl(bool flat, bool hierarchical, const std::vector<NcclId>&
   if (flat) {
     std::shared_ptr<NcclHandle> handle;
     if (Status status = make(members_.size(), members_.index, ids[0], &handle); !status) return status;
-    flat_ = std::make_unique<Flat>(runtime_, handle, !members_.on_one_host());
+    flat_ = std::make_unique<Flat>(runtime_, handle, !members_.on_one_host(), kernels_);
     if (Status status = flat_->open(); !status) return status;
   }
   if (!hierarchical) return Status::ok();

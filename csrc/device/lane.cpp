@@ -175,6 +175,8 @@ Status Lane::await_host(Operation* operation) {
 
 void Lane::serve() {
   OnDevice here(*runtime_);
+  int mode = kCaptureRelaxed;  // what this thread asks must not spoil a capture of the caller's
+  runtime_->libraries.cuda.capture_mode(&mode);
   Operation* operation = nullptr;
   while (next(&operation)) {
     if (Status status = await_host(operation); !status) {

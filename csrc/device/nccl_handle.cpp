@@ -27,6 +27,8 @@ Status NcclHandle::create(const NcclId& id) {
   const auto work = [birth, id, nccl = runtime_->libraries.nccl, cuda = runtime_->libraries.cuda,
                      device = runtime_->device, ranks = ranks_, rank = rank_] {
     cuda.set_device(device);
+    int mode = kCaptureRelaxed;
+    cuda.capture_mode(&mode);
     NcclComm comm = nullptr;
     const NcclResult code = nccl.init_rank(&comm, ranks, id, rank);
     std::lock_guard<std::mutex> lock(birth->mutex);

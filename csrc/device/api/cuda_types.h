@@ -21,6 +21,7 @@ constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventBlockingSync = 1, kEventDisableTiming = 2;
 constexpr unsigned kHostRegisterPortable = 1, kHostRegisterMapped = 2;
 constexpr int kCaptureNone = 0;        // cudaStreamCaptureStatusNone
+constexpr int kCaptureRelaxed = 2;     // cudaStreamCaptureModeRelaxed
 constexpr unsigned kWaitValueGeq = 0;  // CU_STREAM_WAIT_VALUE_GEQ: waits for (int32)(*address - value) >= 0
 
 struct CudaRuntime {
@@ -33,6 +34,7 @@ struct CudaRuntime {
   CudaError (*stream_query)(CudaStream);
   CudaError (*stream_wait_event)(CudaStream, CudaEvent, unsigned flags);
   CudaError (*stream_capturing)(CudaStream, int* status);
+  CudaError (*capture_mode)(int*);
   CudaError (*event_create)(CudaEvent*, unsigned flags);
   CudaError (*event_destroy)(CudaEvent);
   CudaError (*event_record)(CudaEvent, CudaStream);

@@ -32,6 +32,7 @@ void fill_cuda(Filler* f, CudaRuntime* t) {
   f->need(&t->stream_query, {"cudaStreamQuery"});
   f->need(&t->stream_wait_event, {"cudaStreamWaitEvent"});
   f->need(&t->stream_capturing, {"cudaStreamIsCapturing"});
+  f->need(&t->capture_mode, {"cudaThreadExchangeStreamCaptureMode"});
   f->need(&t->event_create, {"cudaEventCreateWithFlags"});
   f->need(&t->event_destroy, {"cudaEventDestroy"});
   f->need(&t->event_record, {"cudaEventRecord"});

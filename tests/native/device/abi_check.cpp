@@ -41,6 +41,7 @@ SAME(CudaRuntime, stream_create, cudaStreamCreateWithPriority);
 SAME(CudaRuntime, stream_destroy, cudaStreamDestroy);
 SAME(CudaRuntime, stream_query, cudaStreamQuery);
 SAME(CudaRuntime, stream_capturing, cudaStreamIsCapturing);
+SAME(CudaRuntime, capture_mode, cudaThreadExchangeStreamCaptureMode);
 SAME(CudaRuntime, event_destroy, cudaEventDestroy);
 SAME(CudaRuntime, event_query, cudaEventQuery);
 SAME(CudaRuntime, event_synchronize, cudaEventSynchronize);
@@ -51,8 +52,8 @@ SAME(CudaRuntime, host_unregister, cudaHostUnregister);
 SAME(CudaRuntime, release, cudaFree);
 SAME(CudaRuntime, error_text, cudaGetErrorString);
 // These have overloads in C++.
-static_assert(Same<decltype(CudaRuntime::stream_wait_event),
-                   cudaError_t (*)(cudaStream_t, cudaEvent_t, unsigned)>::value);
+static_assert(
+    Same<decltype(CudaRuntime::stream_wait_event), cudaError_t (*)(cudaStream_t, cudaEvent_t, unsigned)>::value);
 static_assert(Same<decltype(CudaRuntime::event_create), cudaError_t (*)(cudaEvent_t*, unsigned)>::value);
 static_assert(Same<decltype(CudaRuntime::event_record), cudaError_t (*)(cudaEvent_t, cudaStream_t)>::value);
 static_assert(Same<decltype(CudaRuntime::host_register), cudaError_t (*)(void*, size_t, unsigned)>::value);
@@ -65,7 +66,7 @@ static_assert(cudaMemcpyHostToDevice == kHostToDevice && cudaMemcpyDeviceToHost 
 static_assert(cudaStreamNonBlocking == kStreamNonBlocking && cudaEventDisableTiming == kEventDisableTiming &&
               cudaEventBlockingSync == kEventBlockingSync);
 static_assert(cudaHostRegisterPortable == kHostRegisterPortable && cudaHostRegisterMapped == kHostRegisterMapped);
-static_assert(cudaStreamCaptureStatusNone == kCaptureNone);
+static_assert(cudaStreamCaptureStatusNone == kCaptureNone && cudaStreamCaptureModeRelaxed == kCaptureRelaxed);
 static_assert(static_cast<unsigned>(CU_STREAM_WAIT_VALUE_GEQ) == kWaitValueGeq);
 static_assert(sizeof(CUdeviceptr) == sizeof(DriverAddress));
 #endif

@@ -244,6 +244,10 @@ FAKE int cudaStreamIsCapturing(void* handle, int* status) {
   *status = stream->capturing;
   return kOk;
 }
+FAKE int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  *mode = 0;
+  return entered("cudaThreadExchangeStreamCaptureMode");
+}
 FAKE int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   if (const int code = entered("cudaStreamWaitEvent")) return code;
   Stream* const stream = stream_of(handle, "cudaStreamWaitEvent");
