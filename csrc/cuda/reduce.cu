@@ -144,25 +144,35 @@ BAGUA_DEVICE void store_piece(const Piece<T, kWidth>& piece, T* to) {
   }
 }
 
-// Pieces `at`, at + stride, ... of kWidth elements from element `base` on: kPieces of them, or those before `end`.
+// Pieces `at`, at + stride, ... of an input; those from `end` on stay as they are.
+template <class T, int kWidth, int kPieces>
+BAGUA_DEVICE void load_pieces(const T* from, uint64_t at, uint64_t stride, uint64_t end,
+                              Piece<T, kWidth> (&to)[kPieces]) {
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    if (at + p * stride < end) to[p] = load_piece<T, kWidth>(from + (at + p * stride) * kWidth);
+  }
+}
+
+// kPieces pieces of kWidth elements, counted from element `base` on; or those of them before `end`.
 template <class S, class T, class Op, int kWidth, int kPieces>
 BAGUA_DEVICE void reduce_pieces(const Reduce& work, uint64_t base, uint64_t at, uint64_t stride, uint64_t end) {
   using M = Memory<T>;
+  const auto input = [&](int k) { return static_cast<const T*>(work.inputs[k]) + base; };
   typename M::Acc sum[kPieces][kWidth];
-  for (int k = 0; k < work.input_count; ++k) {
-    const T* from = static_cast<const T*>(work.inputs[k]) + base;
-    Piece<T, kWidth> next[kPieces];
+  Piece<T, kWidth> next[kPieces];
+  load_pieces(input(0), at, stride, end, next);
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[p][i] = M::load(next[p].values[i]);
+  }
+  for (int k = 1; k < work.input_count; ++k) {
+    load_pieces(input(k), at, stride, end, next);
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
-      if (at + p * stride < end) next[p] = load_piece<T, kWidth>(from + (at + p * stride) * kWidth);
-    }
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        const typename M::Acc v = M::load(next[p].values[i]);
-        sum[p][i] = k == 0 ? v : Op::apply(sum[p][i], v);
-      }
+      for (int i = 0; i < kWidth; ++i) sum[p][i] = Op::apply(sum[p][i], M::load(next[p].values[i]));
     }
   }
 #pragma unroll
