@@ -143,6 +143,20 @@ def set_up(extra: str) -> None:
     run(tool("python"), "-c", "import bagua.csrc; bagua.csrc.load(); print(bagua.csrc.core_path())")
 
 
+def build_for_gpus() -> None:
+    """What is built by itself, for all architectures. Only the kernels need a compiler that a machine may not have."""
+    say("GPU leg, network plugin, CUDA kernels")
+    for function in ("load_device().__file__", "net_plugin()"):
+        run(tool("python"), "-c", f"import bagua.csrc; print(bagua.csrc.{function})")
+    code = "import sys; from bagua.csrc import build_cuda; sys.exit(0 if build_cuda.find_nvcc() else 3)"
+    if run(tool("python"), "-c", code, check=False) == 3:
+        print(
+            "SKIPPED: no nvcc on this machine, nor in pip's nvidia/cu*: the CUDA kernels are not compiled.", flush=True
+        )
+        return
+    run(tool("python"), "-c", "import bagua.csrc; print(bagua.csrc.kernels_library())")
+
+
 def demo(arguments: list[str]) -> None:
     set_up("examples")
     say("bagua run --nnodes 2 --nproc-per-node 2 -m bagua.examples.digits")
@@ -225,6 +239,7 @@ def test(arguments: list[str]) -> None:
     set_up("dev")
     if not arguments:
         check_sources()
+        build_for_gpus()
     say("pytest, against the installed wheel")
     code = run(tool("python"), "-m", "pytest", *(arguments or SIDE_BY_SIDE), check=False)
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)

@@ -71,7 +71,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join([str(self.work / "site"), str(tests)]),
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
-            "BAGUA_CACHE_DIR": str(self.work / "cache"),
+            "BAGUA_CACHE_DIR": os.environ.get("BAGUA_CACHE_DIR") or str(self.work / "cache"),
             "BAGUA_STATE_DIR": str(self.work / "state"),
             "NCCL_SOCKET_IFNAME": "lo",
             **more,

@@ -94,7 +94,7 @@ def test_wheel_holds_every_source_file():
         pytest.skip("editable installation: the wheel is checked by `deploy/dev.py test`")
     missing = []
     for package, folder, path in files_of_packages():
-        wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".proto", ".typed")
+        wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".proto", ".typed")
         place = Path(*package.split("."), path.relative_to(folder))
         if wanted and not (installed.parent / place).is_file():
             missing.append(str(place))

@@ -1,0 +1,208 @@
+"""The parts of tests/gpu that need no GPU: sections and their time, the report, what is read from other programs'
+output, and every section's command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import algorithms, findings, kernels, machine, net, report, run, sanitizer, sections, tree
+from gpu.sections import SECTIONS, Section
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_time_is_shared_out() -> None:
+    groups = sections.groups(SECTIONS)
+    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 2]
+    left = run.WHOLE_S - 60
+    for number, group in enumerate(groups):
+        share = sections.time_for(group, groups[number + 1 :], left)
+        assert min(one.least_s for one in group) <= share <= max(one.limit_s for one in group)
+        left -= share
+    assert left >= 0
+
+
+def test_late_sections_keep_their_least() -> None:
+    first, second = Section("a", "a", "", 100, 10), Section("b", "b", "", 100, 30)
+    assert sections.time_for([first], [[second]], 200) == 100
+    assert sections.time_for([first], [[second]], 90) == 60
+    assert sections.time_for([first], [[second]], 35) == 10  # the second falls away, the first does not
+    assert sections.time_for([first], [], 9) == 0
+
+
+def test_sections_by_name() -> None:
+    assert [section.name for section in sections.by_name(["net", "kernels"])] == ["kernels", "net"]
+    assert len(sections.by_name([])) == len(SECTIONS)
+    with pytest.raises(ValueError, match="No section nett"):
+        sections.by_name(["nett"])
+
+
+def test_every_section_is_a_program() -> None:
+    """It is imported, and its command line is read: without a file for the result it ends with exit code 2."""
+    code = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r}); sys.argv[1:] = ['--seconds', '5']\n"
+    for section in SECTIONS:
+        code += f"try: runpy.run_module('gpu.{section.module}', run_name='__main__')\n"
+        code += f"except SystemExit as end: print('{section.module}', end.code)\n"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines() == [f"{section.module} 2" for section in SECTIONS], done.stderr
+    assert done.stderr.count("arguments are required: --result") == len(SECTIONS)
+
+
+def test_findings_are_kept_from_the_first_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "found.json"
+    found = findings.Findings(path)
+    found.check("one", True)
+    found.row("figures", bytes=1, us=2.5)
+    assert json.loads(path.read_text())["finished"] is False
+    with found.guarded("two"):
+        pytest.fail("a rank ended")  # as the rig says it: no Exception
+    found.finish()
+    kept = json.loads(path.read_text())
+    assert [check["ok"] for check in kept["checks"]] == [True, False]
+    assert "a rank ended" in kept["checks"][1]["detail"]
+    assert (kept["finished"], kept["tables"]) == (True, {"figures": [{"bytes": 1, "us": 2.5}]})
+    assert found.failed
+
+
+def found_of(ok: bool, finished: bool = True) -> dict:
+    return {"checks": [{"name": "c", "ok": ok, "detail": "why"}], "tables": {}, "notes": [], "finished": finished}
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "status"),
+    [
+        (found_of(True), 0, report.OK),
+        (found_of(False), 1, report.FAILED),
+        (found_of(True, finished=False), -11, report.FAILED),
+        (found_of(True, finished=False), None, report.STOPPED),
+        (None, 1, report.FAILED),
+    ],
+)
+def test_status_of_a_section(found: dict | None, code: int | None, status: str) -> None:
+    assert report.status_of(found, code) == status
+
+
+def test_a_run_goes_on_where_the_last_one_ended() -> None:
+    previous = {"digest": "d", "sections": {"a": {"status": report.OK}, "b": {"status": report.STOPPED}}}
+    assert report.to_do(previous, ["a", "b", "c"], "d") == ["b", "c"]
+    assert report.to_do(previous, ["a", "b", "c"], "other sources") == ["a", "b", "c"]
+    assert report.to_do(None, ["a"], "d") == ["a"]
+
+
+def test_report_for_people() -> None:
+    section = {
+        "title": "Title",
+        "status": report.FAILED,
+        "seconds": 12.345,
+        "why": "Stopped.",
+        "found": found_of(False),
+    }
+    section["found"]["tables"] = {"figures": [{"bytes": 1024, "us": 1.23456}, {"bytes": 1 << 20, "us": 4567.8}]}
+    whole = {"date": "today", "rehearsal": True, "machine": {"card": "C"}, "seconds": 5.0, "sections": {"a": section}}
+    text = report.markdown(whole)
+    assert "REHEARSAL" in text
+    assert "- FAILED c: why" in text and "Stopped." in text
+    assert "| 1024    | 1.23 |" in text and "| 1048576 | 4568 |" in text
+    assert "REHEARSAL" not in report.markdown({**whole, "rehearsal": False})
+
+
+def test_memory_of_the_card() -> None:
+    assert machine.parse_memory("1234\n77\n") == 1234
+    assert machine.parse_memory("[N/A]\n") is None
+    assert machine.parse_memory("") is None
+
+
+def test_no_gpu_is_said_at_once(tmp_path: Path) -> None:
+    blind = tmp_path / "python"
+    blind.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')  # without what is installed
+    blind.chmod(0o755)
+    with pytest.raises(machine.NoMachine, match=r"No such file.*ModuleNotFoundError"):
+        machine.find(["/no/such/python", str(blind)])
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.arguments(["--sections", "net"]).sections == ["net"]
+    with pytest.raises(SystemExit):
+        run.arguments(["--sections", "nett"])
+    assert "No section nett" in capsys.readouterr().err
+
+
+def test_what_pytest_says() -> None:
+    text = (
+        "t.py::test_a[2 hosts x 2-b] PASSED [ 1%]\nt.py::test_c FAILED [ 2%]\nx\nFAILED t.py::test_c - assert 1 == 2\n"
+    )
+    assert algorithms.outcomes(text) == {"passed": 1, "failed": 1, "error": 0, "skipped": 0}
+    assert algorithms.failures(text) == ["t.py::test_c - assert 1 == 2"]
+
+
+def test_what_the_sanitizer_says() -> None:
+    text = "ok\n========= COMPUTE-SANITIZER\nnoise\n========= ERROR SUMMARY: 0 errors\n"
+    assert sanitizer.summary(text).splitlines()[-1] == "========= ERROR SUMMARY: 0 errors"
+    command = sanitizer.command("/x/compute-sanitizer", "memcheck", Path("/r"))
+    assert command[:3] == ["/x/compute-sanitizer", "--tool", "memcheck"] and "--quick" in command
+
+
+def test_networks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings.Findings(tmp_path / "f.json")
+    net.compare(
+        found,
+        {"NCCL's sockets": {1024: [3e-6, 5e-6], 16 << 20: [2e-3]}, "Bagua-Net": {1024: [2e-6], 16 << 20: [1.9e-3]}},
+    )
+    rows = json.loads((tmp_path / "f.json").read_text())["tables"]["all-reduce, 2 ranks on one card"]
+    assert [(row["bytes"], row["target"]) for row in rows] == [(1024, "met"), (16 << 20, "missed")]
+    assert rows[0]["times"] == pytest.approx(2.0)
+
+
+def test_kernels_are_checked_on_a_stand_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The CPU's codecs in the place of the card's: all checks hold; with one bit wrong they do not."""
+    found = findings.Findings(tmp_path / "f.json")
+    kernels.work(found, "cpu", quick=True)
+    checks = json.loads((tmp_path / "f.json").read_text())["checks"]
+    assert len(checks) > 60 and not found.failed
+
+    class Wrong(kernels.CpuCard):
+        def get(self, address, dtype, count):
+            values = super().get(address, dtype, count)
+            values.view("uint8")[-1:] ^= 1
+            return values
+
+    codecs = kernels.Codecs(Wrong(), found)
+    codecs.compare((127,))
+    assert found.failed
+
+
+def test_packages_of_the_tree_are_importable(tmp_path: Path) -> None:
+    site = tree.make_site(tmp_path / "site")
+    code = "import bagua.csrc.build, bagua.proto, bagua.daemon.node.state; print(bagua.csrc.build.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(site)
+
+
+def test_left_overs_are_found_by_their_mark() -> None:
+    child = subprocess.Popen(
+        ["sleep", "60"], env={"PATH": "/usr/bin:/bin", run.MARK: str(os.getpid())}, start_new_session=True
+    )
+    other = subprocess.Popen(["sleep", "60"], env={"PATH": "/usr/bin:/bin", run.MARK: "1"}, start_new_session=True)
+    try:
+        # The child has its environment once it is the new program.
+        while b"sleep" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
+            pass
+        assert run.sweep() == 1
+        assert child.wait(20) == -9
+        assert other.poll() is None
+    finally:
+        for process in (child, other):
+            process.kill()
+            process.wait()
