@@ -1,11 +1,14 @@
 #include "nccl_net/send.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "base/text.h"
 #include "nccl_net/settings.h"
 
@@ -86,8 +89,10 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
 
 void SendConnection::progress() {
   if (control_count_ > 0) flush_control();
-  if (outstanding_.load(std::memory_order_relaxed) == 0) return;
-  if (!pass(settings().chunk_bytes) && look()) pass(settings().chunk_bytes);
+  if (outstanding_.load(std::memory_order_relaxed) > 0) {
+    if (pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes))) return;
+  }
+  check_peer();
 }
 
 bool SendConnection::pump() {
@@ -100,6 +105,26 @@ std::string SendConnection::hopeless(const Request&) const {
                       return stream->hung_up.load(std::memory_order_relaxed);
                     });
   return gone ? "the peer closed the connection" : "";
+}
+
+// A host that vanished without a word: TCP itself would try for a quarter of an hour. A peer that is alive but takes
+// nothing acknowledges the probes of its closed window, and is waited for.
+void SendConnection::check_peer() {
+  const int64_t now = now_ns();
+  const int64_t limit_s = settings().peer_timeout_s;
+  if (limit_s == 0 || now - checked_ns_ < kNsPerS) return;
+  checked_ns_ = now;
+  for (size_t i = 0; i <= streams_.size(); ++i) {
+    const int fd = i == 0 ? control_.fd() : streams_[i - 1]->socket.fd();
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    const int64_t silent_ms = info.tcpi_last_ack_recv;
+    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || silent_ms < limit_s * 1000) continue;
+    fail(kRemoteError,
+         "the host has acknowledged nothing for " + duration_text(silent_ms * kNsPerMs) + " (BAGUA_NET_PEER_TIMEOUT)");
+    return;
+  }
 }
 
 // Headers and small messages of the queue, as many as fit into one call, until the kernel takes no more.

@@ -48,6 +48,7 @@ class SendConnection final : public Connection {
   bool pump_stream(SendStream* stream, size_t budget);
   void chunk_sent(SendStream* stream, size_t bytes);
   bool claim(Chunk* chunk);
+  void check_peer();
   void broke(const char* what, uint64_t message, size_t stream, int error);
 
   Socket control_;
@@ -56,6 +57,7 @@ class SendConnection final : public Connection {
   Control control_queue_[kMaxRequests];
   size_t control_head_ = 0;
   size_t control_count_ = 0;
+  int64_t checked_ns_ = 0;        // when the peer's acknowledgements were last looked at; NCCL's thread
   std::atomic<size_t> first_{0};  // where the next pass over the streams begins
   // Large messages that are not fully claimed by streams, in order; mutex_.
   Request* large_[kMaxRequests];

@@ -89,9 +89,11 @@ bool parse_bytes(const std::string& text, uint64_t* out) {
 
 Settings read_settings() {
   warn_of_unknown_names();
-  const int cores = usable_cores();
-  // NCCL's own threads are busy on two cores of a process that sends and receives: helpers need cores beyond them.
-  const auto threads = static_cast<uint64_t>(std::clamp(cores / 4, 0, 2));
+  // The threads of the program and of NCCL keep two or three cores of each rank busy. A helper that has to share a core
+  // with them costs more than it brings: it may be put off with a socket in its hands.
+  const char* local = std::getenv("LOCAL_WORLD_SIZE");
+  const int ranks = std::clamp(local != nullptr ? std::atoi(local) : 1, 1, 1024);
+  const auto threads = static_cast<uint64_t>(std::clamp(usable_cores() / ranks / 4, 0, 2));
   Settings out;
   out.streams = static_cast<int>(read({"STREAMS", 1, kMaxStreams, 4, false}));
   out.chunk_bytes = read({"CHUNK", 16 << 10, 64 << 20, 128 << 10, true});

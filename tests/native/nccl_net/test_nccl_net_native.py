@@ -35,7 +35,6 @@ def sources() -> list[Path]:
     """The plugin, what it is linked with, the harness, the suites."""
     csrc: Path = native.CSRC
     shared = [csrc / "net" / "socket.cpp", *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text"))]
-    shared.append(csrc / "transport" / "stream_rate.cpp")
     return [
         *sorted((csrc / "nccl_net").glob("*.cpp")),
         *shared,
