@@ -55,7 +55,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         me = ranks[group.get_global_communicator().rank()]
         units = group.hosts if self.settings.hierarchical else tuple((rank,) for rank in ranks)
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.round)
-        order = torch.randperm(len(units), generator=generator).tolist()
+        order = torch.randperm(len(units), generator=generator, device="cpu").tolist()
         for at in range(0, len(order), 2):
             members = sorted(rank for unit in order[at : at + 2] for rank in units[unit])
             if me in members:

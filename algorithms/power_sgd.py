@@ -255,7 +255,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         if name not in self._states:
             dtype = torch.promote_types(like.dtype, torch.float32)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
-            right = torch.randn(rank, columns, dtype=dtype, generator=generator)
+            right = torch.randn(rank, columns, dtype=dtype, generator=generator, device="cpu")
             error = torch.zeros(rows, columns, dtype=dtype, device=like.device)
             self._states[name] = _State(error, right.to(like.device))
         return self._states[name]

@@ -80,7 +80,8 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
     session, group = begin(comm)
     check_root(src, group, "src")
     at_root = group.rank() == src
-    header, content = torch.zeros(2, dtype=torch.int64), torch.empty(0, dtype=torch.uint8)
+    header = torch.zeros(2, dtype=torch.int64, device="cpu")
+    content = torch.empty(0, dtype=torch.uint8, device="cpu")
     failure: Exception | None = None
     if at_root:
         try:
@@ -98,7 +99,7 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
         size = int(header[1])
         if not 0 <= size <= MAX_OBJECT_BYTES:
             raise CommunicationError(f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be.")
-        content = torch.empty(size, dtype=torch.uint8)
+        content = torch.empty(size, dtype=torch.uint8, device="cpu")
     give, take = (content, None) if at_root else (None, content)
     transfer(session, "broadcast", give, take, content.numel(), group, root=src, together=at_root)
     if failure is not None:

@@ -23,7 +23,7 @@ class SharedMemory:
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A one-dimensional tensor of ``count`` elements in a segment of its own, filled with zeros."""
         if count == 0:
-            return torch.empty(0, dtype=dtype)
+            return torch.empty(0, dtype=dtype, device="cpu")
         segment = self._connection.alloc(count * dtype.itemsize)
         with self._lock:
             self._forget_released()  # the new one may lie where an old one lay
@@ -51,7 +51,7 @@ class SharedMemory:
     def place_stage(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
         """``place_empty``, also for no elements: then there is no place, and (0, 0) stands for it."""
         if count == 0:
-            return torch.empty(0, dtype=dtype), NOWHERE
+            return torch.empty(0, dtype=dtype, device="cpu"), NOWHERE
         return self.place_empty(count, dtype)
 
     def _release(self, address: int, segment_id: int) -> None:

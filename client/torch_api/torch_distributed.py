@@ -184,9 +184,9 @@ def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
 
 def _tell(session: Session, text: bytes) -> bytes:
     """``text`` of rank 0."""
-    held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8)
+    held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     at_root = session.world.rank() == 0
-    held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
     give, take = (held, None) if at_root else (None, held)
     transfer(session, "broadcast", give, take, ADDRESS_BYTES, session.world, root=0, together=at_root)
     return bytes(held.tolist()).rstrip(b"\0")

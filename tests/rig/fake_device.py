@@ -24,8 +24,6 @@ from bagua.torch_api.data_parallel import agreement, bagua_distributed, optimize
 from bagua.torch_api.data_parallel.arrangement import Arrangement
 from bagua.torch_api.device import connection, seam
 
-HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
 
 class FakeRuntime:
     """The fake CUDA runtime, called directly."""
@@ -33,7 +31,9 @@ class FakeRuntime:
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ["BAGUA_DEVICE_CUDART"])
         self._streams = threading.local()
-        self._none = HostFunction(lambda _: None)
+        self._library.fake_cuda_host_synchronisations.restype = ctypes.c_uint64
+        self._library.fake_cuda_misuses.restype = ctypes.c_uint64
+        self._library.fake_cuda_first_misuse.restype = ctypes.c_char_p
 
     def stream(self) -> int:
         """The "current stream" of this thread."""
@@ -46,15 +46,20 @@ class FakeRuntime:
 
     def drain(self) -> None:
         """Returns when the current stream has done what it holds."""
-        passed = threading.Event()
-        told = HostFunction(lambda _: passed.set())
-        assert self._library.cudaLaunchHostFunc(ctypes.c_void_p(self.stream()), told, None) == 0
-        passed.wait()
+        self._library.fake_cuda_drain(ctypes.c_void_p(self.stream()))
 
-    def synchronizations(self) -> int:
-        """How often the host has waited for the device so far."""
-        found: int = self._library.fake_cuda_synchronizations()
+    def watch_this_thread(self) -> None:
+        """From now on it is counted how often this thread waits for the device."""
+        self._library.fake_cuda_watch_this_thread()
+
+    def synchronisations(self) -> int:
+        """How often it has."""
+        found: int = self._library.fake_cuda_host_synchronisations()
         return found
+
+    def misuse(self) -> str:
+        """What CUDA does not allow and was done, empty if nothing."""
+        return f"{self._library.fake_cuda_first_misuse()!r}" if self._library.fake_cuda_misuses() else ""
 
 
 class _HostMoment:
@@ -92,9 +97,6 @@ class FakeCuda(seam.Cuda):
 
     def stream(self, index: int) -> int:
         return self._runtime.stream()
-
-    def capturing(self) -> bool:
-        return False
 
     def clock(self, index: int) -> Any:
         return _HostClock()

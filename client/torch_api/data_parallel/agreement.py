@@ -53,7 +53,7 @@ def _gather_bytes(data: bytes, group: Communicator) -> list[bytes]:
 def broadcast_json(document: Any, group: Communicator, root: int = 0) -> Any:
     """The ``document`` (plain data) of rank ``root``, on every rank."""
     text = json.dumps(document).encode() if group.rank() == root else b""
-    length = torch.tensor([len(text)])
+    length = torch.tensor([len(text)], device="cpu")
     broadcast(length, root, group)
     size = int(length.item())
     if not 0 < size <= MAX_TEXT_BYTES:

@@ -88,9 +88,7 @@ class Arrangement:
             return None
         place = {self._name(tensor): number for number, tensor in enumerate(self._tensors)}
         came = [place[name] for name in arrivals]
-        order = torch.tensor([*came, *sorted(set(place.values()) - set(came))])
-        broadcast(order, 0, self._runner.everyone)
-        numbers = order.tolist()
+        numbers = self._of_rank_0([*came, *sorted(set(place.values()) - set(came))])
         if sorted(numbers) != sorted(place.values()):
             raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters.")
         self._tensors = [self._tensors[number] for number in numbers]
@@ -101,10 +99,16 @@ class Arrangement:
         self._fill(self._layouts())
         return self.gradient_buckets
 
+    def _of_rank_0(self, numbers: list[int]) -> list[int]:
+        """The numbers that rank 0 passes; as many on all ranks."""
+        told = torch.tensor(numbers, device="cpu")
+        broadcast(told, 0, self._runner.everyone)
+        return told.tolist()
+
     def level_out(self) -> None:
         """Every bucket has been started equally often on all ranks. All call it together."""
         runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, PlanRun)]
-        starts = torch.tensor([run.starts for run in runs])
+        starts = torch.tensor([run.starts for run in runs], device="cpu")
         allreduce_inplace(starts, ReduceOp.MAX, self._runner.everyone)
         for run, most in zip(runs, starts.tolist(), strict=True):
             run.catch_up(most)

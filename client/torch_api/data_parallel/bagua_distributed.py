@@ -332,7 +332,7 @@ class BaguaDistributedDataParallel:
                 self._on_backward_end()
 
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
-        total = torch.tensor([loss], dtype=torch.float64)
+        total = torch.tensor([loss], dtype=torch.float64, device="cpu")
         allreduce_inplace(total, op, self._group)
         return total.item()
 

@@ -30,7 +30,7 @@ class Transcoder:
 
     def new_message(self) -> torch.Tensor:
         """Memory for one message. torch aligns what it allocates as messages need it (64 bytes)."""
-        return torch.zeros(self.message_bytes, dtype=torch.uint8)
+        return torch.zeros(self.message_bytes, dtype=torch.uint8, device="cpu")
 
     def encode(
         self, source: torch.Tensor, message: torch.Tensor, residual: torch.Tensor | None, decoded: torch.Tensor

@@ -33,13 +33,9 @@ LOG = logging.getLogger("bagua")
 
 DEVICE = -1
 """First number of a ``Place`` in device memory; the second one is the address."""
+TWINS = 1 << 22
 KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times may be asked
 KERNELS = "BAGUA_DEVICE_KERNELS"
-NO_CAPTURE = (
-    "This operation can't be recorded in a CUDA graph: what is exchanged, and in which order, is decided by the host "
-    "in every step, with the other ranks. Capture forward and loss alone (torch.cuda.make_graphed_callables, before "
-    "with_bagua): backward hooks then run outside of the graph."
-)
 
 
 class DeviceConnection:
@@ -90,8 +86,7 @@ class DeviceConnection:
         members ask at the same point of their operations on it, and wait for each other."""
         found = communicator.twins.get(self.index)
         if found is None:
-            digest = hashlib.blake2b(f"device twin of {communicator.id}".encode(), digest_size=4).digest()
-            number = SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
+            number = _twin_number(communicator.id)
             found = Communicator(number, communicator.ranks, self.membership.rank, self)
             communicator.twins[self.index] = found
         return found
@@ -147,10 +142,8 @@ class DeviceConnection:
         encoding: Encoding = AS_IT_IS,
     ) -> int:
         """Hands one operation to the leg, to begin after what the current stream holds; returns its ticket at once.
-        ``src`` and ``dst`` are (DEVICE, address); ``comm`` is a twin's number. Raises BaguaError while a CUDA graph is
-        captured."""
-        if self._cuda.capturing():
-            raise BaguaError(NO_CAPTURE)
+        ``src`` and ``dst`` are (DEVICE, address); ``comm`` is a twin's number. Raises CommunicationError, too,
+        while the stream is captured into a CUDA graph."""
         try:
             return self._leg.submit(
                 comm=comm,
@@ -199,6 +192,15 @@ class DeviceConnection:
     def close(self) -> None:
         """Pending operations fail. Idempotent. Comes before the connection's."""
         self._leg.close()
+
+
+def _twin_number(number: int) -> int:
+    """The same on all members. Those of communicators of all ranks, which are counted, lie below the numbers that the
+    hierarchical route takes for itself; for others, which have hashes, there is no such route."""
+    if number < TWINS:
+        return TWINS + number
+    digest = hashlib.blake2b(f"device twin of {number}".encode(), digest_size=4).digest()
+    return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
 
 
 class _Translated:

@@ -54,10 +54,6 @@ class Cuda:
         handle: int = torch.cuda.current_stream(index).cuda_stream
         return handle
 
-    def capturing(self) -> bool:
-        """Whether the current stream records a CUDA graph instead of working."""
-        return torch.cuda.is_current_stream_capturing()
-
     def clock(self, index: int) -> Clock:
         """Moments of a device. Waits for the device once."""
         return _EventClock(index)

@@ -42,7 +42,8 @@ class DeviceSteps:
                 step.end.await_on_host()
             elif not step.end.passed():
                 return
-            known = [self._times(operation[0]) for operation in step.operations]
-            begin, end = step.begin.nanoseconds(), step.end.nanoseconds()
             self._open.popleft()
-            self._recorder.add_step([times for times in known if times[1] and times[2]], begin, end)
+            begin, end = step.begin.nanoseconds(), step.end.nanoseconds()
+            known = [self._times(operation[0]) for operation in step.operations]
+            # The host sees late that an operation is over: this step's all were when its stream went on.
+            self._recorder.add_step([(times[0], times[1], end) for times in known if times[1]], begin, end)

@@ -25,7 +25,7 @@ from rig.placing import on_host
 
 import bagua.torch_api as bagua
 
-JOB_DEADLINE_S = 60.0
+JOB_DEADLINE_S = 200.0
 PATIENCE_S = 15.0
 """For hangs alone: a rank that takes longer for a job, or waits longer after an error until the others have ended
 theirs, shows where it stands, and ends."""
