@@ -19,7 +19,7 @@ from bagua.csrc import load, load_device
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "native" / "device"))  # for the fakes
 
-import fakes
+import fakes  # noqa: E402
 
 
 class Job:

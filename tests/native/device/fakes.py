@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import os
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[2] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
+FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
 SANITIZED = {"": (), "tsan": ("-fsanitize=thread", "-Wno-tsan"), "asan": ("-fsanitize=address,undefined",)}
 CORE = ("kernel/reduce.cpp", "kernel/half.cpp", "kernel/copy.cpp")
 UNITS = {
@@ -27,42 +26,53 @@ def _path(unit: str) -> Path:
     return HERE / unit if (HERE / unit).exists() else CSRC / unit
 
 
-@functools.cache
-def _key() -> str:
-    digest = hashlib.sha256(repr((FLAGS, SANITIZED, UNITS)).encode())
-    files = [*HERE.glob("*.cpp"), *HERE.glob("*.h"), *CSRC.glob("kernel/*"), *CSRC.glob("codec/*")]
-    for path in sorted([*files, CSRC / "cuda/kernels.h"]):
+def _key(units: tuple[str, ...], *extra: str) -> str:
+    """Of what the units are made from; of headers those that any of them may include."""
+    digest = hashlib.sha256(repr((COMPILER, FLAGS, extra)).encode())
+    headers = [*HERE.glob("*.h"), *CSRC.glob("kernel/*.h"), *CSRC.glob("codec/*.h"), CSRC / "cuda/kernels.h"]
+    for path in sorted([*headers, *(_path(unit) for unit in units)]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
 
+def _run(command: list[str], target: Path) -> None:
+    """Makes ``target`` whole or not at all."""
+    part = target.with_suffix(".part")
+    result = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
+    part.rename(target)
+
+
 def build(cache: Path, sanitizer: str = "") -> Path:
-    """The folder with the three libraries, built under a lock if need be (about 20 s).
+    """The folder with the three libraries; what is missing is compiled under a lock (about 20 s).
 
     Raises:
         RuntimeError: the compiler's messages, or that there is no compiler.
     """
     if shutil.which(COMPILER) is None:
         raise RuntimeError(f"no C++ compiler: '{COMPILER}' is not in PATH")
-    folder = cache / f"fakes-{sanitizer or 'plain'}-{_key()}"
+    extra = SANITIZED[sanitizer]
+    folder = cache / f"fakes-{_key(tuple(sum(UNITS.values(), ())), *extra)}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
+    with (cache / ".fakes.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         for name, units in UNITS.items():
             if not (folder / name).exists():
-                _link(folder, name, units, SANITIZED[sanitizer])
+                _link(folder, name, [_compile(cache, unit, extra) for unit in units], extra)
     return folder
 
 
-def _link(folder: Path, name: str, units: tuple[str, ...], extra: tuple[str, ...]) -> None:
+def _compile(cache: Path, unit: str, extra: tuple[str, ...]) -> Path:
+    target = cache / f"{Path(unit).stem}-{_key((unit,), *extra)}.o"
+    if not target.exists():
+        _run([COMPILER, *FLAGS, *extra, f"-I{CSRC}", f"-I{HERE}", "-c", str(_path(unit))], target)
+    return target
+
+
+def _link(folder: Path, name: str, objects: list[Path], extra: tuple[str, ...]) -> None:
     needs = [] if name == "libfake_cuda.so" else [f"-L{folder}", "-lfake_cuda", "-Wl,-rpath,$ORIGIN"]
-    part = folder / f"{name}.part"
-    command = [COMPILER, *FLAGS, *extra, f"-I{CSRC}", f"-I{HERE}", f"-Wl,-soname,{name}"]
-    command += [*(str(_path(unit)) for unit in units), *needs, "-o", str(part)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
-    part.rename(folder / name)
+    _run([COMPILER, *FLAGS, *extra, "-shared", f"-Wl,-soname,{name}", *map(str, objects), *needs], folder / name)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -33,7 +33,15 @@ def _folder_with(header: str) -> Path | None:
 
 
 def _check(definition: str, include: Path) -> None:
-    command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-enum-compare", f"-D{definition}", f"-I{CSRC}", f"-isystem{include}"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-Wno-enum-compare",
+        f"-D{definition}",
+        f"-I{CSRC}",
+        f"-isystem{include}",
+    ]
     cuda = _folder_with("cuda_runtime_api.h")
     command += [f"-isystem{cuda}"] if cuda else []
     result = subprocess.run([*command, str(HERE / "abi_check.cpp")], capture_output=True, text=True, check=False)
