@@ -35,8 +35,10 @@ class Leg:
         me: int,
         route: str = "",  # "staged", "flat", "hierarchical"; "": BAGUA_DEVICE_ROUTE, else by measurement
         kernels: str = "",  # path of libbagua_kernels.so (``bagua.csrc.kernels_library()``); "": without kernels
+        world: bool = True,
     ) -> None:
-        """Opens the libraries and makes communicator 0 (the world); all ranks do it at the same time. Raises
+        """Opens the libraries. With ``world``, makes communicator 0, too: all ranks do it at the same time, and wait for
+        each other; without, nobody waits, and there are only the communicators that ``create_comm`` makes. Raises
         DeviceError."""
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
         """The same as ``Rank.create_comm``, which it calls; all members call it at the same time. Waits for them."""

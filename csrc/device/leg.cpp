@@ -48,7 +48,9 @@ Status Leg::create(const HostApi& host, LegOptions options, std::unique_ptr<Leg>
   leg->table_ = std::make_unique<OperationTable>(leg->runtime_.get());
   leg->watcher_ = std::make_unique<Watcher>(leg->runtime_.get());
   leg->watcher_->start();
-  if (Status status = leg->open_group(0, std::move(world)); !status) return status;
+  if (leg->options_.world) {
+    if (Status status = leg->open_group(0, std::move(world)); !status) return status;
+  }
   *out = std::move(leg);
   return Status::ok();
 }

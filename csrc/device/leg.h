@@ -24,6 +24,7 @@ struct LegOptions {
   int me = -1;
   std::string route;    // "": by measurement
   std::string kernels;  // path
+  bool world = true;    // make communicator 0, for which all ranks wait
 };
 
 struct Times {

@@ -29,7 +29,7 @@ class FakeRuntime:
     """The fake CUDA runtime, called directly."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(os.environ["BAGUA_DEVICE_CUDART"])
+        self._library = ctypes.CDLL(os.environ.get("FAKE_CUDA") or os.environ["BAGUA_DEVICE_CUDART"])
         self._streams = threading.local()
         self._library.fake_cuda_host_synchronisations.restype = ctypes.c_uint64
         self._library.fake_cuda_misuses.restype = ctypes.c_uint64

@@ -26,9 +26,11 @@ def environment(device: str, route: str = "") -> dict[str, str]:
     if route:
         found["BAGUA_DEVICE_ROUTE"] = route
     if device == "fake":
-        from rig import fake_libraries
+        from native.device import fakes
 
-        found |= fake_libraries.environment()
+        from bagua.csrc.build_cache import default_cache_dir
+
+        found |= fakes.environment(fakes.build(default_cache_dir()))
     elif route != "staged":  # several ranks on one GPU: NCCL must take them for ranks of several hosts
         found["NCCL_SOCKET_IFNAME"] = "lo"
     return found
@@ -45,6 +47,11 @@ def prepare() -> None:
         if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
             os.environ["NCCL_HOSTID"] = f"test-{os.environ['RANK']}"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
+def device() -> torch.device:
+    """Where this process trains."""
+    return torch.device("cuda" if os.environ.get(VARIABLE) == "cuda" else "cpu")
 
 
 def placed(model: nn.Module) -> nn.Module:

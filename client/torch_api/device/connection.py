@@ -63,6 +63,7 @@ class DeviceConnection:
                 hosts=self.membership.hosts,
                 me=self.membership.rank,
                 kernels=kernels,
+                world=False,  # perhaps only some of the ranks have CUDA tensors
             )
         except self._error as error:
             raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rig.placing import device
 
 import bagua.torch_api as bagua
 
@@ -16,7 +17,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 def data(rank: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """The same on every rank for the same arguments: small whole numbers, exact in every dtype."""
     generator = torch.Generator().manual_seed(1000 + rank)
-    return torch.randint(0, 4, shape, generator=generator).to(getattr(torch, dtype))
+    return torch.randint(0, 4, shape, generator=generator, device="cpu").to(device(), getattr(torch, dtype))
 
 
 def all_data(shape: tuple[int, ...], dtype: str) -> list[torch.Tensor]:

@@ -1,0 +1,147 @@
+"""CUDA tensors without a GPU: CPU tensors count as a device's, over the fakes of tests/native/device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import test_torch_primitives as primitives
+import torch
+from rig import fake_device, placing
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.data_parallel.parameters import _refuse_several_devices
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
+)
+STEPS = 6
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * step + bagua.get_rank())
+    optimizer.zero_grad()
+    loss: torch.Tensor = model(torch.randn(4, 8, generator=generator).to(placing.device())).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(bagua.get_rank())
+    return placing.placed(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 4)))
+
+
+def rank_primitives() -> dict[str, int]:
+    """The scenarios of the CPU."""
+    torch.set_default_device(placing.device())
+    primitives.rank_moves()
+    primitives.rank_reductions()
+    assert bagua.communication.broadcast_object({"rank": bagua.get_rank()}, 2) == {"rank": 2}
+    several = [torch.full((3,), float(bagua.get_rank())), torch.ones(2, 2, dtype=torch.int64)]
+    bagua.communication.allreduce_coalesced_inplace(several)
+    assert several[0].tolist() == [6.0] * 3 and several[1].tolist() == [[4, 4], [4, 4]]
+    me = bagua.get_rank()
+    counts = [[(i + j) % 3 for j in range(4)] for i in range(4)]
+    given = torch.full((sum(counts[me]),), me)
+    got = torch.full((sum(row[me] for row in counts),), -1)
+    places = [[sum(row[:j]) for j in range(4)] for row in (counts[me], [row[me] for row in counts])]
+    bagua.alltoall_v(given, counts[me], places[0], got, [row[me] for row in counts], places[1])
+    assert got.tolist() == [i for i in range(4) for _ in range(counts[i][me])]
+    assert bagua.empty(3, device=placing.device()).tolist() == [0, 0, 0]
+    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    counters: dict[str, int] = device.counters()
+    return counters
+
+
+@pytest.mark.parametrize("route", placing.ROUTES)
+def test_primitives(ranks: Any, route: str) -> None:
+    """As they are on the CPU, and by the leg."""
+    found = ranks.run(rank_primitives, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))
+    for counters in found:
+        assert counters["ops"] > 100 and counters[f"ops_{route}"] > 0, counters
+
+
+def rank_counts_waits() -> tuple[int, int, str, bool]:
+    bagua.init_process_group()
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer])  # type: ignore[operator]
+    for step in range(3):  # records the order of gradients, makes buckets and memory
+        train(model, optimizer, step)
+    runtime = fake_device.RUNTIME
+    assert runtime is not None
+    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    runtime.watch_this_thread()
+    before, waits = runtime.synchronisations(), device.counters()["host_waits"]
+    for step in range(3, 3 + STEPS):
+        train(model, optimizer, step)
+    counted = runtime.synchronisations() - before, device.counters()["host_waits"] - waits
+    statistics = bagua.communication.statistics()
+    sane = statistics.steps == 3 + STEPS and statistics.comm_seconds > 0
+    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    return (*counted, runtime.misuse(), sane)
+
+
+def test_no_step_waits_on_the_host(ranks: Any) -> None:
+    """Once the first steps are over."""
+    found = ranks.run(rank_counts_waits, hosts=[[0, 1], [2]], environment=placing.environment("fake", "staged"))
+    assert found == [(0, 0, "", True)] * 3
+
+
+def rank_is_killed(route: str) -> str:
+    bagua.init_process_group()
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer])  # type: ignore[operator]
+    try:
+        for step in range(10_000):
+            if bagua.get_rank() == 3 and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            train(model, optimizer, step)
+    except CommunicationError as error:
+        return str(error)
+    return "trained on"
+
+
+@pytest.mark.parametrize("route", placing.ROUTES)
+def test_a_killed_rank_frees_the_others(ranks: Any, route: str) -> None:
+    """They get the reason."""
+    ranks.start(rank_is_killed, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route), route=route)
+    ranks.wait(200.0)
+    for rank in ranks.started[:3]:
+        assert "rank 3" in rank.result(), rank.result()
+    assert ranks.started[3].process.returncode == -signal.SIGKILL
+
+
+def rank_without_cuda() -> list[str]:
+    bagua.init_process_group()
+    found = []
+    for _ in range(2):
+        try:
+            new_model().with_bagua([])  # type: ignore[operator]
+        except BaguaError as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_is_missing_is_told(ranks: Any) -> None:
+    """By name, on every rank."""
+    variables = placing.environment("fake") | {"FAKE_CUDA": placing.environment("fake")["BAGUA_DEVICE_CUDART"]}
+    variables["BAGUA_DEVICE_CUDART"] = "/nowhere/libcudart.so"
+    for messages in ranks.run(rank_without_cuda, 2, environment=variables):
+        assert len(messages) == 2 and all("/nowhere/libcudart.so" in message for message in messages), messages
+
+
+def test_one_device_for_all_parameters() -> None:
+    """Those of two are refused by name."""
+    here, there = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=torch.device("cuda", 1))
+    _refuse_several_devices([("a", here), ("b", here)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"a is on cpu and b on cuda:1.*one device"):
+        _refuse_several_devices([("a", here), ("b", there)])  # type: ignore[list-item]
