@@ -20,12 +20,12 @@ class Section:
 
 
 SECTIONS = (
-    Section("kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 80, 20),
-    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 80, 30),
-    Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 80, 30),
-    Section("step", "step", "Step time beside DDP with NCCL", 60, 25),
-    Section("waits", "waits", "Waits of the host in a step", 40, 15),
-    Section("faults", "faults", "A rank is killed in an all-reduce", 50, 20),
+    Section("kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20),
+    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 60, 30),
+    Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30),
+    Section("step", "step", "Step time beside DDP with NCCL", 45, 25),
+    Section("waits", "waits", "Waits of the host in a step", 35, 15),
+    Section("faults", "faults", "A rank is killed in an all-reduce", 55, 20),
     Section("algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, False),
     Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, False),
 )

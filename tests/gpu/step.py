@@ -22,29 +22,27 @@ def work(findings: Findings, given: Any) -> None:
     """Every model by every route."""
     begun = time.monotonic()
     models = MODELS if given.device == "cuda" else REHEARSED
-    cases = [(route, hosts, model) for route, hosts in ROUTES for model in models]
-    for index, (route, hosts, (width, layers, batch)) in enumerate(cases):
-        left = given.seconds - (time.monotonic() - begun)
-        with findings.guarded(f"{route}, {width} x {layers}"):
-            (found, *_) = run_ranks(
-                training_rank.step_times,
-                hosts,
-                given.device,
-                route,
-                max(10.0, left / (len(cases) - index)),
-                width=width,
-                layers=layers,
-                batch=batch,
-            )
-            seconds = found["seconds"]
-            name = f"{route}, {found['bytes'] / 2**20:.0f} MiB"
-            findings.check(f"{name}: the same step as DDP's", found["apart"] <= APART, f"apart {found['apart']:.3g}")
-            findings.row(
-                "step, 2 ranks",
-                route=route,
-                **{"MiB": found["bytes"] / 2**20, "bagua ms": seconds["bagua"] * 1e3, "DDP ms": seconds["ddp"] * 1e3},
-                **{"alone ms": seconds["alone"] * 1e3, "times DDP's": seconds["bagua"] / seconds["ddp"]},
-            )
+    for index, (route, hosts) in enumerate(ROUTES):
+        share = (given.seconds - (time.monotonic() - begun)) / (len(ROUTES) - index)
+        with findings.guarded(route):
+            found = run_ranks(training_rank.step_times, hosts, given.device, route, max(10.0, share), models=models)
+            for one in found[0]:
+                tell(findings, route, one)
+
+
+def tell(findings: Findings, route: str, one: dict[str, Any]) -> None:
+    """A check and a row of one model."""
+    seconds, mib = one["seconds"], one["bytes"] / 2**20
+    findings.check(
+        f"{route}, {mib:.0f} MiB: the same step as DDP's", one["apart"] <= APART, f"apart {one['apart']:.3g}"
+    )
+    findings.row(
+        "step, 2 ranks",
+        route=route,
+        MiB=mib,
+        **{"bagua ms": seconds["bagua"] * 1e3, "DDP ms": seconds["ddp"] * 1e3, "alone ms": seconds["alone"] * 1e3},
+        **{"times DDP's": seconds["bagua"] / seconds["ddp"]},
+    )
 
 
 if __name__ == "__main__":

@@ -69,11 +69,16 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def step_times(port: int, kind: str, width: int, layers: int, batch: int, limit_s: float) -> dict[str, Any]:
-    """Seconds of a step with Bagua, with DDP, and alone; and how far both replicas are from each other afterwards."""
+def step_times(port: int, kind: str, models: list[tuple[int, int, int]], limit_s: float) -> list[dict[str, Any]]:
+    """Of each model (width, layers, batch) what ``step_times_of`` returns."""
     quiet()
     device = device_of(kind)
     join(port, device, limit_s)
+    return [step_times_of(width, layers, batch, device) for width, layers, batch in models]
+
+
+def step_times_of(width: int, layers: int, batch: int, device: torch.device) -> dict[str, Any]:
+    """Seconds of a step with Bagua, with DDP, and alone; and how far both replicas are from each other afterwards."""
     ours = Training(width, layers, batch, device).with_bagua()
     ddp = Training(width, layers, batch, device).with_ddp(device)
     alone = Training(width, layers, batch, device)
@@ -85,6 +90,7 @@ def step_times(port: int, kind: str, width: int, layers: int, batch: int, limit_
     apart = float((mine - theirs).norm() / theirs.norm())
     found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
     nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
+    ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
     return {"seconds": {name: slowest(value, device) for name, value in found.items()}, "apart": apart, "bytes": nbytes}
 
 
