@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
 from rig import placing
 
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.4 warns of calls that it makes itself
 
 
 def main() -> None:

@@ -271,7 +271,7 @@ def copies(subject: Subject) -> None:
     torch.save(model.state_dict(), stream)
     stream.seek(0)
     other = mlp()
-    other.load_state_dict(torch.load(stream))
+    other.load_state_dict(torch.load(stream, weights_only=True))
     assert torch.equal(flat(twin), flat(other)) or not subject.replicas_equal
     before = flat(twin)
     take_steps(model, optimizers, 1)

@@ -51,7 +51,7 @@ def means_of_weights() -> None:
         check_identical(model)
         assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), twin_before, strict=True))
         saved.seek(0)
-        model.load_state_dict(torch.load(saved))
+        model.load_state_dict(torch.load(saved, weights_only=True))
         for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(mine, other)
         impl = model.bagua_algorithm
