@@ -436,6 +436,9 @@ FAKE void fake_cuda_gate(void* handle, const volatile uint32_t* word) {
 FAKE void fake_cuda_watch_this_thread(void) {
   watched = true;
 }
+FAKE void fake_cuda_unwatch_this_thread(void) {
+  watched = false;
+}
 FAKE uint64_t fake_cuda_host_synchronisations(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().synchronisations;

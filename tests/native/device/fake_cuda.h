@@ -21,6 +21,8 @@ void fake_cuda_gate(void* stream, const volatile uint32_t* word);
 
 /* From now on, synchronisation by this thread is counted. */
 void fake_cuda_watch_this_thread(void);
+/* Before the end, where waiting is allowed. */
+void fake_cuda_unwatch_this_thread(void);
 uint64_t fake_cuda_host_synchronisations(void);
 /* Uses after destruction, copies from memory that is not pinned, calls in host functions, ... */
 uint64_t fake_cuda_misuses(void);

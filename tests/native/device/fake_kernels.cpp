@@ -57,16 +57,19 @@ FAKE uint32_t bagua_kernels_version(void) {
 FAKE int bagua_kernels_transcode(const BaguaTranscode* work, void* stream) {
   if (work->raws + work->encodeds > BAGUA_KERNELS_MOST_INPUTS || work->decodeds > 4) return kInvalid;
   if (reinterpret_cast<uintptr_t>(work->message) % 64 != 0) return kInvalid;
-  auto* const taken = new TranscodeWork{*work,
-                                        {work->raw, work->raw + work->raws},
-                                        {work->encoded, work->encoded + work->encodeds},
-                                        {work->decoded, work->decoded + work->decodeds}};
+  auto* const taken = new TranscodeWork;
+  taken->work = *work;
+  taken->raw.assign(work->raw, work->raw + work->raws);
+  taken->encoded.assign(work->encoded, work->encoded + work->encodeds);
+  taken->decoded.assign(work->decoded, work->decoded + work->decodeds);
   fake_cuda_enqueue(stream, &run_transcode, taken);
   return 0;
 }
 FAKE int bagua_kernels_reduce(const BaguaReduce* work, void* stream) {
   if (work->input_count > BAGUA_KERNELS_MOST_INPUTS) return kInvalid;
-  auto* const taken = new ReduceWork{*work, {work->inputs, work->inputs + work->input_count}};
+  auto* const taken = new ReduceWork;
+  taken->work = *work;
+  taken->inputs.assign(work->inputs, work->inputs + work->input_count);
   fake_cuda_enqueue(stream, &run_reduce, taken);
   return 0;
 }
