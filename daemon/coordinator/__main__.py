@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
-import logging
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ import typer
 from bagua.base.errors import ConfigError
 from bagua.daemon.coordinator.server import Coordinator
 from bagua.daemon.coordinator.settings import Settings, make_settings
+from bagua.daemon.log_lines import configure_logging
 
 _PR_SET_PDEATHSIG = 1
 # The root of usage errors in whatever click this typer brings along.
@@ -105,22 +105,6 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise ConfigError("The process that started this one is gone already.")
-
-
-def configure_logging(as_json: bool) -> None:
-    """structlog to stderr, with time and level."""
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def fail(message: str) -> None:

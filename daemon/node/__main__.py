@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import resource
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import structlog
 import typer
 
 from bagua.base.errors import ConfigError
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
+from bagua.daemon.log_lines import configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.process import die_with_parent
 from bagua.daemon.node.settings import Settings, WireSettings
@@ -95,27 +94,11 @@ def node(
     )
     _allow_many_files()
     try:
-        asyncio.run(run(settings, make_logger(log_json), lambda line: _tell(ready_fd, line)))
+        asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))
     except ConfigError as error:
         _tell(ready_fd, {"error": str(error)})
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-
-
-def make_logger(as_json: bool) -> Any:
-    """Lines on stderr, from INFO on."""
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    return structlog.get_logger()
 
 
 def _allow_many_files() -> None:

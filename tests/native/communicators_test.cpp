@@ -11,6 +11,7 @@ namespace {
 
 using test::expect;
 using test::fill;
+using test::has;
 using test::Job;
 using test::Rank;
 
@@ -37,12 +38,6 @@ void expect_no_error(Job* job, size_t hosts) {
 size_t entries(const char* folder) {
   const std::filesystem::directory_iterator all(folder);
   return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
-
-bool has(const Status& status, const std::string& text) {
-  if (!status && status.message().find(text) != std::string::npos) return true;
-  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
-  return false;
 }
 
 // One host has sent its part and destroyed the communicator long before the other asks for it.

@@ -79,6 +79,12 @@ void note_failure(const char* file, int line, const std::string& text) {
   if (++failures <= 20) std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
 }
 
+bool has(const Status& status, const std::string& text) {
+  if (!status && status.message().find(text) != std::string::npos) return true;
+  note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
+  return false;
+}
+
 void skip(const std::string& reason) {
   throw Skipped{reason};
 }

@@ -22,6 +22,8 @@ struct Failed : std::exception {
 int add_test(const char* file, const char* name, void (*body)());
 // Notes a failure of the running test. Thread-safe.
 void note_failure(const char* file, int line, const std::string& text);
+// Whether `status` is an error that says `text`; notes what it says if not.
+bool has(const Status& status, const std::string& text);
 // Ends the running test as skipped, with the reason on the screen.
 [[noreturn]] void skip(const std::string& reason);
 

@@ -10,17 +10,12 @@ namespace {
 
 using test::collect;
 using test::collect_error;
+using test::has;
 using test::in_ms;
 using test::make_meshes;
 using test::pattern;
 using test::RawPeer;
 using Event = Mesh::Event;
-
-bool has(const Status& status, const std::string& text) {
-  if (!status && status.message().find(text) != std::string::npos) return true;
-  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
-  return false;
-}
 
 // Reads one control message at the test's end of a lane.
 std::string read_control(RawPeer* peer) {

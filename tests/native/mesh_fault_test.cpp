@@ -11,16 +11,11 @@ namespace {
 
 using test::collect;
 using test::collect_error;
+using test::has;
 using test::in_ms;
 using test::pattern;
 using test::RawPeer;
 using Event = Mesh::Event;
-
-bool has(const Status& status, const std::string& text) {
-  if (!status && status.message().find(text) != std::string::npos) return true;
-  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
-  return false;
-}
 
 TEST(what_arrived_comes_before_the_loss) {
   RawPeer peer(2, true);

@@ -13,14 +13,10 @@
 namespace bagua {
 namespace {
 
+using test::has;
+
 int64_t in_ms(int64_t ms) {
   return now_ns() + ms * kNsPerMs;
-}
-
-bool has(const Status& status, const std::string& text) {
-  if (status.message().find(text) != std::string::npos) return true;
-  test::note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
-  return false;
 }
 
 // A listener on loopback, and a port on which nobody listens.

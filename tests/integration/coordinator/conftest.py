@@ -22,7 +22,7 @@ from bagua.base.security import TlsFiles, call_metadata, channel_credentials
 from bagua.client import Client
 from bagua.proto import common_pb2, node_pb2, node_pb2_grpc
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 FAST = {
     "BAGUA_COORDINATOR_HEARTBEAT_S": "0.2",

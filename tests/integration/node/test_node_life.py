@@ -130,7 +130,7 @@ async def test_idle(end, start_daemon, script):
     await asyncio.sleep(0.6)
     assert daemon.process.poll() is None, "the job is not over before the coordinator says so"
     await end.stop_job("job")
-    assert await daemon.wait(3) == 0
+    assert await daemon.wait(30) == 0
 
 
 async def test_idle_when_the_coordinator_is_gone_too(end, start_daemon, script):
@@ -138,7 +138,7 @@ async def test_idle_when_the_coordinator_is_gone_too(end, start_daemon, script):
     await end.run_script("job", script(""))
     await end.exited("job")
     await end.stop()
-    assert await daemon.wait(3) == 0
+    assert await daemon.wait(30) == 0
 
 
 async def test_death_signal(end, state, until_gone):

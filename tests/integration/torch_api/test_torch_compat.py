@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import bagua.torch_api as bagua
+from rig.scenarios import check_passed, outputs_of, run_scenarios
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,12 +19,7 @@ from compat_scenarios import SCENARIOS
 
 
 def rank_scenarios(names: list[str]) -> None:
-    """Says on standard output which scenarios went well."""
-    bagua.init_process_group()
-    for name in names:
-        SCENARIOS[name]()
-        bagua.barrier()
-        print(f"passed {name}", flush=True)
+    run_scenarios(SCENARIOS, names)
 
 
 LAYOUTS = {
@@ -38,15 +32,10 @@ LAYOUTS = {
 @pytest.fixture(scope="module", params=LAYOUTS)
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """What every rank wrote."""
-    hosts, bucket_bytes = LAYOUTS[request.param]
-    environment = {"BAGUA_DEFAULT_BUCKET_SIZE": bucket_bytes} if bucket_bytes else {}
-    with make_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
-        started = ranks.start(rank_scenarios, hosts=hosts, environment=environment, names=list(SCENARIOS))
-        ranks.wait(deadline_s=200.0)  # for hangs alone: a loaded machine takes its time
-        return [rank.output for rank in started]
+    folder = tmp_path_factory.mktemp("ranks")
+    return outputs_of(make_ranks, folder, LAYOUTS[request.param], rank_scenarios, list(SCENARIOS), deadline_s=200.0)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_compat(outputs: list[str], name: str) -> None:
-    for rank, output in enumerate(outputs):
-        assert f"passed {name}\n" in output, f"rank {rank}:\n{output}"
+    check_passed(outputs, name)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import bagua.torch_api as bagua
+from rig.scenarios import check_passed, outputs_of, run_scenarios
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -19,12 +18,7 @@ from training_scenarios import SCENARIOS
 
 
 def rank_train(names: list[str]) -> None:
-    """Says on standard output which scenarios went well."""
-    bagua.init_process_group()
-    for name in names:
-        SCENARIOS[name]()
-        bagua.barrier()
-        print(f"passed {name}", flush=True)
+    run_scenarios(SCENARIOS, names)
 
 
 LAYOUTS = {
@@ -44,15 +38,10 @@ FULL = {"4 ranks, one bucket"}
 )
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """What every rank wrote."""
-    hosts, bucket_bytes = LAYOUTS[request.param]
-    environment = {"BAGUA_DEFAULT_BUCKET_SIZE": bucket_bytes} if bucket_bytes else {}
-    with make_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
-        started = ranks.start(rank_train, hosts=hosts, environment=environment, names=list(SCENARIOS))
-        ranks.wait(deadline_s=500.0)  # for hangs alone: a loaded machine takes its time
-        return [rank.output for rank in started]
+    folder = tmp_path_factory.mktemp("ranks")
+    return outputs_of(make_ranks, folder, LAYOUTS[request.param], rank_train, list(SCENARIOS), deadline_s=500.0)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_training(outputs: list[str], name: str) -> None:
-    for rank, output in enumerate(outputs):
-        assert f"passed {name}\n" in output, f"rank {rank}:\n{output}"
+    check_passed(outputs, name)
