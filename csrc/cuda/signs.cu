@@ -18,7 +18,7 @@ constexpr uint32_t kBlock = 1024;
 constexpr int kOwned = 32;
 constexpr int kBatch = 4;  // messages that are loaded before the first of them is decoded
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;  // at most 80 registers for a thread
+constexpr int kBlocksPerMultiprocessor = 2;  // at most 128 registers: 32 elements, 32 of the next source
 
 // Where a warp is at work.
 struct Place {
@@ -108,12 +108,14 @@ template <bool whole>
 BAGUA_DEVICE void sum_inputs(const Work& work, const Place& place, float (&y)[kOwned]) {
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+#pragma unroll 1  // more rounds at once would need more registers than there are
   for (int k = 0; k < work.raws; ++k) {
     float next[kOwned];
     load_floats<whole>(static_cast<const float*>(work.inputs[k]), place, next);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) y[i] = k == 0 ? next[i] : __fadd_rn(y[i], next[i]);
   }
+#pragma unroll 1
   for (int first = work.raws; first < work.input_count; first += kBatch) {
     uint32_t words[kBatch];
     float means[kBatch];

@@ -167,11 +167,13 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Unit& unit, float (&y)[kOwn
   float next[kOwned];
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+#pragma unroll 1  // more rounds at once would need more registers than there are
   for (int k = 0; k < work.raws; ++k) {
     load_floats<C, access>(static_cast<const float*>(work.inputs[k]), unit, next);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) y[i] = k == 0 ? next[i] : __fadd_rn(y[i], next[i]);
   }
+#pragma unroll 1
   for (int first = work.raws; first < work.input_count; first += C::kBatch) {
     Coded<C> coded[C::kBatch];
 #pragma unroll
@@ -202,6 +204,7 @@ BAGUA_DEVICE void scale(const Work& work, const Unit& unit, float (&y)[kOwned]) 
 
 template <class C, Access access>
 BAGUA_DEVICE void output(const Work& work, const Unit& unit, const float (&v)[kOwned]) {
+#pragma unroll 1
   for (int j = 0; j < work.decodeds; ++j) store_floats<C, access>(v, unit, work.decoded[j]);
 }
 
