@@ -60,7 +60,8 @@ def bench_net(
     1 socket, polling: the same without ever blocking, as NCCL's own sockets.
     N sockets: N threads, each carries its share of every message. one way: half
     a round trip of messages of that size. of wire: of what TCP's payload can
-    have at the rate. BAGUA_NET_* settings hold for Bagua-Net.
+    have at the rate; what fits into the shaper's bucket passes at once, so a
+    short run may show more. BAGUA_NET_* settings hold for Bagua-Net.
     """
     from bagua.cli.bench_run import ending_signals
 

@@ -143,14 +143,14 @@ def test_a_close_with_nothing_under_way_is_no_error(nccl: FakeNccl) -> None:
     assert not nccl.logger.warnings()
 
 
-def test_a_listener_that_is_gone(nccl: FakeNccl) -> None:
-    """Connecting to it ends, with an error."""
+def test_a_listener_that_is_gone(nccl: FakeNccl, library: Path, logger_library: Path) -> None:
+    """Connecting to it is tried again for a while, and ends with an error and words."""
     listener = nccl.listen()
     listener.close()
-    connector = nccl.connector(listener.handle)
-    with pytest.raises(NetError):
-        for _ in range(10_000_000):
-            assert connector.connect() is None
+    with Peer(library, logger_library, {"BAGUA_NET_CONNECT_TIMEOUT": "1"}) as peer:
+        code, warnings = peer.ask("connect_in_vain", handle=listener.handle.hex())
+    assert code
+    assert any("127.0.0.1" in text for text in warnings), warnings
 
 
 def test_connections_half_made_go_with_the_context(make: Callable[..., FakeNccl]) -> None:

@@ -82,6 +82,14 @@ class Worker:
     def connect(self, handle: str, device: int = 0) -> None:
         self.comms.append(called_again(self.nccl.connector(bytes.fromhex(handle), device).connect))
 
+    def connect_in_vain(self, handle: str) -> tuple[int, list[str]]:
+        """The error with which connecting ends, and what the log says."""
+        try:
+            called_again(self.nccl.connector(bytes.fromhex(handle), 0).connect)
+        except NetError as error:
+            return error.code, self.nccl.logger.warnings()
+        raise AssertionError("there is a connection")
+
     def send(self, comm: int, size: int, pattern: int, count: int = 1) -> None:
         """Begins to send, and does not wait."""
         sender = self.comms[comm]
