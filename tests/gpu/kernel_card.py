@@ -82,8 +82,46 @@ def _runtime() -> ctypes.CDLL:
     raise RuntimeError(MISSING)
 
 
-def _pointers(addresses: Sequence[int]) -> Any:
-    return (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+def _address(place: Any) -> int | None:
+    return place.ctypes.data if isinstance(place, np.ndarray) else place
+
+
+def _pointers(places: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * max(1, len(places)))(*(_address(place) for place in places))
+
+
+class Kernels:
+    """The library of kernels. Memory is an address, or an array. Raises RuntimeError with the error's number."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+
+    def transcode(self, work: Work) -> None:
+        """Launches the kernel on the default stream."""
+        call = Transcode(
+            work.codec,
+            work.density,
+            work.count,
+            _pointers(work.raw),
+            len(work.raw),
+            _pointers(work.encoded),
+            len(work.encoded),
+            work.scale,
+            _address(work.residual),
+            _address(work.message),
+            _pointers(work.decoded),
+            len(work.decoded),
+        )
+        self._launched(self._library.bagua_kernels_transcode(ctypes.byref(call), None))
+
+    def reduce(self, dtype: int, op: int, inputs: Sequence[Any], output: Any, count: int, divisor: int) -> None:
+        """Launches the kernel on the default stream."""
+        call = Reduce(dtype, op, count, _pointers(inputs), len(inputs), _address(output), divisor)
+        self._launched(self._library.bagua_kernels_reduce(ctypes.byref(call), None))
+
+    def _launched(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"the kernel could not be launched: CUDA error {code}")
 
 
 class GpuCard:
@@ -91,8 +129,7 @@ class GpuCard:
 
     def __init__(self) -> None:
         self._cuda = _runtime()
-        path = os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library())
-        self._kernels = ctypes.CDLL(path)
+        self._kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
         self._sizes: dict[int, int] = {}
         self._events = [ctypes.c_void_p() for _ in range(2)]
         self._checked("cudaSetDevice", 0)
@@ -141,30 +178,11 @@ class GpuCard:
 
     def transcode(self, work: Work) -> None:
         """Launches the kernel; returns at once."""
-        call = Transcode(
-            work.codec,
-            work.density,
-            work.count,
-            _pointers(work.raw),
-            len(work.raw),
-            _pointers(work.encoded),
-            len(work.encoded),
-            work.scale,
-            work.residual,
-            work.message,
-            _pointers(work.decoded),
-            len(work.decoded),
-        )
-        self._launched(self._kernels.bagua_kernels_transcode(ctypes.byref(call), None))
+        self._kernels.transcode(work)
 
     def reduce(self, dtype: int, op: int, inputs: Sequence[int], output: int, count: int, divisor: int) -> None:
         """Launches the kernel; returns at once."""
-        call = Reduce(dtype, op, count, _pointers(inputs), len(inputs), output, divisor)
-        self._launched(self._kernels.bagua_kernels_reduce(ctypes.byref(call), None))
-
-    def _launched(self, code: int) -> None:
-        if code:
-            raise RuntimeError(f"the kernel could not be launched: CUDA error {code}")
+        self._kernels.reduce(dtype, op, inputs, output, count, divisor)
 
     def seconds(self, work: Callable[[], object], repeats: int) -> float:
         """Seconds of one ``work`` in a row of ``repeats``, by the card's own clock."""
@@ -232,3 +250,27 @@ class CpuCard:
         for _ in range(repeats):
             work()
         return (time.perf_counter() - begun) / repeats
+
+
+class EmulatedCard(CpuCard):
+    """Memory of the CPU, and kernels that were compiled for it (tests/native/cuda/emulated.py)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._kernels = Kernels(path)
+
+    def transcode(self, work: Work) -> None:
+        """The library's codec."""
+        self._kernels.transcode(work)
+
+    def reduce(self, dtype: int, op: int, inputs: Sequence[Array], output: Array, count: int, divisor: int) -> None:
+        """The library's reduction."""
+        self._kernels.reduce(dtype, op, inputs, output, count, divisor)
+
+
+def card_of(device: str) -> GpuCard | CpuCard:
+    """The card; in a rehearsal the CPU, with the library of BAGUA_DEVICE_KERNELS if that is set."""
+    if device == "cuda":
+        return GpuCard()
+    path = os.environ.get("BAGUA_DEVICE_KERNELS")
+    return EmulatedCard(path) if path else CpuCard()

@@ -11,7 +11,7 @@ import numpy as np
 
 import bagua.csrc
 from gpu.findings import Findings
-from gpu.kernel_card import Array, CpuCard, GpuCard, Work
+from gpu.kernel_card import Array, CpuCard, Work, card_of
 
 DENSITY = 1311  # of topk: 2 %
 SIZES = (1, 31, 127, 1000, 16384, 16385, 1 << 20 | 3)
@@ -208,7 +208,7 @@ def bandwidth(codecs: Codecs, card: Any, findings: Findings, count: int) -> None
 
 def work(findings: Findings, device: str, quick: bool) -> None:
     """Everything, or with ``quick`` the checks at few sizes."""
-    card = GpuCard() if device == "cuda" else CpuCard()
+    card = card_of(device)
     codecs = Codecs(card, findings)
     sizes = QUICK_SIZES if quick or device != "cuda" else SIZES
     codecs.compare(sizes)
