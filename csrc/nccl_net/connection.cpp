@@ -79,9 +79,10 @@ Request* Connection::take_slot(void* data, size_t size) {
 }
 
 Result Connection::fail(Result result, const std::string& what) {
-  Result none = kSuccess;
-  if (failure_.compare_exchange_strong(none, result, std::memory_order_acq_rel)) {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (failure() == kSuccess) {  // the line stands in the log before anybody can act on the error
     BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + ": " + what);
+    failure_.store(result, std::memory_order_release);
   }
   return failure();
 }

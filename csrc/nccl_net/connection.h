@@ -98,6 +98,7 @@ class Connection {
   const char* direction_;
   std::vector<Stream*> streams_;
   Fd epoll_;
+  std::mutex failure_mutex_;  // innermost
   std::atomic<Result> failure_{kSuccess};
   std::atomic<bool> control_hung_up_{false};
   bool asked_for_helper_ = false;  // NCCL's thread
