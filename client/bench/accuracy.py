@@ -6,7 +6,7 @@ The hyper-parameters of every algorithm stand here, once, for people to copy. Al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Task:
 
 TASKS = {
     "digits": Task(
-        "digits", "accuracy", steps=240, lr=3e-3, beta2=0.999, batch_size=32, seeds=3, bound=0.5, percent=False
+        "digits", "accuracy", steps=360, lr=3e-3, beta2=0.999, batch_size=32, seeds=3, bound=0.5, percent=False
     ),
     "charlm": Task("charlm", "loss", steps=800, lr=9e-3, beta2=0.99, batch_size=12, seeds=1, bound=2.0, percent=True),
 }
@@ -50,14 +50,15 @@ class Setting:
     """An algorithm with the hyper-parameters that it is trained with.
 
     ``algorithm``: as ``--algorithm`` has it; {tenth}, {quarter} and {half} stand for that part of the steps.
-    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner (and beta2 alone, instead
-    of the task's). ``rate``: times the task's learning rate; for sgd the rate itself.
+    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner. ``rates``: for a task by
+    its name, what its learning rate is multiplied with, if it is not 1; sgd has its own. Where replicas' weights are
+    averaged instead of gradients, each Adam sees the noise of a smaller batch, and takes smaller steps for it.
     """
 
     name: str
     algorithm: str
     optimizer: str = "adamw"
-    rate: float = 1.0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 BASELINE = "gradient_allreduce"
@@ -69,17 +70,19 @@ SETTINGS = (
     Setting("bytegrad", "bytegrad"),
     Setting("bytegrad_everywhere", "bytegrad:hierarchical=false"),
     Setting("int4", "gradient_allreduce:codec=int4"),
-    Setting("onebit", "gradient_allreduce:codec=onebit", "sgd:momentum=0.9", rate=0.05),
+    Setting("onebit", "gradient_allreduce:codec=onebit", "sgd:lr=0.05,momentum=0.9"),
     Setting("top_k", "top_k:density=0.1,warmup_steps={quarter}"),
     Setting("power_sgd", "power_sgd:rank=8,start_after={quarter}"),
-    Setting("decentralized", "decentralized", rate=4 / 3),
-    Setting("shift_one", "decentralized:hierarchical=false,peer_selection_mode=shift_one", rate=4 / 3),
-    Setting("low_precision_decentralized", "low_precision_decentralized", rate=4 / 3),
-    Setting("async", "async:sync_interval_ms=0,warmup_steps={quarter}"),
-    Setting("local_sgd", "local_sgd:interval=4,warmup_steps={quarter}"),
-    Setting("diloco", "diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}"),
-    Setting("streaming_diloco", "streaming_diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}"),
-    Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}"),
+    Setting("decentralized", "decentralized", rates={"charlm": 2}),
+    Setting("shift_one", "decentralized:hierarchical=false,peer_selection_mode=shift_one", rates={"charlm": 4 / 3}),
+    Setting("low_precision_decentralized", "low_precision_decentralized", rates={"charlm": 4 / 3}),
+    Setting("async", "async:sync_interval_ms=0,warmup_steps={quarter}", rates={"charlm": 2}),
+    Setting("local_sgd", "local_sgd:interval=4,warmup_steps={quarter}", rates={"charlm": 2}),
+    Setting("diloco", "diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}", rates={"charlm": 2}),
+    Setting(
+        "streaming_diloco", "streaming_diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}", rates={"charlm": 2}
+    ),
+    Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting("qadam", "qadam", "qadam:floor=0.1"),
     Setting("qadam_1bit", "qadam:codec=onebit,scaled=true", "qadam:floor=0.1"),
     Setting("one_bit_adam", "one_bit_adam", "one_bit_adam"),
@@ -203,10 +206,7 @@ def _label(setting: Mapping[str, Any]) -> str:
     parts = [f"`{setting['algorithm']}`"]
     if setting["optimizer"] != "adamw":
         parts.append(f"`{setting['optimizer']}`")
-    if setting["rate"] != 1:
-        parts.append(
-            f"rate {setting['rate']:g}" if setting["optimizer"].startswith("sgd") else f"rate x {setting['rate']:g}"
-        )
+    parts += [f"{task}: rate x {number(rate)}" for task, rate in setting["rates"].items()]
     return ", ".join(parts)
 
 

@@ -62,7 +62,7 @@ def run(algorithm: str, value: float, task: str = "digits", sent: float = 100.0)
     return {
         "task": task,
         "algorithm": algorithm,
-        "settings": {"algorithm": algorithm, "optimizer": "sgd:momentum=0.9", "rate": 0.1},
+        "settings": {"algorithm": algorithm, "optimizer": "one_bit_adam:floor=0.2", "rates": {"charlm": 1.5}},
         "value": value,
         "bytes_per_step": sent,
         "ms_per_step": 1.0,
@@ -79,7 +79,5 @@ def test_verdicts() -> None:
     assert rows[0]["spread_text"] == "2.00 points" and rows[4]["difference_text"] == "-1.50 %"
     table = accuracy.markdown(rows).splitlines()
     assert table[0].startswith("| algorithm") and table[0].count("|") == table[1].count("|") == table[2].count("|")
-    line = (
-        "| `b`, `sgd:momentum=0.9`, rate 0.1 | 97.40% | **-0.60 points** | 1/4 | 1/8 | 2.0500 | **-2.50 %** | 0 | 0 |"
-    )
-    assert table[-1] == line
+    cells = ["`b`, `one_bit_adam:floor=0.2`, charlm: rate x 1.5", "97.40%", "**-0.60 points**", "1/4", "1/8"]
+    assert table[-1] == f"| {' | '.join([*cells, '2.0500', '**-2.50 %**', '0', '0'])} |"

@@ -103,9 +103,9 @@ def make_optimizer(task: dict[str, Any], setting: dict[str, Any], model: nn.Modu
     """The optimizer of a setting."""
     name, options = algorithm_choice.parse(filled(setting["optimizer"], task["steps"]))
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=setting["rate"], **options)
-    rate, betas = task["lr"] * setting["rate"], (0.9, options.pop("beta2", task["beta2"]))
-    return _common.adam_for(name, model.parameters(), rate, task["steps"], betas, **options)
+        return torch.optim.SGD(model.parameters(), **options)
+    rate = task["lr"] * setting["rates"].get(task["name"], 1.0)
+    return _common.adam_for(name, model.parameters(), rate, task["steps"], (0.9, task["beta2"]), **options)
 
 
 def filled(text: str, steps: int) -> str:
