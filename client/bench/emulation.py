@@ -169,10 +169,10 @@ class Emulation:
 
 
 def _relay_program() -> Path:
-    from bagua.csrc import build
+    from bagua import csrc
     from bagua.csrc.build_tool import build_tool
 
     try:
         return build_tool("delay_relay")
-    except build.BuildError as error:
+    except csrc.BuildError as error:
         raise BuildError(str(error)) from error

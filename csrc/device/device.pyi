@@ -37,8 +37,8 @@ class Leg:
         kernels: str = "",  # path of libbagua_kernels.so (``bagua.csrc.kernels_library()``); "": without kernels
         world: bool = True,
     ) -> None:
-        """Opens the libraries. With ``world``, makes communicator 0, too: all ranks do it at the same time, and wait for
-        each other; without, nobody waits, and there are only the communicators that ``create_comm`` makes. Raises
+        """Opens the libraries. With ``world``, makes communicator 0, too: all ranks do it at the same time, and wait
+        for each other; without, nobody waits, and there are only the communicators that ``create_comm`` makes. Raises
         DeviceError."""
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
         """The same as ``Rank.create_comm``, which it calls; all members call it at the same time. Waits for them."""
@@ -83,7 +83,7 @@ class Leg:
         Raises DeviceError if the leg has failed."""
     def times(self, ticket: int) -> tuple[int, int, int]:
         """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known yet is 0. Measured on
-        the host: ``started`` when its input was ready (staged) or it was enqueued, ``done`` when the host saw that it was over."""
+        the host: ``started`` when its input was ready (staged) or at the enqueuing, ``done`` when it was seen."""
     def transcode(
         self,
         codec: int,
