@@ -17,7 +17,13 @@ from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 LIBRARY = "libbagua_kernels.so"
 FOLDERS = ("cuda", "codec", "kernel", "base")
 """What the kernels are made of: .cu files of ``cuda``, and headers that they share with the CPU's codecs."""
-FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra", "--Werror=all-warnings")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-lineinfo",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
+    "--Werror=all-warnings",
+)
 # The runtime goes into the library: it need not be the version that torch brought. Streams, pointers and the device's
 # primary context belong to the driver and are the same for both.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--exclude-libs,ALL")
