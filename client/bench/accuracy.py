@@ -70,8 +70,8 @@ SETTINGS = (
     Setting("bytegrad", "bytegrad"),
     Setting("bytegrad_everywhere", "bytegrad:hierarchical=false"),
     Setting("int4", "gradient_allreduce:codec=int4"),
-    Setting("onebit", "gradient_allreduce:codec=onebit", "sgd:lr=0.05,momentum=0.9"),
-    Setting("top_k", "top_k:density=0.1,warmup_steps={quarter}"),
+    Setting("onebit", "gradient_allreduce:codec=onebit"),
+    Setting("top_k", "top_k:density=0.2,warmup_steps={quarter}", rates={"charlm": 4 / 3}),
     Setting("power_sgd", "power_sgd:rank=8,start_after={quarter}"),
     Setting("decentralized", "decentralized", rates={"charlm": 2}),
     Setting("shift_one", "decentralized:hierarchical=false,peer_selection_mode=shift_one", rates={"charlm": 4 / 3}),
@@ -80,7 +80,9 @@ SETTINGS = (
     Setting("local_sgd", "local_sgd:interval=4,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting("diloco", "diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting(
-        "streaming_diloco", "streaming_diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}", rates={"charlm": 2}
+        "streaming_diloco",
+        "streaming_diloco:interval=8,mixing=0.25,outer_momentum=0.5,warmup_steps={quarter}",
+        rates={"charlm": 2},
     ),
     Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting("qadam", "qadam", "qadam:floor=0.1"),
