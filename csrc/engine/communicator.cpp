@@ -117,7 +117,7 @@ bool Communicator::next_pair(Pair* out, Status* mismatch) {
   return false;
 }
 
-bool Communicator::next_half(Half* out) {
+bool Communicator::next_half(SendOrRecv* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (halves_.empty()) return false;
   *out = std::move(halves_.front());
@@ -137,7 +137,7 @@ std::vector<Operation> Communicator::drain() {
     take(&lane.sends);
     take(&lane.recvs);
   }
-  for (Half& half : halves_) all.push_back(std::move(half.operation));
+  for (SendOrRecv& half : halves_) all.push_back(std::move(half.operation));
   halves_.clear();
   return all;
 }

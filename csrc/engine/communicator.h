@@ -26,7 +26,7 @@ struct Pair {
 };
 
 // One half of a send and recv between hosts.
-struct Half {
+struct SendOrRecv {
   Operation operation;
   int source = -1, destination = -1;  // indices in the communicator
   uint64_t sequence = 0;              // of this source and destination
@@ -63,7 +63,7 @@ class Communicator {
   // The next send and recv between two local members.
   bool next_pair(Pair* out, Status* mismatch);
   // The next send or recv whose other end is on another host.
-  bool next_half(Half* out);
+  bool next_half(SendOrRecv* out);
   // Takes out everything that waits.
   std::vector<Operation> drain();
 
@@ -95,7 +95,7 @@ class Communicator {
   std::vector<std::deque<Operation>> queues_;  // collectives, by local member
   uint64_t sequence_ = 0;
   std::map<Route, Lane> lanes_;  // both ends here
-  std::deque<Half> halves_;
+  std::deque<SendOrRecv> halves_;
   std::map<Route, uint64_t> half_sequences_;
 
  public:

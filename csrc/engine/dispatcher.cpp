@@ -152,7 +152,7 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
     reject(pair.recv);
     return;
   }
-  Half half;
+  SendOrRecv half;
   while (comm->next_half(&half)) {
     if (!comm->executor->submit(&half)) reject(half.operation);
   }

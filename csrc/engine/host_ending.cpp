@@ -151,7 +151,7 @@ void HostExecutor::converse(int64_t deadline_ns) {
 
 void HostExecutor::finish() {
   std::deque<Collective> collectives;
-  std::deque<Half> halves;
+  std::deque<SendOrRecv> halves;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ended_ = true;
@@ -165,7 +165,7 @@ void HostExecutor::finish() {
   for (const Collective& operation : collectives) {
     for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
   }
-  for (const Half& half : halves) ranks_->complete(half.operation, half.operation.submitted_ns, false);
+  for (const SendOrRecv& half : halves) ranks_->complete(half.operation, half.operation.submitted_ns, false);
 }
 
 // After a failure the connections have ended, after the cause was told.

@@ -65,7 +65,7 @@ bool HostExecutor::submit(Collective* operation) {
   return true;
 }
 
-bool HostExecutor::submit(Half* half) {
+bool HostExecutor::submit(SendOrRecv* half) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ended_) return false;
@@ -269,7 +269,7 @@ bool HostExecutor::network_failed(const Status& status) {
 
 void HostExecutor::take_inbox() {
   std::deque<Collective> collectives;
-  std::deque<Half> halves;
+  std::deque<SendOrRecv> halves;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     collectives.swap(collectives_);
@@ -279,7 +279,7 @@ void HostExecutor::take_inbox() {
   if (collectives.empty() && halves.empty()) return;
   if (exchange_.idle() && p2p_.idle()) progress_ns_ = now_ns();
   for (Collective& operation : collectives) exchange_.add(std::move(operation));
-  for (Half& half : halves) {
+  for (SendOrRecv& half : halves) {
     if (Status status = p2p_.add(std::move(half)); !status) state_->fail(status.message());
   }
 }

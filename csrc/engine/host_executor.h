@@ -41,7 +41,7 @@ class HostExecutor final : public ConnectionTarget {
   void start();
   // Takes the operation; false, and nothing is taken, if this executor has ended.
   bool submit(Collective* operation);
-  bool submit(Half* half);
+  bool submit(SendOrRecv* half);
   // Local rank `rank` has left, and all that it submitted has been given to submit().
   void note_left(int rank);
   // Something outside changed: the engine failed, peers are known.
@@ -104,7 +104,7 @@ class HostExecutor final : public ConnectionTarget {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Collective> collectives_;  // guarded by mutex_, like all up to closed_
-  std::deque<Half> halves_;
+  std::deque<SendOrRecv> halves_;
   std::vector<int> left_;
   int64_t first_submit_ns_ = -1;
   bool ended_ = false;

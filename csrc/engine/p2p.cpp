@@ -11,14 +11,14 @@ namespace {
 
 // Names one message among all of the communicator. 15 bits for each end, 31 for its number: the numbers of messages
 // that can be on their way at once are far less apart.
-uint64_t operation_of(const Half& half) {
+uint64_t operation_of(const SendOrRecv& half) {
   return PointToPoint::kCookie | static_cast<uint64_t>(half.source) << 47 |
          static_cast<uint64_t>(half.destination) << 31 | (half.sequence & 0x7fffffff);
 }
 
 }  // namespace
 
-Status PointToPoint::add(Half half) {
+Status PointToPoint::add(SendOrRecv half) {
   if (half.operation.kind() == Kind::kRecv) {
     begin(std::move(half));
     return Status::ok();
@@ -45,12 +45,12 @@ Status PointToPoint::ready(int peer, const Control& control) {
     ready_[key] = control;
     return Status::ok();
   }
-  Half half = std::move(found->second);
+  SendOrRecv half = std::move(found->second);
   waiting_.erase(found);
   return begin_send(std::move(half), control);
 }
 
-Status PointToPoint::begin_send(Half half, const Control& control) {
+Status PointToPoint::begin_send(SendOrRecv half, const Control& control) {
   const Descriptor &sent = half.operation.descriptor, &expected = control.descriptor;
   if (sent.count == expected.count && sent.dtype == expected.dtype) {
     begin(std::move(half));
@@ -64,13 +64,13 @@ Status PointToPoint::begin_send(Half half, const Control& control) {
   return mismatch;
 }
 
-void PointToPoint::begin(Half half) {
+void PointToPoint::begin(SendOrRecv half) {
   const uint64_t id = next_id_++;
   Transfer& transfer = running_[id];
   transfer.half = std::move(half);
   transfer.started_ns = now_ns();
   state_->busy().start(transfer.started_ns);
-  const Half& moved = transfer.half;
+  const SendOrRecv& moved = transfer.half;
   const bool sends = moved.operation.kind() == Kind::kSend;
   const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
   const size_t bytes = moved.operation.bytes(), chunk = state_->options().chunk_bytes;
@@ -123,13 +123,13 @@ void PointToPoint::mark_awaited(std::vector<bool>* peers) const {
 }
 
 bool PointToPoint::pending(int rank) const {
-  const auto of_rank = [rank](const Half& half) { return half.operation.rank == rank; };
+  const auto of_rank = [rank](const SendOrRecv& half) { return half.operation.rank == rank; };
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return of_rank(item.second); }) ||
          std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
 }
 
 bool PointToPoint::pending_with(int peer) const {
-  const auto with_peer = [this, peer](const Half& half) {
+  const auto with_peer = [this, peer](const SendOrRecv& half) {
     return comm_->topology().host_of(half.source) == peer || comm_->topology().host_of(half.destination) == peer;
   };
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return with_peer(item.second); }) ||
@@ -152,7 +152,7 @@ std::string PointToPoint::needs_departed() const {
   // to receives that run; any more of them wait for what will never come.
   std::map<int, uint64_t> running;
   for (const auto& [id, transfer] : running_) {
-    const Half& half = transfer.half;
+    const SendOrRecv& half = transfer.half;
     const auto gone = half.operation.kind() == Kind::kRecv ? gone_.find(half.source) : gone_.end();
     if (gone == gone_.end()) continue;
     const auto received = received_.find(half.source);
@@ -164,7 +164,7 @@ std::string PointToPoint::needs_departed() const {
   return "";
 }
 
-std::string PointToPoint::describe(const Half& half, int64_t now) const {
+std::string PointToPoint::describe(const SendOrRecv& half, int64_t now) const {
   const int other = half.operation.kind() == Kind::kSend ? half.destination : half.source;
   return operation_name(half.operation.descriptor, half.sequence) + ": rank " + std::to_string(half.operation.rank) +
          " has been waiting for rank " + std::to_string(comm_->rank_of(other)) + " for " +

@@ -28,7 +28,7 @@ class PointToPoint {
       : state_(state), ranks_(ranks), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
-  Status add(Half half);
+  Status add(SendOrRecv half);
   Status ready(int peer, const Control& control);
   // Rank `index` of the communicator does nothing more in it, after `sends` sends to ranks of this host. Some may still
   // be on their way: the word of its leaving overtakes them. `how`: for people, "has left the job in good order".
@@ -53,23 +53,23 @@ class PointToPoint {
     std::string how;
   };
   struct Transfer {
-    Half half;
+    SendOrRecv half;
     size_t remaining = 0;  // chunks
     int64_t started_ns = 0;
   };
 
-  Status begin_send(Half half, const Control& control);
-  void begin(Half half);
+  Status begin_send(SendOrRecv half, const Control& control);
+  void begin(SendOrRecv half);
   void finish(uint64_t id, Transfer* transfer);
-  std::string describe(const Half& half, int64_t now) const;
-  static Key key_of(const Half& half) { return {half.source, half.destination, half.sequence}; }
+  std::string describe(const SendOrRecv& half, int64_t now) const;
+  static Key key_of(const SendOrRecv& half) { return {half.source, half.destination, half.sequence}; }
 
   EngineState* const state_;
   RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
 
-  std::map<Key, Half> waiting_;                   // sends whose receiver is not ready
+  std::map<Key, SendOrRecv> waiting_;             // sends whose receiver is not ready
   std::map<Key, Control> ready_;                  // receivers that are ready before the send was called
   std::map<uint64_t, Transfer> running_;          // by number: moving, or receives that are posted
   std::map<int, Gone> gone_;                      // by index: what left() was told
