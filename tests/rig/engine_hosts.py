@@ -28,6 +28,7 @@ import torch
 from bagua import csrc
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
+from rig import forking
 
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
@@ -106,7 +107,7 @@ class RankProcess:
     """A rank that was started."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forking.ForkedProcess
     log: Path
     result_file: Path
 
@@ -172,13 +173,13 @@ class Ranks:
         }
         log, result_file = self.folder / f"rank-{rank}.log", self.folder / f"rank-{rank}.pt"
         command = [RANK_MAIN, function.__code__.co_filename, function.__name__, result_file, json.dumps(arguments)]
+        argv = [str(word) for word in command]
+        whole = {**os.environ, **{name: str(value) for name, value in variables.items()}, **environment}
         with log.open("wb") as output:
+            if forking.can_fork(environment):
+                return RankProcess(rank, forking.server().fork(argv, whole, output.fileno()), log, result_file)
             process = subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                env={**os.environ, **{name: str(value) for name, value in variables.items()}, **environment},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                [sys.executable, *argv], env=whole, stdout=output, stderr=output, start_new_session=True
             )
         return RankProcess(rank, process, log, result_file)
 

@@ -42,6 +42,9 @@ def prepare() -> None:
     if device == "fake":
         from rig import fake_device
 
+        # As if each host were a machine of its own, with a GPU for each rank.
+        os.environ["NCCL_HOSTID"] = os.environ["NODE_RANK"]
+        os.environ["FAKE_CUDA_BUS_ID"] = f"0000:{int(os.environ['LOCAL_RANK']) + 1:02x}:00.0"
         fake_device.install()
     elif device == "cuda":
         if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):

@@ -37,7 +37,11 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "csrc"
     for folder in ("cuda", "nccl_net", "base"):
         (root / folder).mkdir(parents=True)
-    (root / "cuda" / "a.cu").write_text('extern "C" int answer() { return 42; }\n')
+    (root / "cuda" / "a.cu").write_text(
+        '#define SEEN __attribute__((visibility("default")))\n'
+        'extern "C" SEEN int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
+        "  nothing<<<1, 1>>>();\n  (void)cudaGetLastError();\n  return 42;\n}\n"
+    )
     (root / "nccl_net" / "a.cpp").write_text(
         '#include "base/a.h"\n'
         'extern "C" __attribute__((visibility("default"))) int ncclNetPlugin_v0() { return inner(); }\n'
@@ -191,7 +195,7 @@ def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0")
     (sources / "cuda" / "a.cu").write_text(
         "__global__ void nothing() {}\n"
-        'extern "C" int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
+        'extern "C" __attribute__((visibility("default"))) int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
     )
     library = ctypes.CDLL(str(build_cuda.kernels_library(tmp_path / "cache")))
     assert library.answer() == 42
