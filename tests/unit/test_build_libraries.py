@@ -194,8 +194,9 @@ def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pyte
         pytest.skip("no nvcc on this machine")
     monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0")
     (sources / "cuda" / "a.cu").write_text(
+        '#define SEEN __attribute__((visibility("default")))\n'
         "__global__ void nothing() {}\n"
-        'extern "C" __attribute__((visibility("default"))) int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
+        'extern "C" SEEN int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
     )
     library = ctypes.CDLL(str(build_cuda.kernels_library(tmp_path / "cache")))
     assert library.answer() == 42
