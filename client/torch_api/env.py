@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 from bagua.base.errors import ConfigError
 
@@ -64,8 +67,20 @@ def get_default_bucket_size() -> int:
 
 
 def find_free_network_port() -> int:
-    """A TCP port of this machine that was free a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of this machine that was free a moment ago: one that the system gives to no connection by itself, where
+    there is such a one, so that it stays free until it is used."""
+    for port in (*random.SystemRandom().sample(range(10000, _first_given_port()), 64), 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind(("", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError("No free TCP port on this machine.")
+
+
+def _first_given_port() -> int:
+    """The first port that connections get without asking for one."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        first = 32768
+    return max(first, 10064)
