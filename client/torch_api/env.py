@@ -67,8 +67,8 @@ def get_default_bucket_size() -> int:
 
 
 def find_free_network_port() -> int:
-    """A TCP port of this machine that was free a moment ago: one that the system gives to no connection by itself, where
-    there is such a one, so that it stays free until it is used."""
+    """A TCP port of this machine that was free a moment ago. If possible one that the system gives to no connection by
+    itself, so that it stays free until it is used."""
     for port in (*random.SystemRandom().sample(range(10000, _first_given_port()), 64), 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind(("", port))
