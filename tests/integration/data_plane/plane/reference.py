@@ -124,15 +124,15 @@ def bound(dtype: str, op: str, ranks: int, hosts: int, want: Array, magnitude: A
 
     SUM, AVG: (n - 1) u_acc sum|x| for additions in any order (Higham, Accuracy and Stability, 4.2). Half precision adds
     in float32 and rounds to its own precision once per host, where a partial sum travels, so hosts * u sum|x| more. AVG
-    divides all that by n and rounds once more. PRODUCT: the same relative to the result, where a small vector, whose
-    hosts all multiply the partial products, is rounded once more. MIN, MAX and integers: exact. 1 % on top for products
-    of roundoffs.
+    divides all that by n and rounds once more. PRODUCT: relative to the result, and every rounding counts: one of each
+    host's partial product, and one of each product of partials (hosts - 1 of them, when hosts halve and double). MIN,
+    MAX and integers: exact. 1 % on top for products of roundoffs.
     """
     if dtype not in FLOATS or op in ("MIN", "MAX"):
         return np.zeros(want.shape)
     half = dtype in ("float16", "bfloat16")
     adding = ROUNDOFF["float64" if dtype == "float64" else "float32"] * (ranks - 1 + (op == "AVG"))
-    storing = ROUNDOFF[dtype] * (hosts + (op == "PRODUCT" and hosts > 1)) if half else 0.0
+    storing = ROUNDOFF[dtype] * (hosts + (hosts - 1 if op == "PRODUCT" else 0)) if half else 0.0
     steps = UNDERFLOW[dtype] * (hosts + 1)
     scale = np.abs(want) if op == "PRODUCT" else magnitude / (ranks if op == "AVG" else 1)
     with np.errstate(all="ignore"):
