@@ -39,13 +39,21 @@ class Leg:
     ) -> None:
         """Opens the libraries. With ``world``, makes communicator 0, too: all ranks do it at the same time, and wait
         for each other; without, nobody waits, and there are only the communicators that ``create_comm`` makes. Raises
-        DeviceError."""
+        DeviceError: what is missing; at all ranks, a ``route`` that can't be had."""
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
-        """The same as ``Rank.create_comm``, which it calls; all members call it at the same time. Waits for them."""
+        """The same as ``Rank.create_comm``, which it calls; all members call it at the same time. Waits for them.
+
+        A route that was chosen by hand and can't be had is a DeviceError at all members. Only where a communicator of
+        some of the ranks has no such route by its shape (hierarchical inside one host) it chooses for itself; see
+        ``report``."""
     def destroy_comm(self, comm: int) -> None:
         """The same as ``Rank.destroy_comm``, which it calls. Waits until this rank's operations of it are done."""
     def route(self, comm: int) -> str:
         """ "staged", "flat" or "hierarchical": what was chosen for this communicator."""
+    def report(self, comm: int) -> dict[str, Any]:
+        """The same at all members: "route", and why the others were not taken, as route -> reason: "impossible", by
+        what the members are and have; "failed", when it was set up (which rank, and what NCCL said). Routes that are in
+        neither were measured and slower, or are behind the chosen one inside a host."""
     def submit(
         self,
         *,
@@ -74,7 +82,8 @@ class Leg:
         """Whether the result is there: ``wait`` would hold up nobody. True, too, after a failure."""
     def wait(self, ticket: int, stream: int) -> None:
         """Makes ``stream`` wait for the operation; the host does not. A ticket may be waited for by several streams,
-        until it is released. Raises DeviceError with the first error once the leg has failed."""
+        until it is released. Raises DeviceError with the first error once the leg has failed; the stream waits all the
+        same until the operation writes no more."""
     def release(self, ticket: int) -> None:
         """The ticket is not needed any more. Tickets that are never released are kept until ``close``: a runner calls
         it after ``wait``. Harmless for an unknown ticket."""

@@ -19,11 +19,10 @@ struct Range {
 
 class EncodedAllReduce {
  public:
-  EncodedAllReduce(Flat* flat, const Operation& operation, NcclComm comm)
+  EncodedAllReduce(Flat* flat, const Operation& operation)
       : flat_(flat),
         runtime_(flat->runtime_),
         operation_(operation),
-        comm_(comm),
         count_(operation.descriptor.count - operation.descriptor.exact),
         n_(flat->handle_->ranks()),
         me_(flat->handle_->rank()),
@@ -46,9 +45,10 @@ class EncodedAllReduce {
   Status tail() {
     const uint64_t exact = operation_.descriptor.exact;
     if (exact == 0) return Status::ok();
-    return runtime_->nccl(runtime_->libraries.nccl.all_reduce(src_ + count_, dst_ + count_, exact, kNcclFloat32,
-                                                              nccl_op(operation_.op()), comm_, flat_->stream_),
-                          "all-reduce");
+    return flat_->handle_->launch("all-reduce", [&](NcclComm comm) {
+      return runtime_->libraries.nccl.all_reduce(src_ + count_, dst_ + count_, exact, kNcclFloat32,
+                                                 nccl_op(operation_.op()), comm, flat_->stream_);
+    });
   }
 
   Status prepare() {
@@ -106,21 +106,18 @@ class EncodedAllReduce {
   Status exchange() {
     const Nccl& nccl = runtime_->libraries.nccl;
     const uint64_t own = bytes_of(block(me_).count);
-    Status status = runtime_->nccl(nccl.group_start(), "group");
-    if (!status) return status;
-    for (int peer = 0; peer < n_ && status; ++peer) {
-      const uint64_t theirs = bytes_of(block(peer).count);
-      if (peer == me_) continue;
-      if (theirs > 0) {
-        status = runtime_->nccl(nccl.send(slot(sent_, peer), theirs, kNcclUint8, peer, comm_, flat_->stream_), "send");
+    return flat_->handle_->launch("sends and receives", [&](NcclComm comm) {
+      NcclResult code = kNcclOk;
+      for (int peer = 0; peer < n_ && code == kNcclOk; ++peer) {
+        const uint64_t theirs = bytes_of(block(peer).count);
+        if (peer == me_) continue;
+        if (theirs > 0) code = nccl.send(slot(sent_, peer), theirs, kNcclUint8, peer, comm, flat_->stream_);
+        if (own > 0 && code == kNcclOk) {
+          code = nccl.recv(slot(received_, peer), own, kNcclUint8, peer, comm, flat_->stream_);
+        }
       }
-      if (own > 0 && status) {
-        status =
-            runtime_->nccl(nccl.recv(slot(received_, peer), own, kNcclUint8, peer, comm_, flat_->stream_), "receive");
-      }
-    }
-    const Status ended = runtime_->nccl(nccl.group_end(), "group");
-    return status ? ended : status;
+      return code;
+    });
   }
 
   // The own block: own values, then the messages in the order of ranks; more than a launch takes go through a sum.
@@ -176,9 +173,10 @@ class EncodedAllReduce {
   }
 
   Status gather() {
-    Status status = runtime_->nccl(
-        runtime_->libraries.nccl.all_gather(slot(results_, me_), results_, slot_, kNcclUint8, comm_, flat_->stream_),
-        "all-gather");
+    Status status = flat_->handle_->launch("all-gather", [&](NcclComm comm) {
+      return runtime_->libraries.nccl.all_gather(slot(results_, me_), results_, slot_, kNcclUint8, comm,
+                                                 flat_->stream_);
+    });
     for (int owner = 0; owner < n_ && status; ++owner) {
       const Range range = block(owner);
       if (owner == me_ || range.count == 0) continue;
@@ -197,7 +195,6 @@ class EncodedAllReduce {
   Flat* const flat_;
   Runtime* const runtime_;
   const Operation& operation_;
-  const NcclComm comm_;
   const uint64_t count_;  // elements that cross encoded
   const int n_, me_;
   const float* const src_;
@@ -207,8 +204,8 @@ class EncodedAllReduce {
   float* residual_ = nullptr;
 };
 
-Status encoded_all_reduce(Flat* flat, const Operation& operation, NcclComm comm) {
-  return EncodedAllReduce(flat, operation, comm).run();
+Status encoded_all_reduce(Flat* flat, const Operation& operation) {
+  return EncodedAllReduce(flat, operation).run();
 }
 
 }  // namespace bagua::device

@@ -61,7 +61,7 @@ Flat::~Flat() {
 }
 
 Status Flat::open() {
-  return runtime_->make_stream(&stream_);
+  return runtime_->make_stream(Traffic::kCollective, &stream_);
 }
 
 bool Flat::idle() const {
@@ -84,52 +84,31 @@ bool Flat::takes(const Operation& operation) const {
 Status Flat::submit(const Operation& operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Status status = runtime_->cuda(cuda.stream_wait_event(stream_, begin, 0), "waiting for the caller's stream");
-  if (!status) return status;
-  const NcclComm comm = handle_->begin();
-  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
-  status = run(operation, comm);
-  handle_->end();
+  if (status) status = run(operation);
   if (!status) return status;
   return runtime_->cuda(cuda.event_record(operation.end, stream_), "recording an event");
 }
 
-Status Flat::run(const Operation& operation, NcclComm comm) {
-  switch (operation.kind()) {
-    case Kind::kAllReduce:
-      return all_reduce(operation, comm);
-    case Kind::kReduce:
-    case Kind::kReduceScatter: {
-      const Nccl& nccl = runtime_->libraries.nccl;
-      const bool divided = operation.op() == ReduceOp::kAvg && !is_float(operation.dtype());
-      const int type = nccl_type(operation.dtype()), op = divided ? kNcclSum : nccl_op(operation.op());
-      const uint64_t count = operation.descriptor.count;
-      const bool scatter = operation.kind() == Kind::kReduceScatter;
-      Status status =
-          scatter ? runtime_->nccl(nccl.reduce_scatter(operation.src, operation.dst, count, type, op, comm, stream_),
-                                   "reduce-scatter")
-                  : runtime_->nccl(nccl.reduce(operation.src, operation.dst, count, type, op, operation.descriptor.root,
-                                               comm, stream_),
-                                   "reduce");
-      if (status && divided && operation.dst != nullptr) status = divide(operation, count);
-      return status;
-    }
-    case Kind::kBarrier:
-      return barrier(comm);
-    default:
-      return move(operation, comm);
-  }
+Status Flat::run(const Operation& operation) {
+  if (operation.kind() == Kind::kBarrier) return barrier();
+  if (!reduces(operation.kind())) return move(operation);
+  if (operation.descriptor.codec != 0 && encodes_) return encoded_all_reduce(this, operation);
+  return reduction(operation);
 }
 
-Status Flat::all_reduce(const Operation& operation, NcclComm comm) {
+Status Flat::reduction(const Operation& operation) {
+  const Nccl& nccl = runtime_->libraries.nccl;
   const Descriptor& d = operation.descriptor;
-  if (d.codec != 0 && encodes_) return encoded_all_reduce(this, operation, comm);
   const bool divided = operation.op() == ReduceOp::kAvg && !is_float(operation.dtype());
-  const int op = divided ? kNcclSum : nccl_op(operation.op());
-  const Status status =
-      runtime_->nccl(runtime_->libraries.nccl.all_reduce(operation.src, operation.dst, d.count,
-                                                         nccl_type(operation.dtype()), op, comm, stream_),
-                     "all-reduce");
-  return status && divided ? divide(operation, d.count) : status;
+  const int type = nccl_type(operation.dtype()), op = divided ? kNcclSum : nccl_op(operation.op());
+  const Status status = handle_->launch("a reduction", [&](NcclComm comm) {
+    if (operation.kind() == Kind::kReduce) {
+      return nccl.reduce(operation.src, operation.dst, d.count, type, op, d.root, comm, stream_);
+    }
+    const auto function = operation.kind() == Kind::kAllReduce ? nccl.all_reduce : nccl.reduce_scatter;
+    return function(operation.src, operation.dst, d.count, type, op, comm, stream_);
+  });
+  return status && divided && operation.dst != nullptr ? divide(operation, d.count) : status;
 }
 
 Status Flat::divide(const Operation& operation, uint64_t count) {
@@ -146,53 +125,55 @@ Status Flat::divide(const Operation& operation, uint64_t count) {
 }
 
 // Moves have no arithmetic: bytes, whatever the elements.
-Status Flat::move(const Operation& operation, NcclComm comm) {
+Status Flat::move(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
+  const int root = operation.descriptor.root;
   switch (operation.kind()) {
     case Kind::kBroadcast:
-      return runtime_->nccl(
-          nccl.broadcast(operation.src, operation.dst, bytes, kNcclUint8, operation.descriptor.root, comm, stream_),
-          "broadcast");
+      return handle_->launch("broadcast", [&](NcclComm comm) {
+        return nccl.broadcast(operation.src, operation.dst, bytes, kNcclUint8, root, comm, stream_);
+      });
     case Kind::kAllGather:
-      return runtime_->nccl(nccl.all_gather(operation.src, operation.dst, bytes, kNcclUint8, comm, stream_),
-                            "all-gather");
+      return handle_->launch("all-gather", [&](NcclComm comm) {
+        return nccl.all_gather(operation.src, operation.dst, bytes, kNcclUint8, comm, stream_);
+      });
     default:
-      return exchange(operation, comm);
+      return bytes == 0 ? Status::ok() : exchange(operation);
   }
 }
 
-// Gather, scatter and all-to-all: grouped sends and receives.
-Status Flat::exchange(const Operation& operation, NcclComm comm) {
+// Gather, scatter and all-to-all: sends and receives.
+Status Flat::exchange(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
   const Kind kind = operation.kind();
-  const int root = operation.descriptor.root;
-  if (bytes == 0) return Status::ok();
-  Status status = runtime_->nccl(nccl.group_start(), "group");
-  if (!status) return status;
-  for (int peer = 0; peer < handle_->ranks() && status; ++peer) {
-    const uint64_t block = static_cast<uint64_t>(peer) * bytes;
-    const bool sends = kind == Kind::kAllToAll || (kind == Kind::kGather ? peer == root : handle_->rank() == root);
-    const bool takes = kind == Kind::kAllToAll || (kind == Kind::kGather ? handle_->rank() == root : peer == root);
-    if (sends) {
-      const char* const from = operation.src + (kind == Kind::kGather ? 0 : block);
-      status = runtime_->nccl(nccl.send(from, bytes, kNcclUint8, peer, comm, stream_), "send");
+  const int root = operation.descriptor.root, me = handle_->rank();
+  return handle_->launch("sends and receives", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
+    for (int peer = 0; peer < handle_->ranks() && code == kNcclOk; ++peer) {
+      const uint64_t block = static_cast<uint64_t>(peer) * bytes;
+      const bool sends = kind == Kind::kAllToAll || (kind == Kind::kGather ? peer == root : me == root);
+      const bool takes = kind == Kind::kAllToAll || (kind == Kind::kGather ? me == root : peer == root);
+      if (sends) {
+        const char* const from = operation.src + (kind == Kind::kGather ? 0 : block);
+        code = nccl.send(from, bytes, kNcclUint8, peer, comm, stream_);
+      }
+      if (takes && code == kNcclOk) {
+        char* const to = operation.dst + (kind == Kind::kScatter ? 0 : block);
+        code = nccl.recv(to, bytes, kNcclUint8, peer, comm, stream_);
+      }
     }
-    if (takes && status) {
-      char* const to = operation.dst + (kind == Kind::kScatter ? 0 : block);
-      status = runtime_->nccl(nccl.recv(to, bytes, kNcclUint8, peer, comm, stream_), "receive");
-    }
-  }
-  const Status ended = runtime_->nccl(nccl.group_end(), "group");
-  return status ? ended : status;
+    return code;
+  });
 }
 
-Status Flat::barrier(NcclComm comm) {
+Status Flat::barrier() {
   char* word = nullptr;
   if (Status status = memory_.scratch(kBarrierRoom, 256, &word); !status) return status;
-  return runtime_->nccl(runtime_->libraries.nccl.all_reduce(word, word, 1, kNcclUint8, kNcclMax, comm, stream_),
-                        "barrier");
+  return handle_->launch("barrier", [&](NcclComm comm) {
+    return runtime_->libraries.nccl.all_reduce(word, word, 1, kNcclUint8, kNcclMax, comm, stream_);
+  });
 }
 
 }  // namespace bagua::device

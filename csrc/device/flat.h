@@ -35,13 +35,13 @@ class Flat {
   friend class EncodedAllReduce;
   enum Room : int { kBarrierRoom, kSendRoom, kReceiveRoom, kResultRoom, kSumRoom };
   uint64_t members() const { return static_cast<uint64_t>(handle_->ranks()); }
-  Status run(const Operation& operation, NcclComm comm);
-  Status all_reduce(const Operation& operation, NcclComm comm);
+  Status run(const Operation& operation);
+  Status reduction(const Operation& operation);
   // Sums of integers are divided by a kernel: truncated, as the daemons do it.
   Status divide(const Operation& operation, uint64_t count);
-  Status move(const Operation& operation, NcclComm comm);
-  Status exchange(const Operation& operation, NcclComm comm);
-  Status barrier(NcclComm comm);
+  Status move(const Operation& operation);
+  Status exchange(const Operation& operation);
+  Status barrier();
 
   Runtime* const runtime_;
   const std::shared_ptr<NcclHandle> handle_;
@@ -53,8 +53,8 @@ class Flat {
 
 // All-reduce that crosses encoded, the same as collective/compressed.cpp with a rank for each host: rank r owns block
 // r; (a) everybody encodes its vector but the own block and sends it to the owners; (b) the owner adds, divides for
-// AVG, and encodes the result; (c) all gather the results and decode them. Bits are the same on all ranks. `comm` is
-// in use. The last Descriptor::exact elements go through NCCL's own all-reduce.
-Status encoded_all_reduce(Flat* flat, const Operation& operation, NcclComm comm);
+// AVG, and encodes the result; (c) all gather the results and decode them. Bits are the same on all ranks. The last
+// Descriptor::exact elements go through NCCL's own all-reduce.
+Status encoded_all_reduce(Flat* flat, const Operation& operation);
 
 }  // namespace bagua::device

@@ -53,6 +53,15 @@ Route Group::route_of(const Operation& operation) const {
   return Route::kStaged;
 }
 
+Status Group::check(const Operation& operation) const {
+  const auto found = excluded_.impossible.find(Route::kStaged);
+  if (found == excluded_.impossible.end() || route_of(operation) != Route::kStaged) return Status::ok();
+  return {Code::kUnavailable, name_of(operation) +
+                                  " goes through shared memory, as NCCL does not take it (see the "
+                                  "table of routes in csrc/device/README.md), and that is not possible: " +
+                                  found->second};
+}
+
 Status Group::submit_on(Route route, Operation* operation, CudaEvent begin) {
   LegCounters& counters = runtime_->counters;
   counters.ops.fetch_add(1, std::memory_order_relaxed);
@@ -122,13 +131,11 @@ bool Group::close() {
 }
 
 void Group::drop_nccl() {
-  for (const auto& handle : handles_) {
-    watcher_->remove(handle);
-    if (runtime_->failure.failed()) {
-      handle->abort();
-    } else {
-      handle->destroy();
-    }
+  for (const auto& handle : handles_) watcher_->remove(handle);
+  if (runtime_->failure.failed()) {
+    abort_together(runtime_, handles_);
+  } else {
+    for (const auto& handle : handles_) handle->destroy();
   }
   handles_.clear();
 }

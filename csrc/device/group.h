@@ -25,6 +25,7 @@ struct Members {
   std::vector<int> ranks;  // global, sorted
   std::vector<int> host;   // of each member: index of its host
   int index = 0;           // of this rank
+  bool everyone = false;   // all ranks of the job
 
   int size() const { return static_cast<int>(ranks.size()); }
   bool on_one_host() const { return host.front() == host.back(); }
@@ -36,11 +37,18 @@ struct Members {
 
 // What a rank says about itself before routes are chosen. Travels between ranks as it is.
 struct Facts {
-  uint32_t version = 1;
+  uint32_t version = 2;
   int32_t nccl_version = 0;  // 0: none
   uint8_t kernels = 0, staged = 0, named_host = 0;
   uint8_t forced = 0;  // 1 + Route; 0: by measurement
   char bus[32] = {};   // PCI bus id of the GPU
+  char no_nccl[192] = {}, no_staged[192] = {};
+};
+
+// Routes that a communicator does not take, each with the reason, the same at all members.
+struct Excluded {
+  std::map<Route, std::string> impossible;  // by what the members are and have
+  std::map<Route, std::string> failed;      // when they were set up
 };
 
 class Group {
@@ -48,8 +56,12 @@ class Group {
   Group(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members);
   ~Group();  // after close()
 
-  // Agrees with the other members on a route and makes what it needs; waits for them. `forced`: 1 + Route, or 0.
+  // Agrees with the other members on a route and makes what it needs; waits for them. `forced`: 1 + Route, or 0. A
+  // forced route that can't be had is an error at all members; but where it has no meaning for the shape of a
+  // communicator of some of the ranks (hierarchical inside one host), that one chooses for itself.
   Status open(uint8_t forced);
+  // Whether there is a way for an operation: an error at all members alike, before anything is enqueued.
+  Status check(const Operation& operation) const;
   // Enqueues a checked operation behind the caller's stream.
   Status submit(Operation* operation, CudaStream stream);
   // In good order: waits until everything submitted is done or the leg has failed. False: see Lane::close.
@@ -59,13 +71,23 @@ class Group {
   bool quiet();
 
   Route route() const { return route_; }
+  const Excluded& excluded() const { return excluded_; }
   const Members& members() const { return members_; }
 
  private:
+  using Handles = std::vector<std::shared_ptr<NcclHandle>>;
+
   Status gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* all);
   Status choose(const std::vector<Facts>& all, std::vector<Route>* candidates);
-  Status make_handles(Daemon* daemon, const std::vector<Route>& candidates);
-  Status make_nccl(bool flat, bool hierarchical, const std::vector<NcclId>& ids);
+  std::string shape_forbids(Route route) const;
+  void look_at(const std::vector<Facts>& all);
+  Status refuse(Route wanted, const std::string& why) const;
+  Status set_up(Daemon* daemon, Route route);
+  Status make_ids(Daemon* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids, std::string* why);
+  Status join(Daemon* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why);
+  Status agree(Daemon* daemon, const Status& mine, std::string* why);
+  Status finish_flat(const Handles& handles);
+  Status finish_hierarchical(const Handles& handles);
   Status make_across();
   Status measure(Daemon* daemon, const std::vector<Route>& candidates);
   Status time_route(Route route, uint64_t bytes, double* seconds);
@@ -80,12 +102,14 @@ class Group {
   OperationTable* const table_;
   Watcher* const watcher_;
   const Members members_;
-  Route route_ = Route::kStaged;  // constant after open()
-  bool kernels_ = true;           // all members have them; constant after open()
-  uint32_t across_ = 0;           // the daemon's communicator of the hierarchical route; 0: none
+  // constant after open()
+  Route route_ = Route::kStaged;
+  Excluded excluded_;
+  bool kernels_ = true;  // all members have them
+  uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
 
   std::mutex mutex_;  // guards what follows, and the order of enqueuing
-  std::vector<std::shared_ptr<NcclHandle>> handles_;
+  Handles handles_;
   std::unique_ptr<Flat> flat_;
   std::map<int64_t, std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<Hierarchical> hierarchical_;

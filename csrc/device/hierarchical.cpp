@@ -16,8 +16,8 @@ Hierarchical::~Hierarchical() {
 }
 
 Status Hierarchical::open() {
-  Status status = runtime_->make_stream(&down_stream_);
-  return status ? runtime_->make_stream(&up_stream_) : status;
+  Status status = runtime_->make_stream(Traffic::kCollective, &down_stream_);
+  return status ? runtime_->make_stream(Traffic::kCollective, &up_stream_) : status;
 }
 
 bool Hierarchical::idle() const {
@@ -86,26 +86,18 @@ Status Hierarchical::reduce(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());
   const int type = nccl_type(operation.dtype()), op = nccl_op(operation.op()), last = down_->ranks() - 1;
-  const NcclComm comm = down_->begin();
-  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
-  Status status = runtime_->nccl(nccl.group_start(), "group");
-  if (status) {
+  return down_->launch("reduce-scatter", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
     if (parts.part > 0) {
-      status = runtime_->nccl(nccl.reduce_scatter(operation.src, operation.dst + parts.begin * element, parts.part,
-                                                  type, op, comm, down_stream_),
-                              "reduce-scatter");
+      code = nccl.reduce_scatter(operation.src, operation.dst + parts.begin * element, parts.part, type, op, comm,
+                                 down_stream_);
     }
     const uint64_t rest = parts.part * static_cast<uint64_t>(down_->ranks()) * element;
-    if (status && parts.rest > 0) {
-      status = runtime_->nccl(
-          nccl.reduce(operation.src + rest, operation.dst + rest, parts.rest, type, op, last, comm, down_stream_),
-          "reduce");
+    if (code == kNcclOk && parts.rest > 0) {
+      code = nccl.reduce(operation.src + rest, operation.dst + rest, parts.rest, type, op, last, comm, down_stream_);
     }
-    const Status ended = runtime_->nccl(nccl.group_end(), "group");
-    if (status) status = ended;
-  }
-  down_->end();
-  return status;
+    return code;
+  });
 }
 
 // Inside the host: everybody gets all parts.
@@ -113,25 +105,18 @@ Status Hierarchical::spread(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());
   const int last = up_->ranks() - 1;
-  const NcclComm comm = up_->begin();
-  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
-  Status status = runtime_->nccl(nccl.group_start(), "group");
-  if (status) {
+  return up_->launch("all-gather", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
     if (parts.part > 0) {
-      status = runtime_->nccl(nccl.all_gather(operation.dst + parts.begin * element, operation.dst,
-                                              parts.part * element, kNcclUint8, comm, up_stream_),
-                              "all-gather");
+      code = nccl.all_gather(operation.dst + parts.begin * element, operation.dst, parts.part * element, kNcclUint8,
+                             comm, up_stream_);
     }
     char* const rest = operation.dst + parts.part * static_cast<uint64_t>(up_->ranks()) * element;
-    if (status && parts.rest > 0) {
-      status = runtime_->nccl(nccl.broadcast(rest, rest, parts.rest * element, kNcclUint8, last, comm, up_stream_),
-                              "broadcast");
+    if (code == kNcclOk && parts.rest > 0) {
+      code = nccl.broadcast(rest, rest, parts.rest * element, kNcclUint8, last, comm, up_stream_);
     }
-    const Status ended = runtime_->nccl(nccl.group_end(), "group");
-    if (status) status = ended;
-  }
-  up_->end();
-  return status;
+    return code;
+  });
 }
 
 }  // namespace bagua::device

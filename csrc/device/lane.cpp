@@ -29,8 +29,8 @@ Lane::~Lane() {
 }
 
 Status Lane::open() {
-  if (Status status = runtime_->make_stream(&out_); !status) return status;
-  if (Status status = runtime_->make_stream(&in_); !status) return status;
+  if (Status status = runtime_->make_stream(Traffic::kOut, &out_); !status) return status;
+  if (Status status = runtime_->make_stream(Traffic::kIn, &in_); !status) return status;
   if (Status status = runtime_->take_pinned(sizeof(uint32_t), &word_memory_); !status) return status;
   word_ = new (word_memory_.data) std::atomic<uint32_t>(0);
   void* address = nullptr;
@@ -174,9 +174,7 @@ Status Lane::await_host(Operation* operation) {
 }
 
 void Lane::serve() {
-  OnDevice here(*runtime_);
-  int mode = kCaptureRelaxed;  // what this thread asks must not spoil a capture of the caller's
-  runtime_->libraries.cuda.capture_mode(&mode);
+  if (Status status = runtime_->use_device(); !status) runtime_->failure.fail(status.message());
   Operation* operation = nullptr;
   while (next(&operation)) {
     if (Status status = await_host(operation); !status) {

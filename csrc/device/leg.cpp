@@ -1,6 +1,7 @@
 #include "device/leg.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,7 +29,9 @@ Status parse_route(const std::string& name, uint8_t* out) {
 }  // namespace
 
 Leg::Leg(const HostApi& host, LegOptions options)
-    : options_(std::move(options)), runtime_(std::make_unique<Runtime>(host, options_.device, options_.kernels)) {}
+    : pid_(getpid()),
+      options_(std::move(options)),
+      runtime_(std::make_unique<Runtime>(host, options_.device, options_.kernels)) {}
 
 Status Leg::create(const HostApi& host, LegOptions options, std::unique_ptr<Leg>* out) {
   if (options.route.empty()) {
@@ -55,10 +58,21 @@ Status Leg::create(const HostApi& host, LegOptions options, std::unique_ptr<Leg>
   return Status::ok();
 }
 
+bool Leg::forked() const {
+  return getpid() != pid_;
+}
+
+Status Leg::usable() const {
+  if (!forked()) return runtime_->failure.status();
+  return {Code::kInvalid, "this GPU leg belongs to process " + std::to_string(pid_) +
+                              ": collective operations can't be called in a forked child"};
+}
+
 Leg::~Leg() {
   close();
-  if (!leaked_) return;
+  if (!leaked_ && !forked()) return;
   // The device does not answer and may still use what belongs to these: they stay until the process ends.
+  for (auto& [comm, group] : groups_) static_cast<void>(group.release());
   static_cast<void>(watcher_.release());
   static_cast<void>(table_.release());
   static_cast<void>(runtime_.release());
@@ -66,6 +80,7 @@ Leg::~Leg() {
 
 Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
   Members members;
+  size_t world = 0;
   members.comm = comm;
   std::sort(ranks.begin(), ranks.end());
   for (const int rank : ranks) {
@@ -82,6 +97,8 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
   }
   members.index = static_cast<int>(me - ranks.begin());
   members.ranks = std::move(ranks);
+  for (const auto& there : options_.hosts) world += there.size();
+  members.everyone = members.ranks.size() == world;
   OnDevice here(*runtime_);
   if (!here.status()) return here.status();
   auto group = std::make_unique<Group>(runtime_.get(), table_.get(), watcher_.get(), std::move(members));
@@ -96,7 +113,7 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
 }
 
 Status Leg::create_comm(uint32_t comm, std::vector<int> ranks) {
-  if (Status status = runtime_->failure.status(); !status) return status;
+  if (Status status = usable(); !status) return status;
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     if (closed_) return {Code::kInvalid, "the GPU leg is closed"};
@@ -111,6 +128,7 @@ Status Leg::create_comm(uint32_t comm, std::vector<int> ranks) {
 }
 
 Status Leg::destroy_comm(uint32_t comm) {
+  if (forked()) return usable();
   std::unique_ptr<Group> group;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -128,11 +146,12 @@ Status Leg::destroy_comm(uint32_t comm) {
   return runtime_->host_status(runtime_->host.destroy_comm(runtime_->host.client, comm, &error), error);
 }
 
-Status Leg::route(uint32_t comm, Route* out) {
+Status Leg::route(uint32_t comm, Route* out, Excluded* excluded) {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   const auto found = groups_.find(comm);
   if (found == groups_.end()) return {Code::kInvalid, "communicator " + std::to_string(comm) + " does not exist"};
   *out = found->second->route();
+  *excluded = found->second->excluded();
   return Status::ok();
 }
 
@@ -146,7 +165,7 @@ Status Leg::check_stream(CudaStream stream) {
 }
 
 Status Leg::submit(const Descriptor& descriptor, const void* src, void* dst, CudaStream stream, uint64_t* ticket) {
-  if (Status status = runtime_->failure.status(); !status) return status;
+  if (Status status = usable(); !status) return status;
   std::shared_lock<std::shared_mutex> lock(mutex_);
   if (closed_) return {Code::kInvalid, "the GPU leg is closed"};
   const auto found = groups_.find(descriptor.comm);
@@ -164,10 +183,12 @@ Status Leg::submit(const Descriptor& descriptor, const void* src, void* dst, Cud
   operation->submitted_ns = now_ns();
   *ticket = operation->ticket;
   const Members& members = found->second->members();
-  if (Status status = check_operation(operation, members.index, members.size()); !status) {
+  Status refused = check_operation(operation, members.index, members.size());
+  if (refused) refused = found->second->check(*operation);
+  if (!refused) {
     table_->release(*ticket);
     table_->retire(operation);
-    return status;
+    return refused;
   }
   const Status status = found->second->submit(operation, stream);
   if (!status) table_->release(*ticket);
@@ -195,15 +216,22 @@ Status Leg::done(uint64_t ticket, bool* done) {
   *done = true;
   if (runtime_->failure.failed()) return Status::ok();
   if (Status status = find(ticket, &operation); !status) return status;
+  OnDevice here(*runtime_);
   return look(operation, done);
 }
 
+// After a failure, too, the stream waits for what was set free: that still writes to memory which the caller may give
+// to something else.
 Status Leg::wait(uint64_t ticket, CudaStream stream) {
-  if (Status status = runtime_->failure.status(); !status) return status;
+  if (forked()) return usable();
   Operation* operation = nullptr;
-  if (Status status = find(ticket, &operation); !status) return status;
-  if (Status status = check_stream(stream); !status) return status;
-  return runtime_->cuda(runtime_->libraries.cuda.stream_wait_event(stream, operation->end, 0), "waiting");
+  const Status found = find(ticket, &operation), failed = usable();
+  if (!found) return failed ? found : failed;
+  OnDevice here(*runtime_);  // stream 0 is the default stream of the current device
+  if (!here.status()) return here.status();
+  if (Status status = check_stream(stream); !status) return failed ? status : failed;
+  const Status waits = runtime_->cuda(runtime_->libraries.cuda.stream_wait_event(stream, operation->end, 0), "waiting");
+  return failed ? waits : failed;
 }
 
 void Leg::release(uint64_t ticket) {
@@ -212,7 +240,9 @@ void Leg::release(uint64_t ticket) {
 
 Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted) {
   Operation* operation = nullptr;
+  if (forked()) return usable();
   if (Status status = find(ticket, &operation); !status) return status;
+  OnDevice here(*runtime_);
   // CUDA has no wait with a deadline: looks often at first, then every millisecond.
   for (int round = 0;; ++round) {
     if (Status status = runtime_->failure.status(); !status) return status;
@@ -229,6 +259,7 @@ Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::functio
 Status Leg::times(uint64_t ticket, Times* out) {
   Operation* operation = nullptr;
   if (Status status = find(ticket, &operation); !status) return status;
+  OnDevice here(*runtime_);
   bool over = false;
   if (Status status = look(operation, &over); !status) return status;
   *out = {operation->submitted_ns.load(), operation->started_ns.load(), operation->done_ns.load()};
@@ -269,6 +300,7 @@ bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups) {
 }
 
 void Leg::close() {
+  if (forked()) return;
   std::map<uint32_t, std::unique_ptr<Group>> groups;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -281,7 +313,7 @@ void Leg::close() {
   if (quiet) leaked_ = !close_groups(&groups) || leaked_;
   runtime_->failure.fail("the GPU leg was closed");
   if (watcher_ != nullptr) watcher_->stop();
-  leaked_ = !close_groups(&groups) || leaked_;
+  leaked_ = !close_groups(&groups) || leaked_ || runtime_->stuck.load();
 }
 
 }  // namespace bagua::device

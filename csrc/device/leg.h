@@ -3,6 +3,8 @@
 // Thread safety: any thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,7 +42,7 @@ class Leg {
 
   Status create_comm(uint32_t comm, std::vector<int> ranks);
   Status destroy_comm(uint32_t comm);
-  Status route(uint32_t comm, Route* out);
+  Status route(uint32_t comm, Route* out, Excluded* excluded);
 
   // Takes src, dst and the descriptor but for places.
   Status submit(const Descriptor& descriptor, const void* src, void* dst, CudaStream stream, uint64_t* ticket);
@@ -65,8 +67,12 @@ class Leg {
   Status find(uint64_t ticket, Operation** out);
   Status check_stream(CudaStream stream);
   Status look(Operation* operation, bool* over);
+  // Of another process: a child that this one forked has none of its threads, and must leave everything alone.
+  bool forked() const;
+  Status usable() const;
   bool close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups);
 
+  const pid_t pid_;
   const LegOptions options_;
   uint8_t forced_ = 0;  // constant after create()
   std::unique_ptr<Runtime> runtime_;

@@ -59,6 +59,12 @@ py::dict describe(const Libraries& libraries) {
   return found;
 }
 
+py::dict reasons(const std::map<Route, std::string>& excluded) {
+  py::dict found;
+  for (const auto& [route, reason] : excluded) found[route_name(route)] = text(reason);
+  return found;
+}
+
 // Keeps the core's Rank alive, whose channel it uses.
 class PyLeg {
  public:
@@ -208,8 +214,22 @@ void bind_leg(py::module_* module) {
           "route",
           [](PyLeg& self, uint32_t comm) {
             Route route = Route::kStaged;
-            check(self.leg().route(comm, &route));
+            Excluded excluded;
+            check(self.leg().route(comm, &route, &excluded));
             return route_name(route);
+          },
+          py::arg("comm"))
+      .def(
+          "report",
+          [](PyLeg& self, uint32_t comm) {
+            Route route = Route::kStaged;
+            Excluded excluded;
+            check(self.leg().route(comm, &route, &excluded));
+            py::dict found;
+            found["route"] = route_name(route);
+            found["impossible"] = reasons(excluded.impossible);
+            found["failed"] = reasons(excluded.failed);
+            return found;
           },
           py::arg("comm"))
       .def("submit", &PyLeg::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),

@@ -1,90 +1,99 @@
 #include "device/nccl_handle.h"
 
+#include <poll.h>
+#include <sched.h>
+
 #include <chrono>
 #include <thread>
 
+#include "base/clock.h"
+
 namespace bagua::device {
 
-// ncclCommInitRank() waits for all members, and can't be given a deadline: it runs on a thread of its own, which may
-// outlive the handle.
-struct NcclHandle::Birth {
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  bool over = false, unwanted = false;
-  Status status;
-  NcclComm comm = nullptr;
-};
+namespace {
 
-NcclHandle::~NcclHandle() = default;
+constexpr int kEagerLooks = 200;  // at NCCL's state, before a look every millisecond
+constexpr int64_t kFinalizeNs = 10 * kNsPerS;
+constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10};
+
+void pause(int round) {
+  if (round < kEagerLooks) {
+    sched_yield();
+  } else {
+    poll(nullptr, 0, 1);  // NCCL has no wait for its state
+  }
+}
+
+}  // namespace
 
 Status NcclHandle::create(const NcclId& id) {
-  auto birth = std::make_shared<Birth>();
-  const uint64_t listener = runtime_->failure.listen([birth] {
-    std::lock_guard<std::mutex> lock(birth->mutex);
-    birth->unwanted = true;
-    birth->changed.notify_all();
-  });
-  const auto work = [birth, id, nccl = runtime_->libraries.nccl, cuda = runtime_->libraries.cuda,
-                     device = runtime_->device, ranks = ranks_, rank = rank_] {
-    cuda.set_device(device);
-    int mode = kCaptureRelaxed;
-    cuda.capture_mode(&mode);
-    NcclComm comm = nullptr;
-    const NcclResult code = nccl.init_rank(&comm, ranks, id, rank);
-    std::lock_guard<std::mutex> lock(birth->mutex);
-    birth->over = true;
-    if (code != kNcclOk) {
-      birth->status = {Code::kUnavailable, std::string("NCCL: making a communicator failed: ") + nccl.error_text(code) +
-                                               " (NCCL_DEBUG=INFO has more)"};
-    } else if (birth->unwanted) {
-      nccl.abort(comm);
-    } else {
-      birth->comm = comm;
-    }
-    birth->changed.notify_all();
-  };
-  std::thread(work).detach();
-  Status status;
-  {
-    std::unique_lock<std::mutex> lock(birth->mutex);
-    birth->changed.wait(lock, [&] { return birth->over || birth->unwanted; });
-    status = birth->over ? birth->status : Status(Code::kUnavailable, "the job failed meanwhile");
-    std::lock_guard<std::mutex> own(mutex_);
-    comm_ = birth->comm;
-  }
-  runtime_->failure.forget(listener);
-  if (runtime_->failure.failed()) return runtime_->failure.status();
-  return status;
+  NcclConfig config;
+  NcclComm comm = nullptr;
+  const NcclResult code = runtime_->libraries.nccl.init_rank(&comm, ranks_, id, rank_, &config);
+  std::lock_guard<std::mutex> lock(mutex_);
+  comm_ = comm;
+  return runtime_->nccl(code, "making a communicator");
+}
+
+Status NcclHandle::created(bool* over) {
+  const NcclComm comm = begin();
+  *over = true;
+  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
+  const NcclResult state = state_of(comm);
+  end();
+  *over = state != kNcclInProgress;
+  return runtime_->nccl(state, "making a communicator");
 }
 
 NcclComm NcclHandle::begin() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  idle_.wait(lock, [this] { return !in_use_ || comm_ == nullptr; });
   if (comm_ == nullptr || runtime_->failure.failed()) return nullptr;
-  ++users_;
+  in_use_ = true;
   return comm_;
 }
 
 void NcclHandle::end() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (--users_ == 0) idle_.notify_all();
+  in_use_ = false;
+  idle_.notify_all();
+}
+
+NcclResult NcclHandle::state_of(NcclComm comm) {
+  NcclResult state = kNcclOk;
+  const NcclResult code = runtime_->libraries.nccl.async_error(comm, &state);
+  return code == kNcclOk ? state : code;
+}
+
+Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
+  for (int round = 0; code == kNcclInProgress; ++round) {
+    if (runtime_->failure.failed()) return runtime_->failure.status();
+    pause(round);
+    code = state_of(comm);
+  }
+  return runtime_->nccl(code, what);
 }
 
 Status NcclHandle::async_error() {
-  const NcclComm comm = begin();
-  if (comm == nullptr) return Status::ok();
-  NcclResult seen = kNcclOk;
-  const NcclResult code = runtime_->libraries.nccl.async_error(comm, &seen);
+  NcclComm comm = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comm_ == nullptr || in_use_) return Status::ok();
+    in_use_ = true;
+    comm = comm_;
+  }
+  const NcclResult state = state_of(comm);
   end();
-  if (code != kNcclOk) return runtime_->nccl(code, "asking for errors");
-  return runtime_->nccl(seen, "communication");
+  return runtime_->nccl(state, "communication");
 }
 
 void NcclHandle::abort() {
   NcclComm comm = nullptr;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait_for(lock, std::chrono::seconds(1), [this] { return users_ == 0; });
+    idle_.wait_for(lock, kLeaveNccl, [this] { return !in_use_; });
     std::swap(comm, comm_);
+    idle_.notify_all();
   }
   if (comm == nullptr) return;
   runtime_->counters.aborts.fetch_add(1);
@@ -95,10 +104,43 @@ void NcclHandle::destroy() {
   NcclComm comm = nullptr;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [this] { return users_ == 0; });
+    idle_.wait(lock, [this] { return !in_use_; });
     std::swap(comm, comm_);
   }
-  if (comm != nullptr) runtime_->libraries.nccl.destroy(comm);
+  if (comm == nullptr) return;
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const int64_t deadline = now_ns() + kFinalizeNs;
+  NcclResult code = nccl.finalize(comm);
+  for (int round = 0; code == kNcclInProgress && now_ns() < deadline && !runtime_->failure.failed(); ++round) {
+    pause(round);
+    code = state_of(comm);
+  }
+  if (code == kNcclOk) {
+    nccl.destroy(comm);
+    return;
+  }
+  runtime_->counters.aborts.fetch_add(1);
+  nccl.abort(comm);
+}
+
+void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles) {
+  struct Left {
+    std::mutex mutex;  // guards what follows
+    std::condition_variable none;
+    size_t count;
+  };
+  const auto left = std::make_shared<Left>();
+  left->count = handles.size();
+  for (const auto& handle : handles) {
+    std::thread([runtime, handle, left] {
+      static_cast<void>(runtime->use_device());  // what is broken may be the device
+      handle->abort();
+      std::lock_guard<std::mutex> lock(left->mutex);
+      if (--left->count == 0) left->none.notify_all();
+    }).detach();
+  }
+  std::unique_lock<std::mutex> lock(left->mutex);
+  if (!left->none.wait_for(lock, kAbort, [&left] { return left->count == 0; })) runtime->stuck.store(true);
 }
 
 }  // namespace bagua::device

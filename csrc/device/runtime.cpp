@@ -69,8 +69,38 @@ Status Runtime::open() {
   }
   OnDevice here(*this);
   if (!here.status()) return here.status();
-  int least = 0;
-  return cuda(libraries.cuda.priority_range(&least, &priority_), "asking for stream priorities");
+  if (Status status = cuda(libraries.cuda.priority_range(&least_, &greatest_), "asking for stream priorities");
+      !status) {
+    return status;
+  }
+  if (Status status = try_wait_value(); !status) no_wait_value_ = status.message();
+  return Status::ok();
+}
+
+// By a wait that is over: drivers say only so whether a device and a system have it.
+Status Runtime::try_wait_value() {
+  if (!libraries.has_wait_value()) return {Code::kUnavailable, libraries.why_not.at("driver")};
+  CudaStream stream = nullptr;
+  Pinned word;
+  void* address = nullptr;
+  Status status = make_stream(Traffic::kIn, &stream);
+  if (status) status = take_pinned(sizeof(uint32_t), &word);
+  if (status) status = cuda(libraries.cuda.host_address(&address, word.data, 0), "mapping memory");
+  if (status) {
+    *reinterpret_cast<uint32_t*>(word.data) = 1;
+    const auto wait = libraries.driver.wait_value;
+    status = cuda(wait(stream, reinterpret_cast<DriverAddress>(address), 1, kWaitValueGeq), "a wait on memory");
+  }
+  if (status) status = cuda(libraries.cuda.stream_synchronize(stream), "a wait on memory");
+  if (stream != nullptr) libraries.cuda.stream_destroy(stream);
+  put_pinned(word);
+  return status;
+}
+
+Status Runtime::use_device() const {
+  int mode = kCaptureRelaxed;
+  libraries.cuda.capture_mode(&mode);
+  return cuda(libraries.cuda.set_device(device), "choosing the device");
 }
 
 Status Runtime::cuda(CudaError code, const char* what) const {
@@ -81,8 +111,10 @@ Status Runtime::cuda(CudaError code, const char* what) const {
 
 Status Runtime::nccl(NcclResult code, const char* what) const {
   if (code == kNcclOk || code == kNcclInProgress) return Status::ok();
-  return {Code::kUnavailable,
-          std::string("NCCL: ") + what + " failed: " + libraries.nccl.error_text(code) + " (NCCL_DEBUG=INFO has more)"};
+  const char* const more = libraries.nccl.last_error(nullptr);
+  const std::string words = more != nullptr && *more != '\0' ? std::string(": ") + more : "";
+  return {Code::kUnavailable, std::string("NCCL: ") + what + " failed: " + libraries.nccl.error_text(code) + words +
+                                  " (NCCL_DEBUG=INFO has more)"};
 }
 
 Status Runtime::host_status(int code, const HostError& error) const {
@@ -109,8 +141,10 @@ void Runtime::put_event(CudaEvent event) {
   events_.push_back(event);
 }
 
-Status Runtime::make_stream(CudaStream* out) {
-  return cuda(libraries.cuda.stream_create(out, kStreamNonBlocking, priority_), "making a stream");
+Status Runtime::make_stream(Traffic traffic, CudaStream* out) {
+  // From the most urgent one on, and before that of the caller's streams, where there are so many.
+  const int priority = std::min(greatest_ + static_cast<int>(traffic), std::max(greatest_, least_ - 1));
+  return cuda(libraries.cuda.stream_create(out, kStreamNonBlocking, priority), "making a stream");
 }
 
 Status Runtime::take_pinned(uint64_t bytes, Pinned* out) {
@@ -165,6 +199,7 @@ Status Runtime::allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* tota
 
 OnDevice::OnDevice(const Runtime& runtime) : runtime_(runtime) {
   const CudaRuntime& cuda = runtime.libraries.cuda;
+  cuda.capture_mode(&mode_);
   status_ = runtime.cuda(cuda.get_device(&before_), "asking for the current device");
   if (!status_) return;
   if (before_ == runtime.device) {
@@ -175,6 +210,7 @@ OnDevice::OnDevice(const Runtime& runtime) : runtime_(runtime) {
 }
 
 OnDevice::~OnDevice() {
+  runtime_.libraries.cuda.capture_mode(&mode_);
   if (before_ >= 0) runtime_.libraries.cuda.set_device(before_);
 }
 

@@ -54,6 +54,10 @@ struct Pinned {
   char* data = nullptr;
 };
 
+// Streams of one kind may come to share a queue of the hardware, where a stream that waits for other ranks holds up
+// what stands behind it. Those of different priorities do not, so each kind has a priority of its own.
+enum class Traffic : int { kCollective = 0, kOut = 1, kIn = 2 };
+
 class Runtime {
  public:
   Runtime(const HostApi& host, int device, const std::string& kernels);
@@ -63,6 +67,8 @@ class Runtime {
 
   // kUnavailable with what is missing; makes nothing yet.
   Status open();
+  // For threads of the leg's own, which have no device to return to.
+  Status use_device() const;
 
   Status cuda(CudaError code, const char* what) const;
   Status nccl(NcclResult code, const char* what) const;
@@ -71,7 +77,7 @@ class Runtime {
   // Events without timing, used again and again.
   Status take_event(CudaEvent* out);
   void put_event(CudaEvent event);
-  Status make_stream(CudaStream* out);
+  Status make_stream(Traffic traffic, CudaStream* out);
 
   // At least `bytes`; nothing for 0.
   Status take_pinned(uint64_t bytes, Pinned* out);
@@ -79,14 +85,21 @@ class Runtime {
   // Memory of the device, by cudaMalloc. `total` counts it.
   Status allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total);
 
+  // Whether streams can wait for a word in pinned memory, which the staged route needs: empty, or why not.
+  const std::string& no_wait_value() const { return no_wait_value_; }
+
   const HostApi host;
   const int device;
   const Libraries libraries;
   Failure failure;
   LegCounters counters;
+  std::atomic<bool> stuck{false};  // a library did not come back: what belongs to it stays until the process ends
 
  private:
-  int priority_ = 0;
+  Status try_wait_value();
+
+  int least_ = 0, greatest_ = 0;  // priorities of streams; constant after open(), as is the next one
+  std::string no_wait_value_;
 
   std::mutex mutex_;  // guards the next two
   std::vector<CudaEvent> events_;
@@ -95,7 +108,8 @@ class Runtime {
   std::vector<Pinned> made_;
 };
 
-// The device of this thread is the leg's as long as it lives.
+// The device of this thread is the leg's as long as it lives, and what it asks of CUDA spoils no capture of a graph
+// that goes on elsewhere.
 class OnDevice {
  public:
   explicit OnDevice(const Runtime& runtime);
@@ -107,6 +121,7 @@ class OnDevice {
  private:
   const Runtime& runtime_;
   int before_ = -1;
+  int mode_ = kCaptureRelaxed;
   Status status_;
 };
 

@@ -29,7 +29,9 @@ void Watcher::stop() {
 
 void Watcher::watch() {
   const HostApi& host = runtime_->host;
-  OnDevice here(*runtime_);
+  Status status = runtime_->use_device();
+  if (status) status = runtime_->take_event(&probe_);
+  if (!status) runtime_->failure.fail(status.message());
   while (!stopping_.load() && !runtime_->failure.failed()) {
     HostError error;
     if (host.wait_failure(host.client, now_ns() + kLookNs, &error) == kHostFailed) {
@@ -38,10 +40,17 @@ void Watcher::watch() {
       look();
     }
   }
+  runtime_->put_event(probe_);
   if (runtime_->failure.failed()) abort_all();
 }
 
 void Watcher::look() {
+  // An error of the device that nothing gets over (a wrong address in some kernel) is the answer to every question.
+  const CudaError code = probe_ == nullptr ? kCudaOk : runtime_->libraries.cuda.event_query(probe_);
+  if (Status status = runtime_->cuda(code, "work"); !status) {
+    runtime_->failure.fail(status.message());
+    return;
+  }
   for (const auto& handle : handles()) {
     if (Status status = handle->async_error(); !status) {
       runtime_->failure.fail(status.message());
@@ -51,7 +60,7 @@ void Watcher::look() {
 }
 
 void Watcher::abort_all() {
-  for (const auto& handle : handles()) handle->abort();
+  abort_together(runtime_, handles());
 }
 
 std::vector<std::shared_ptr<NcclHandle>> Watcher::handles() {

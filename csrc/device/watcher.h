@@ -1,5 +1,5 @@
-// The thread that waits for the end: of the engine (the flag in shared memory, or the daemon's death), of this leg, or
-// of a connection of NCCL. It then fails the leg and aborts all communicators of NCCL.
+// The thread that waits for the end: of the engine (the flag in shared memory, or the daemon's death), of this leg, of
+// the device, or of a connection of NCCL. It then fails the leg and aborts all communicators of NCCL.
 #pragma once
 
 #include <atomic>
@@ -36,6 +36,7 @@ class Watcher {
   Runtime* const runtime_;
   uint64_t listener_ = 0;
   std::atomic<bool> stopping_{false};
+  CudaEvent probe_ = nullptr;  // never recorded; the thread's
   std::thread thread_;
   std::mutex mutex_;  // guards the next one
   std::vector<std::shared_ptr<NcclHandle>> handles_;

@@ -32,6 +32,7 @@ struct CudaRuntime {
   CudaError (*stream_create)(CudaStream*, unsigned flags, int priority);
   CudaError (*stream_destroy)(CudaStream);
   CudaError (*stream_query)(CudaStream);
+  CudaError (*stream_synchronize)(CudaStream);
   CudaError (*stream_wait_event)(CudaStream, CudaEvent, unsigned flags);
   CudaError (*stream_capturing)(CudaStream, int* status);
   CudaError (*capture_mode)(int*);

@@ -30,6 +30,7 @@ void fill_cuda(Filler* f, CudaRuntime* t) {
   f->need(&t->stream_create, {"cudaStreamCreateWithPriority"});
   f->need(&t->stream_destroy, {"cudaStreamDestroy"});
   f->need(&t->stream_query, {"cudaStreamQuery"});
+  f->need(&t->stream_synchronize, {"cudaStreamSynchronize"});
   f->need(&t->stream_wait_event, {"cudaStreamWaitEvent"});
   f->need(&t->stream_capturing, {"cudaStreamIsCapturing"});
   f->need(&t->capture_mode, {"cudaThreadExchangeStreamCaptureMode"});
@@ -57,7 +58,8 @@ void fill_driver(Filler* f, CudaDriver* t) {
 void fill_nccl(Filler* f, Nccl* t) {
   f->need(&t->version, {"ncclGetVersion"});
   f->need(&t->unique_id, {"ncclGetUniqueId"});
-  f->need(&t->init_rank, {"ncclCommInitRank"});
+  f->need(&t->init_rank, {"ncclCommInitRankConfig"});
+  f->need(&t->finalize, {"ncclCommFinalize"});
   f->need(&t->destroy, {"ncclCommDestroy"});
   f->need(&t->abort, {"ncclCommAbort"});
   f->need(&t->async_error, {"ncclCommGetAsyncError"});
@@ -71,6 +73,7 @@ void fill_nccl(Filler* f, Nccl* t) {
   f->need(&t->reduce_scatter, {"ncclReduceScatter"});
   f->need(&t->send, {"ncclSend"});
   f->need(&t->recv, {"ncclRecv"});
+  f->need(&t->last_error, {"ncclGetLastError"});
 }
 
 void fill_kernels(Filler* f, BaguaKernels* t) {
@@ -99,9 +102,9 @@ void take(const char* name, const char* variable, const std::vector<std::string>
 
 void check_nccl(Libraries* out, const Library& library) {
   if (!out->has_nccl()) return;
-  if (out->nccl.version(&out->nccl_version) != kNcclOk || out->nccl_version < 21100) {
+  if (out->nccl.version(&out->nccl_version) != kNcclOk || out->nccl_version < 21400) {
     out->why_not["nccl"] = out->paths["nccl"] + " is version " + std::to_string(out->nccl_version) +
-                           "; 2.11 or later is needed (ncclAvg, send and receive)";
+                           "; 2.14 or later is needed (communicators that don't block)";
     out->paths.erase("nccl");
     out->nccl = Nccl{};
     return;

@@ -1,4 +1,5 @@
 // Compares the leg's own declarations with the real headers, at compile time: -DWITH_CUDA, -DWITH_NCCL as they exist.
+#include <cstddef>
 #include <type_traits>
 
 #include "device/api/cuda_types.h"
@@ -40,6 +41,7 @@ SAME(CudaRuntime, priority_range, cudaDeviceGetStreamPriorityRange);
 SAME(CudaRuntime, stream_create, cudaStreamCreateWithPriority);
 SAME(CudaRuntime, stream_destroy, cudaStreamDestroy);
 SAME(CudaRuntime, stream_query, cudaStreamQuery);
+SAME(CudaRuntime, stream_synchronize, cudaStreamSynchronize);
 SAME(CudaRuntime, stream_capturing, cudaStreamIsCapturing);
 SAME(CudaRuntime, capture_mode, cudaThreadExchangeStreamCaptureMode);
 SAME(CudaRuntime, event_destroy, cudaEventDestroy);
@@ -75,7 +77,9 @@ static_assert(sizeof(CUdeviceptr) == sizeof(DriverAddress));
 #include <nccl.h>
 SAME(Nccl, version, ncclGetVersion);
 SAME(Nccl, unique_id, ncclGetUniqueId);
-SAME(Nccl, init_rank, ncclCommInitRank);
+SAME(Nccl, init_rank, ncclCommInitRankConfig);
+SAME(Nccl, finalize, ncclCommFinalize);
+SAME(Nccl, last_error, ncclGetLastError);
 SAME(Nccl, destroy, ncclCommDestroy);
 SAME(Nccl, abort, ncclCommAbort);
 SAME(Nccl, async_error, ncclCommGetAsyncError);
@@ -90,6 +94,14 @@ SAME(Nccl, reduce_scatter, ncclReduceScatter);
 SAME(Nccl, send, ncclSend);
 SAME(Nccl, recv, ncclRecv);
 static_assert(sizeof(NcclId) == NCCL_UNIQUE_ID_BYTES && alignof(NcclId) == alignof(ncclUniqueId));
+constexpr ncclConfig_t kConfig = NCCL_CONFIG_INITIALIZER;
+static_assert(kConfig.magic == NcclConfig{}.magic && kConfig.cgaClusterSize == NcclConfig{}.cluster &&
+              NcclConfig{}.version == NCCL_VERSION(2, 14, 0) && sizeof(NcclConfig) <= sizeof(ncclConfig_t));
+static_assert(offsetof(ncclConfig_t, size) == offsetof(NcclConfig, size) &&
+              offsetof(ncclConfig_t, magic) == offsetof(NcclConfig, magic) &&
+              offsetof(ncclConfig_t, version) == offsetof(NcclConfig, version) &&
+              offsetof(ncclConfig_t, blocking) == offsetof(NcclConfig, blocking) &&
+              offsetof(ncclConfig_t, cgaClusterSize) == offsetof(NcclConfig, cluster));
 static_assert(ncclSuccess == kNcclOk && ncclInProgress == kNcclInProgress);
 static_assert(ncclInt8 == kNcclInt8 && ncclUint8 == kNcclUint8 && ncclInt32 == kNcclInt32 && ncclInt64 == kNcclInt64);
 static_assert(ncclFloat16 == kNcclFloat16 && ncclFloat32 == kNcclFloat32 && ncclFloat64 == kNcclFloat64 &&

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -29,14 +30,23 @@ using bagua::DType;
 using bagua::ReduceOp;
 
 enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs };
-constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6;
+constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6, kInProgress = 7;
+constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a real NCCL makes connections
 
+// All are without blocking. `busy`: a thread still does what was asked.
 struct Comm {
   int ranks = 0, rank = 0;
-  std::atomic<bool> aborted{false};
+  char about[64] = {};
+  std::atomic<bool> aborted{false}, busy{false};
   std::atomic<int> error{kOk}, users{0}, pending{0};
+  bool connected = false, finalized = false;
   uint64_t sequence = 0;
   fake::Links links;
+};
+struct Config {
+  size_t size;
+  unsigned magic, version;
+  int blocking, cluster;
 };
 
 struct Call {
@@ -56,6 +66,7 @@ struct Launch {
 struct World {
   std::mutex mutex;
   std::set<Comm*> live;
+  std::vector<Comm*> made;
   uint64_t aborted = 0, misuses = 0, operations = 0;
   std::string first_misuse;
   std::atomic<bool> hang{false};
@@ -200,7 +211,7 @@ bool alive(Comm* comm) {
   return world().live.count(comm) != 0;
 }
 
-int launch(Comm* comm, void* stream, std::vector<Call> calls) {
+int enqueue(Comm* comm, void* stream, std::vector<Call> calls) {
   comm->pending.fetch_add(1);
   {
     std::lock_guard<std::mutex> lock(world().mutex);
@@ -210,9 +221,34 @@ int launch(Comm* comm, void* stream, std::vector<Call> calls) {
   return kOk;
 }
 
+// The first group of a communicator makes connections: in the background, and what it enqueues is not there before.
+int launch(Comm* comm, void* stream, std::vector<Call> calls) {
+  if (comm->connected) return enqueue(comm, stream, std::move(calls));
+  comm->connected = true;
+  comm->busy = true;
+  comm->pending.fetch_add(1);
+  std::thread([comm, stream, calls = std::move(calls)] {
+    std::this_thread::sleep_for(kConnecting);
+    if (!comm->aborted) enqueue(comm, stream, calls);
+    comm->busy = false;
+    comm->pending.fetch_sub(1);
+  }).detach();
+  return kInProgress;
+}
+
+bool usable(Comm* comm, const char* what) {
+  if (!alive(comm)) {
+    misuse(std::string(what) + " on a communicator that was destroyed or aborted");
+    return false;
+  }
+  if (!comm->busy && !comm->finalized) return true;
+  misuse(std::string(what) + " before the communicator was ready, or after ncclCommFinalize");
+  return false;
+}
+
 int call(void* handle, void* stream, const Call& one) {
   Comm* const comm = static_cast<Comm*>(handle);
-  if (!alive(comm)) return misuse("an operation on a communicator that was destroyed or aborted", kInvalidArgument);
+  if (!usable(comm, "an operation")) return kInvalidArgument;
   if (comm->users.fetch_add(1) != 0) misuse("two threads use one communicator at once");
   int code = kOk;
   if (type_bytes(one.type) == 0 || one.root >= comm->ranks || one.op > 4) {
@@ -228,6 +264,29 @@ int call(void* handle, void* stream, const Call& one) {
   return code;
 }
 
+// Two members with one GPU, which NCCL refuses.
+bool duplicates(const std::vector<char>& all, int ranks) {
+  for (int a = 0; a < ranks; ++a) {
+    for (int b = 0; b < a; ++b) {
+      if (memcmp(all.data() + 64 * a, all.data() + 64 * b, 64) == 0) return true;
+    }
+  }
+  return false;
+}
+
+void meet(Comm* comm, const std::string& id) {
+  std::vector<char> all;
+  int error = kOk;
+  if (comm->links.connect(id, comm->ranks, comm->rank, comm->aborted, comm->about, &all) != fake::Result::kOk) {
+    error = kRemote;
+  } else if (duplicates(all, comm->ranks)) {
+    error = kInvalidUsage;
+  }
+  comm->error = error;
+  comm->busy = false;
+  comm->pending.fetch_sub(1);
+}
+
 }  // namespace
 
 #define FAKE extern "C" __attribute__((visibility("default")))
@@ -236,49 +295,56 @@ struct Id {
 };
 
 FAKE int ncclGetVersion(int* version) {
-  const char* const given = getenv("FAKE_NCCL_VERSION");
+  const char* const given = getenv("FAKE_NCCL_VERSION");  // 2.29.7 without it
   *version = given != nullptr ? atoi(given) : 22907;
   return kOk;
 }
 FAKE int ncclGetUniqueId(Id* id) {
+  if (getenv("FAKE_NCCL_NO_ID") != nullptr) return kSystem;
   std::random_device random;
   memset(id, 0, sizeof(*id));
   const std::string name = "fake-nccl-" + std::to_string(random()) + "-" + std::to_string(getpid());
   memcpy(id->bytes, name.data(), name.size());
   return kOk;
 }
-FAKE int ncclCommInitRank(void** out, int ranks, Id id, int rank) {
-  if (getenv("FAKE_NCCL_NO_INIT") != nullptr) return kSystem;
+// FAKE_NCCL_NO_INIT: "1" fails at once, "late" after a while; others wait for this member until they abort.
+FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* config) {
+  if (config == nullptr || config->magic != 0xcafebeef || config->size < 24 || config->version < 21400) {
+    return misuse("a wrong ncclConfig_t", kInvalidArgument);
+  }
+  if (config->blocking != 0 || config->cluster != INT_MIN) return misuse("this fake never blocks");
   if (id.bytes[0] == '\0' || rank < 0 || rank >= ranks) return misuse("a communicator without id", kInvalidArgument);
+  const char* const fails = getenv("FAKE_NCCL_NO_INIT");
+  if (fails != nullptr && strcmp(fails, "late") != 0) return kSystem;
   Comm* const comm = new Comm;
   comm->ranks = ranks;
   comm->rank = rank;
-  char about[64] = {};
   int device = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetPCIBusId(about, 32, device);
+  cudaDeviceGetPCIBusId(comm->about, 32, device);
   const char* const host = getenv("NCCL_HOSTID");
-  strncpy(about + 32, host != nullptr ? host : "this machine", 31);
-  std::vector<char> all;
-  if (comm->links.connect(id.bytes, ranks, rank, comm->aborted, about, &all) != fake::Result::kOk) {
-    delete comm;
-    return kRemote;
+  strncpy(comm->about + 32, host != nullptr ? host : "this machine", 31);
+  comm->busy = true;
+  comm->pending.fetch_add(1);
+  {
+    std::lock_guard<std::mutex> lock(world().mutex);
+    world().live.insert(comm);
+    world().made.push_back(comm);
   }
-  for (int a = 0; a < ranks; ++a) {
-    for (int b = 0; b < a; ++b) {
-      if (memcmp(all.data() + 64 * a, all.data() + 64 * b, 64) == 0) {
-        delete comm;
-        return kInvalidUsage;  // duplicate GPU
-      }
-    }
-  }
-  std::lock_guard<std::mutex> lock(world().mutex);
-  world().live.insert(comm);
+  std::thread([comm, fails, name = std::string(id.bytes)] {
+    if (fails == nullptr) return meet(comm, name);
+    std::this_thread::sleep_for(kConnecting);
+    comm->error = kSystem;
+    comm->busy = false;
+    comm->pending.fetch_sub(1);
+  }).detach();
   *out = comm;
-  return kOk;
+  return kInProgress;
 }
+// It frees memory of the device, which waits for all that the device does: for kernels of other communicators, too.
 FAKE int ncclCommAbort(void* handle) {
   Comm* const comm = static_cast<Comm*>(handle);
+  std::vector<Comm*> made;
   {
     std::lock_guard<std::mutex> lock(world().mutex);
     if (world().live.erase(comm) == 0) {
@@ -286,22 +352,43 @@ FAKE int ncclCommAbort(void* handle) {
       return kInvalidArgument;
     }
     ++world().aborted;
+    made = world().made;
   }
   comm->aborted = true;  // leaked: whatever runs on a stream may look at it
+  for (Comm* const one : made) {
+    while (one->pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return kOk;
+}
+FAKE int ncclCommFinalize(void* handle) {
+  Comm* const comm = static_cast<Comm*>(handle);
+  if (!usable(comm, "ncclCommFinalize")) return kInvalidArgument;
+  comm->finalized = true;
+  comm->busy = true;
+  std::thread([comm] {
+    while (comm->pending != 0 && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    comm->busy = false;
+  }).detach();
+  return kInProgress;
 }
 FAKE int ncclCommDestroy(void* handle) {
   Comm* const comm = static_cast<Comm*>(handle);
   if (!alive(comm)) return misuse("ncclCommDestroy of a communicator that does not exist", kInvalidArgument);
-  if (comm->pending != 0) misuse("ncclCommDestroy while operations are pending");
+  if (!comm->finalized || comm->busy) misuse("ncclCommDestroy before ncclCommFinalize was over");
   std::lock_guard<std::mutex> lock(world().mutex);
   world().live.erase(comm);
   return kOk;
 }
 FAKE int ncclCommGetAsyncError(void* handle, int* error) {
   if (!alive(static_cast<Comm*>(handle))) return misuse("ncclCommGetAsyncError after the end", kInvalidArgument);
-  *error = static_cast<Comm*>(handle)->error;
+  Comm* const comm = static_cast<Comm*>(handle);
+  if (comm->users.fetch_add(1) != 0) misuse("two threads use one communicator at once");
+  *error = comm->busy ? kInProgress : comm->error.load();
+  comm->users.fetch_sub(1);
   return kOk;
+}
+FAKE const char* ncclGetLastError(void*) {
+  return getenv("FAKE_NCCL_NO_INIT") != nullptr ? "no network that this fake likes" : "";
 }
 FAKE const char* ncclGetErrorString(int code) {
   constexpr const char* kTexts[] = {"no error",
@@ -322,6 +409,7 @@ FAKE int ncclGroupEnd() {
   if (--group_depth > 0) return kOk;
   std::vector<Grouped> taken;
   taken.swap(grouped);
+  int code = kOk;
   while (!taken.empty()) {
     const Grouped first = taken.front();
     std::vector<Call> calls;
@@ -331,10 +419,10 @@ FAKE int ncclGroupEnd() {
       if (one.comm == first.comm) calls.push_back(one.call);
       if (one.comm != first.comm) rest.push_back(one);
     }
-    launch(first.comm, first.stream, calls);
+    if (launch(first.comm, first.stream, calls) == kInProgress) code = kInProgress;
     taken.swap(rest);
   }
-  return kOk;
+  return code;
 }
 FAKE int ncclAllReduce(const char* src, char* dst, size_t n, int type, int op, void* comm, void* stream) {
   return call(comm, stream, {kAllReduce, src, dst, n, type, op, -1});
