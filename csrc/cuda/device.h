@@ -46,7 +46,7 @@ BAGUA_DEVICE uint64_t warps_of_grid() {
 }
 
 // Sources are read once: they need not stay in the caches. (Not through the read-only path: an output may be one of
-// them.) Outputs are stored as usual: who comes next may find them in the second-level cache.
+// them.) Outputs are written back as usual: who comes next may find them in the second-level cache.
 template <int kWords>
 BAGUA_DEVICE void load_words(const void* from, uint32_t* to) {
   static_assert(kWords == 1 || kWords == 2 || kWords == 4, "as wide as an access can be");
@@ -65,15 +65,31 @@ BAGUA_DEVICE void load_words(const void* from, uint32_t* to) {
   }
 }
 
+// One access of 16 bytes. The compiler makes four of a plain assignment here and there, in loops above all.
+BAGUA_DEVICE void store_vector(uint4* to, const uint4& v) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#else
+  *to = v;
+#endif
+}
+BAGUA_DEVICE void store_vector(uint2* to, const uint2& v) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+#else
+  *to = v;
+#endif
+}
+
 template <int kWords>
 BAGUA_DEVICE void store_words(const uint32_t* from, void* to) {
   static_assert(kWords == 1 || kWords == 2 || kWords == 4, "as wide as an access can be");
   if constexpr (kWords == 1) {
     *static_cast<uint32_t*>(to) = from[0];
   } else if constexpr (kWords == 2) {
-    *static_cast<uint2*>(to) = make_uint2(from[0], from[1]);
+    store_vector(static_cast<uint2*>(to), make_uint2(from[0], from[1]));
   } else {
-    *static_cast<uint4*>(to) = make_uint4(from[0], from[1], from[2], from[3]);
+    store_vector(static_cast<uint4*>(to), make_uint4(from[0], from[1], from[2], from[3]));
   }
 }
 

@@ -140,7 +140,7 @@ BAGUA_DEVICE void store_piece(const Piece<T, kWidth>& piece, T* to) {
   } else {
     uint4 words;
     memcpy(&words, &piece, 16);
-    *reinterpret_cast<uint4*>(to) = words;
+    store_vector(reinterpret_cast<uint4*>(to), words);
   }
 }
 

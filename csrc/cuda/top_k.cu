@@ -1,46 +1,26 @@
-// topk: one block of threads per 16384 elements, which lie in shared memory while their largest are looked for.
+// topk: one block of threads per 16384 elements, which lie in shared memory while their largest are looked for
+// (top_k_select.h).
 //
-// The threshold, the smallest magnitude that is kept, is found digit by digit (11, 10 and 10 bits of the magnitude as
-// an integer) from counts of the elements that agree in all digits before. Then every thread knows which of its
-// elements are kept, and sums over the block say where in the message they go: ascending, at equal magnitudes the first
-// ones.
+// From and to device memory the threads move four neighbours each, at 4 * (thread + 512 * i); while they select, each
+// has 32 elements in a row. Places in shared memory are chosen so that neither has conflicts.
 //
 // Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 6 * density / 65536 for a
-// message. To be reached: with a residual 85 % of what a copy moves, since three blocks of threads on a multiprocessor
-// are in different phases; encoding alone is bound by instructions (some 40 per element), half of that bandwidth.
+// message. To be reached: 85 % of what a copy moves, where few elements are kept: three blocks of threads on a
+// multiprocessor are in different phases, and an element takes some 20 instructions.
 #include "codec/formats.h"
-#include "cuda/device.h"
 #include "cuda/launch.h"
+#include "cuda/top_k_select.h"
 #include "cuda/work.h"
 
 namespace bagua::cuda {
-
-// Dynamic, since it is more than a kernel has without asking for it.
-extern __shared__ uint4 dynamic_shared[];
-
 namespace {
 
-constexpr uint32_t kBlock = codec::kTopKBlock;
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
+using namespace top_k;
+
 constexpr int kQuads = kBlock / 4 / kThreads;  // of a thread: elements 4 * (thread + kThreads * i) to + 3
+constexpr int kBatch = 2;                      // quads whose loads are on the way at once
 constexpr int kBlocksPerMultiprocessor = 3;
-constexpr int kMostBins = 2048;
-
-struct Shared {
-  float y[kBlock];
-  uint32_t bins[kMostBins];
-  uint32_t counts[kQuads * kWarps];  // kept elements of a warp's quads, see Selection
-  uint32_t warp_sums[kWarps];
-  uint32_t found[2];  // a digit, and how many are still wanted of the elements that have it
-};
-
-struct Block {
-  uint64_t begin;  // first element
-  uint32_t count;
-  uint32_t kept;
-  uint64_t kept_before;
-};
+static_assert(kQuads % kBatch == 0, "no quad is left over");
 
 // Blocks [first, end) of one call.
 struct Range {
@@ -48,15 +28,6 @@ struct Range {
   uint64_t first;
   uint64_t end;
 };
-
-// Elements above the threshold are counted in the low half of a word, those equal to it in the high half: both are at
-// most 16384.
-constexpr uint32_t kAbove = 1;
-constexpr uint32_t kEqual = 1u << 16;
-
-BAGUA_DEVICE Shared& shared() {
-  return *reinterpret_cast<Shared*>(dynamic_shared);
-}
 
 BAGUA_DEVICE uint32_t first_of_quad(int i) {
   return 4 * (threadIdx.x + static_cast<uint32_t>(kThreads * i));
@@ -97,19 +68,6 @@ BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, uint32_t f
   }
 }
 
-BAGUA_DEVICE void read_shared(uint32_t first, float (&to)[4]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(shared().y + first);
-  to[0] = float_of(words.x);
-  to[1] = float_of(words.y);
-  to[2] = float_of(words.z);
-  to[3] = float_of(words.w);
-}
-
-BAGUA_DEVICE void write_shared(const float (&v)[4], uint32_t first) {
-  *reinterpret_cast<uint4*>(shared().y + first) =
-      make_uint4(bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
-}
-
 // Adds a block of a message to the sum. Positions come from another host and may be wrong.
 BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* message) {
   const auto* bytes = static_cast<const uint8_t*>(message);
@@ -117,193 +75,120 @@ BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* 
   const auto* positions = reinterpret_cast<const uint16_t*>(bytes + work.parameters_at) + block.kept_before;
   for (uint32_t k = threadIdx.x; k < block.kept; k += kThreads) {
     const uint32_t position = __ldcs(positions + k);
-    if (position < block.count) shared().y[position] = __fadd_rn(shared().y[position], __ldcs(values + k));
+    if (position >= block.count) continue;
+    float& y = shared().y[place_of(position)];
+    y = __fadd_rn(y, __ldcs(values + k));
+  }
+}
+
+// Sums of kBatch quads from number `i` on.
+template <bool wide>
+BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[b][c] = 0.0f;
+    if (work.raws > 0) load_quad<wide>(static_cast<const float*>(work.inputs[0]), block, first_of_quad(i + b), y[b]);
+  }
+#pragma unroll 1
+  for (int k = 1; k < work.raws; ++k) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      float next[4];
+      load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, first_of_quad(i + b), next);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], next[c]);
+    }
   }
 }
 
 template <bool wide>
-BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, uint32_t first, float (&y)[4]) {
+BAGUA_DEVICE void scale(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
 #pragma unroll
-  for (int c = 0; c < 4; ++c) y[c] = 0.0f;
-  for (int k = 0; k < work.raws; ++k) {
-    float next[4];
-    load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, first, next);
+  for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) y[c] = k == 0 ? next[c] : __fadd_rn(y[c], next[c]);
+    for (int c = 0; c < 4; ++c) y[b][c] = __fmul_rn(y[b][c], work.scale);
   }
-}
-
-template <bool wide>
-BAGUA_DEVICE void scale(const Work& work, const Block& block, uint32_t first, float (&y)[4]) {
-#pragma unroll
-  for (int c = 0; c < 4; ++c) y[c] = __fmul_rn(y[c], work.scale);
   if (work.residual == nullptr) return;
-  float residual[4];
-  load_quad<wide>(work.residual, block, first, residual);
 #pragma unroll
-  for (int c = 0; c < 4; ++c) y[c] = __fadd_rn(y[c], residual[c]);
+  for (int b = 0; b < kBatch; ++b) {
+    float residual[4];
+    load_quad<wide>(work.residual, block, first_of_quad(i + b), residual);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], residual[c]);
+  }
+}
+
+// Writes what is y now to shared memory, and counts the groups' largest elements by their first digit.
+BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, uint32_t& most) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    write_shared(y[b], first_of_quad(i + b));
+    const uint32_t of_quad =
+        max(max(magnitude_of(y[b][0]), magnitude_of(y[b][1])), max(magnitude_of(y[b][2]), magnitude_of(y[b][3])));
+    if (groups == Groups::kOfQuads) atomicAdd(&shared().bins[of_quad >> 20], 1u);
+    most = max(most, of_quad);
+  }
 }
 
 // y of the block to shared memory: each thread its own quads, unless messages are added, whose elements lie anywhere.
 template <bool wide>
-BAGUA_DEVICE void gather(const Work& work, const Block& block) {
-#pragma unroll 2
-  for (int i = 0; i < kQuads; ++i) {
-    float y[4];
-    sum_raws<wide>(work, block, first_of_quad(i), y);
-    if (work.scaled && work.raws == work.input_count) scale<wide>(work, block, first_of_quad(i), y);
-    write_shared(y, first_of_quad(i));
+BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
+  const bool messages = work.raws != work.input_count;
+  uint32_t most = 0;
+#pragma unroll 1
+  for (int i = 0; i < kQuads; i += kBatch) {
+    float y[kBatch][4];
+    sum_raws<wide>(work, block, i, y);
+    if (work.scaled && !messages) scale<wide>(work, block, i, y);
+    write_final(y, i, messages ? Groups::kNone : groups, most);
   }
-  if (work.raws == work.input_count) return;
-  for (int k = work.raws; k < work.input_count; ++k) {
+  if (messages) {
+    for (int k = work.raws; k < work.input_count; ++k) {
+      __syncthreads();
+      add_message(work, block, work.inputs[k]);
+    }
     __syncthreads();
-    add_message(work, block, work.inputs[k]);
-  }
-  __syncthreads();
-  if (!work.scaled) return;
-#pragma unroll 2
-  for (int i = 0; i < kQuads; ++i) {
-    float y[4];
-    read_shared(first_of_quad(i), y);
-    scale<wide>(work, block, first_of_quad(i), y);
-    write_shared(y, first_of_quad(i));
-  }
-}
-
-// Inclusive sum over the lanes up to this one.
-BAGUA_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
+    most = 0;
+#pragma unroll 1
+    for (int i = 0; i < kQuads; i += kBatch) {
+      float y[kBatch][4];
 #pragma unroll
-  for (unsigned delta = 1; delta < 32; delta *= 2) {
-    const uint32_t below = __shfl_up_sync(kAllLanes, v, delta);
-    if (lane_of_thread() >= delta) v += below;
-  }
-  return v;
-}
-
-// Counts the digits of all elements whose higher bits are `prefix`.
-template <int kBits, int kShift>
-BAGUA_DEVICE void count_digits(const Block& block, uint32_t prefix) {
-  uint32_t* bins = shared().bins;
-  for (uint32_t b = threadIdx.x; b < 1u << kBits; b += kThreads) bins[b] = 0;
-  __syncthreads();
-#pragma unroll 2
-  for (int i = 0; i < kQuads; ++i) {
-    float y[4];
-    read_shared(first_of_quad(i), y);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const uint32_t magnitude = magnitude_of(y[c]);
-      if (magnitude >> (kShift + kBits) != prefix || first_of_quad(i) + c >= block.count) continue;
-      atomicAdd(&bins[magnitude >> kShift & ((1u << kBits) - 1)], 1u);
+      for (int b = 0; b < kBatch; ++b) read_shared(first_of_quad(i + b), y[b]);
+      if (work.scaled) scale<wide>(work, block, i, y);
+      write_final(y, i, groups, most);
     }
   }
+  if (groups == Groups::kOfThreads) atomicAdd(&shared().bins[most >> 20], 1u);
   __syncthreads();
 }
 
-// The largest digit that, with all larger ones, at least `wanted` elements have: to found[0], and how many of those
-// elements that have it are wanted to found[1].
-template <int kBits>
-BAGUA_DEVICE void find_digit(uint32_t wanted) {
-  constexpr int kBins = (1 << kBits) / kThreads;  // of a thread, from the largest digit down
-  Shared& s = shared();
-  const uint32_t top = (1u << kBits) - 1 - threadIdx.x * kBins;
-  uint32_t own = 0;
-#pragma unroll
-  for (int b = 0; b < kBins; ++b) own += s.bins[top - b];
-  const uint32_t up_to_lane = sum_up_to_lane(own);
-  if (lane_of_thread() == 31) s.warp_sums[threadIdx.x / 32] = up_to_lane;
-  __syncthreads();
-  uint32_t before = up_to_lane - own;
-  for (uint32_t w = 0; w < threadIdx.x / 32; ++w) before += s.warp_sums[w];
-  if (before < wanted && wanted <= before + own) {
-    uint32_t digit = top;
-    while (before + s.bins[digit] < wanted) before += s.bins[digit--];
-    s.found[0] = digit;
-    s.found[1] = wanted - before;
-  }
-  __syncthreads();
-}
-
-struct Threshold {
-  uint32_t magnitude;
-  uint32_t ties;  // elements of just this magnitude that are kept
-};
-
-BAGUA_DEVICE Threshold find_threshold(const Block& block) {
-  Shared& s = shared();
-  count_digits<11, 20>(block, 0);
-  find_digit<11>(block.kept);
-  uint32_t prefix = s.found[0];
-  count_digits<10, 10>(block, prefix);
-  find_digit<10>(s.found[1]);
-  prefix = prefix << 10 | s.found[0];
-  count_digits<10, 0>(block, prefix);
-  find_digit<10>(s.found[1]);
-  return {prefix << 10 | s.found[0], s.found[1]};
-}
-
-BAGUA_DEVICE uint32_t rank_of(float y, bool exists, const Threshold& threshold) {
-  const uint32_t magnitude = magnitude_of(y);
-  if (!exists || magnitude < threshold.magnitude) return 0;
-  return magnitude > threshold.magnitude ? kAbove : kEqual;
-}
-
-// counts[] = elements above and equal to the threshold before each warp's quads, in order of position.
-BAGUA_DEVICE void count_before(const Block& block, const Threshold& threshold) {
-  Shared& s = shared();
-#pragma unroll 2
-  for (int i = 0; i < kQuads; ++i) {
-    float y[4];
-    read_shared(first_of_quad(i), y);
-    uint32_t own = 0;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) own += rank_of(y[c], first_of_quad(i) + c < block.count, threshold);
-    const uint32_t of_warp = __reduce_add_sync(kAllLanes, own);
-    if (lane_of_thread() == 0) s.counts[i * kWarps + static_cast<int>(threadIdx.x / 32)] = of_warp;
-  }
-  __syncthreads();
-  constexpr int kOfLane = kQuads * kWarps / 32;
-  if (threadIdx.x < 32) {
-    uint32_t own = 0;
-    for (int c = 0; c < kOfLane; ++c) own += s.counts[threadIdx.x * kOfLane + c];
-    uint32_t before = sum_up_to_lane(own) - own;
-    for (int c = 0; c < kOfLane; ++c) {
-      const uint32_t count = s.counts[threadIdx.x * kOfLane + c];
-      s.counts[threadIdx.x * kOfLane + c] = before;
-      before += count;
-    }
-  }
-  __syncthreads();
-}
-
-// Message, residual and outputs.
-template <bool wide>
-BAGUA_DEVICE void write_kept(const Work& work, const Block& block, const Threshold& threshold) {
+BAGUA_DEVICE void write_message(const Work& work, const Block& block, Kept kept) {
   auto* values = reinterpret_cast<float*>(work.message) + block.kept_before;
   auto* positions = reinterpret_cast<uint16_t*>(work.message + work.parameters_at) + block.kept_before;
+  for (uint32_t left = kept.elements; left != 0; left &= left - 1) {
+    const uint32_t position = 32 * threadIdx.x + lowest_bit(left);
+    values[kept.at] = shared().y[place_of(position)];
+    positions[kept.at] = static_cast<uint16_t>(position);
+    ++kept.at;
+  }
+}
+
+// Residual and outputs.
+template <bool wide>
+BAGUA_DEVICE void write_decoded(const Work& work, const Block& block) {
 #pragma unroll 2
   for (int i = 0; i < kQuads; ++i) {
     const uint32_t first = first_of_quad(i);
+    const uint32_t kept = shared().kept[first / 32] >> first % 32;
     float y[4];
-    read_shared(first, y);
-    uint32_t ranks[4];
-    uint32_t own = 0;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) own += ranks[c] = rank_of(y[c], first + c < block.count, threshold);
-    uint32_t before = shared().counts[i * kWarps + static_cast<int>(threadIdx.x / 32)] + sum_up_to_lane(own) - own;
     float decoded[4];
+    read_shared(first, y);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const uint32_t equal_before = before / kEqual;
-      const bool kept = ranks[c] == kAbove || (ranks[c] == kEqual && equal_before < threshold.ties);
-      if (kept) {
-        const uint32_t at = before % kEqual + min(equal_before, threshold.ties);
-        values[at] = y[c];
-        positions[at] = static_cast<uint16_t>(first + c);
-      }
-      before += ranks[c];
-      decoded[c] = kept ? y[c] : 0.0f;
-      y[c] = kept ? 0.0f : zero_unless_finite(y[c]);
+      const bool is_kept = (kept >> c & 1) != 0;
+      decoded[c] = is_kept ? y[c] : 0.0f;
+      y[c] = is_kept ? 0.0f : zero_unless_finite(y[c]);
     }
     for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(decoded, block, first, work.decoded[j]);
     if (work.residual != nullptr) store_quad<wide>(y, block, first, work.residual);
@@ -321,23 +206,34 @@ BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
 }
 
 template <bool wide>
+BAGUA_DEVICE void transcode_block(const Work& work, const Block& block) {
+  const Groups groups = work.message == nullptr ? Groups::kNone : groups_for(block.kept);
+  gather<wide>(work, block, groups);
+  if (work.message == nullptr) {
+    write_sum<wide>(work, block);
+    return;
+  }
+  const Kept kept = select(block, groups);
+  write_message(work, block, kept);
+  if (work.residual == nullptr && work.decodeds == 0) return;
+  shared().kept[threadIdx.x] = kept.elements;
+  __syncthreads();
+  write_decoded<wide>(work, block);
+}
+
+template <bool wide>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     transcode_top_k(const __grid_constant__ Range range) {
   const Work& work = range.work;
+  for (int b = static_cast<int>(threadIdx.x); b < kMostBins; b += kThreads) shared().bins[b] = 0;
+  __syncthreads();
   for (uint64_t number = range.first + blockIdx.x; number < range.end; number += gridDim.x) {
     Block block;
     block.begin = number * kBlock;
     block.count = static_cast<uint32_t>(min(work.count - block.begin, uint64_t{kBlock}));
     block.kept = kept_of(block.count, work.density);
     block.kept_before = number * kept_of(kBlock, work.density);
-    gather<wide>(work, block);
-    if (work.message == nullptr) {
-      write_sum<wide>(work, block);
-    } else {
-      const Threshold threshold = find_threshold(block);
-      count_before(block, threshold);
-      write_kept<wide>(work, block, threshold);
-    }
+    transcode_block<wide>(work, block);
     __syncthreads();
   }
 }

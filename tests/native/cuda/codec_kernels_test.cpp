@@ -70,9 +70,12 @@ TEST(long_vectors) {
     compare(encoding, 2 * 3 * 8 * 1024 + 1700, {1, 1, 1, true, true, 1, true, 0}, Kind::kUsual);
   }
   emulation::set_order(1);
-  for (const uint16_t density : {uint16_t{1}, uint16_t{4}, uint16_t{656}, uint16_t{32768}, uint16_t{65535}}) {
-    for (const Kind kind : test::kKinds)
-      compare({Codec::kTopK, density}, 16384 + 99, {1, 0, 1, true, true, 1, false, 0}, kind);
+  // Kept of a block: 1, 1, 164, 256, 257, 2048, 2049, half, nearly all. Where candidates come from changes at two.
+  for (const int density : {1, 4, 656, 1024, 1025, 8192, 8193, 32768, 65535}) {
+    const Encoding encoding{Codec::kTopK, static_cast<uint16_t>(density)};
+    for (const Kind kind : test::kKinds) compare(encoding, 16384 + 99, {1, 0, 1, true, true, 1, false, 0}, kind);
+    compare(encoding, 2 * 16384 + 5, {1, 2, 1, false, true, 1, false, 0}, Kind::kUsual);
+    compare(encoding, 16384, {2, 0, 1, false, true, 0, false, 4}, Kind::kEqual);
   }
   emulation::set_order(0);
 }

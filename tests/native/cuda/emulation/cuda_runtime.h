@@ -123,6 +123,10 @@ inline float __fdiv_rn(float a, float b) {
 inline int __popc(uint32_t v) {
   return __builtin_popcount(v);
 }
+// Number of the lowest bit that is set, from 1; 0: there is none.
+inline int __ffs(int v) {
+  return __builtin_ffs(v);
+}
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>(((uint64_t{high} << 32 | low) << (shift & 31)) >> 32);
 }
