@@ -34,6 +34,7 @@ LOG = logging.getLogger("bagua")
 DEVICE = -1
 """First number of a ``Place`` in device memory; the second one is the address."""
 TWINS = 1 << 22
+DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
 KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times may be asked
 KERNELS = "BAGUA_DEVICE_KERNELS"
 
@@ -69,6 +70,7 @@ class DeviceConnection:
             raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
         self._say_what_is_missing()
         self._waited: deque[int] = deque()
+        self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
         self.clock = self._cuda.clock(index)
         self.steps = DeviceSteps(recorder, self._leg.times)
 
@@ -87,15 +89,17 @@ class DeviceConnection:
         members ask at the same point of their operations on it, and wait for each other."""
         found = communicator.twins.get(self.index)
         if found is None:
-            number = _twin_number(communicator.id)
+            number = _twin_number(communicator.id, len(communicator.twins))
             found = Communicator(number, communicator.ranks, self.membership.rank, self)
             communicator.twins[self.index] = found
         return found
 
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
-        """See ``Connection``; waits for the other members."""
+        """See ``Connection``; waits for the other members, the first of which logs the route."""
         with _Translated(self._error):
             self._leg.create_comm(comm, ranks)
+            if self.membership.rank == min(ranks):
+                _log_route(ranks, **self._leg.report(comm))
 
     def destroy_comm(self, comm: int) -> None:
         """See ``Connection``; waits for this rank's operations on it."""
@@ -107,7 +111,7 @@ class DeviceConnection:
     def place_empty(self, count: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, Place]:
         """A one-dimensional tensor of zeros in ordinary memory of the device, and where it lies."""
         made = torch.zeros(count, dtype=dtype, device=device)
-        return made, (DEVICE, made.data_ptr())
+        return made, DevicePlace(made)
 
     def transcoder(self, codec: Codec, count: int, device: torch.device) -> DeviceTranscoder:
         """What encodes ``count`` float32 in this rank. Raises BaguaError where there are no kernels."""
@@ -146,7 +150,7 @@ class DeviceConnection:
         ``src`` and ``dst`` are (DEVICE, address); ``comm`` is a twin's number. Raises CommunicationError, too,
         while the stream is captured into a CUDA graph."""
         try:
-            return self._leg.submit(
+            ticket = self._leg.submit(
                 comm=comm,
                 kind=kind,
                 dtype=dtype,
@@ -165,6 +169,8 @@ class DeviceConnection:
             )
         except self._error as error:
             raise CommunicationError(str(error)) from None
+        self._in_use[ticket] = src, dst
+        return ticket
 
     def done(self, ticket: int) -> bool:
         """Whether the result is there, or never will be."""
@@ -177,6 +183,8 @@ class DeviceConnection:
             self._leg.wait(ticket, self._cuda.stream(self.index))
         except self._error as error:
             raise CommunicationError(str(error)) from None
+        finally:
+            self._in_use.pop(ticket, None)
         self._waited.append(ticket)
         if len(self._waited) > KEPT_TICKETS:
             self._leg.release(self._waited.popleft())
@@ -195,12 +203,32 @@ class DeviceConnection:
         self._leg.close()
 
 
-def _twin_number(number: int) -> int:
-    """The same on all members. Those of communicators of all ranks, which are counted, lie below the numbers that the
-    hierarchical route takes for itself; for others, which have hashes, there is no such route."""
-    if number < TWINS:
-        return TWINS + number
-    digest = hashlib.blake2b(f"device twin of {number}".encode(), digest_size=4).digest()
+class DevicePlace(tuple[int, int]):
+    """(DEVICE, address) of a tensor, which it keeps: torch must not give its memory to something else while the leg's
+    streams, of which its allocator knows nothing, still work on it."""
+
+    memory: torch.Tensor
+
+    def __new__(cls, memory: torch.Tensor) -> DevicePlace:
+        place = super().__new__(cls, (DEVICE, memory.data_ptr()))
+        place.memory = memory
+        return place
+
+
+def _log_route(ranks: Sequence[int], route: str, impossible: Mapping[str, str], failed: Mapping[str, str]) -> None:
+    reasons = "".join(f"; {name} is not possible: {why}" for name, why in impossible.items())
+    reasons += "".join(f"; {name} could not be set up: {why}" for name, why in failed.items())
+    level = logging.WARNING if failed else logging.INFO
+    LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
+
+
+def _twin_number(number: int, device: int) -> int:
+    """The same on all members, for the first, second, ... device with tensors of a communicator. Those of communicators
+    of all ranks, which are counted, lie below the numbers that the hierarchical route takes for itself; for others,
+    which have hashes, there is no such route."""
+    if number < NUMBERS and device < DEVICES:
+        return TWINS + device * NUMBERS + number
+    digest = hashlib.blake2b(f"device twin {device} of {number}".encode(), digest_size=4).digest()
     return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import AS_IT_IS, NOWHERE, Encoding, Place
-from bagua.torch_api.device.connection import DEVICE, DeviceConnection
+from bagua.torch_api.device.connection import DeviceConnection, DevicePlace
 from bagua.torch_api.device.seam import SEAM
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def carry_out(
 
 
 def _place(tensor: torch.Tensor | None) -> Place:
-    return NOWHERE if tensor is None else (DEVICE, tensor.data_ptr())
+    return NOWHERE if tensor is None else DevicePlace(tensor)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

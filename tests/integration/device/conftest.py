@@ -47,6 +47,7 @@ class Job:
         for engine in self.engines:
             engine.set_peers([peer.address() for peer in self.engines])
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.of_rank: dict[int, dict[str, str]] = {}  # variables of single ranks
 
     def start(self, script: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
         """Runs a function of leg_rank.py on all ranks. Every rank has a GPU of its own unless ``environment`` says
@@ -69,6 +70,7 @@ class Job:
                 "FAKE_CUDA_BUS_ID": f"0000:{rank:02x}:00.0",
                 "OPENBLAS_NUM_THREADS": "1",
                 **(environment or {}),
+                **self.of_rank.get(rank, {}),
             }
             command = [sys.executable, str(HERE / "leg_rank.py"), json.dumps(task)]
             self.processes[rank] = subprocess.Popen(

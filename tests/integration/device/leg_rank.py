@@ -42,7 +42,7 @@ class Fakes:
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL(os.environ["BAGUA_DEVICE_CUDART"])
         self.nccl = ctypes.CDLL(os.environ["BAGUA_DEVICE_NCCL"]) if os.environ["BAGUA_DEVICE_NCCL"] else None
-        for name in ("streams", "events", "allocated", "registered", "misuses", "host_synchronisations"):
+        for name in ("streams", "events", "allocated", "registered", "contexts", "misuses", "host_synchronisations"):
             getattr(self.cuda, f"fake_cuda_{name}").restype = ctypes.c_uint64
         self.cuda.fake_cuda_first_misuse.restype = ctypes.c_char_p
         if self.nccl is not None:

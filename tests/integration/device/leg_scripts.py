@@ -31,8 +31,8 @@ class Member:
         self.leg: Any = None
         self.stream = fakes.stream()
 
-    def open(self, route: str = "") -> Any:
-        self.leg = self.device.Leg(rank=self.rank, device=0, hosts=self.hosts, me=self.me, route=route)
+    def open(self, route: str = "", device: int = 0) -> Any:
+        self.leg = self.device.Leg(rank=self.rank, device=device, hosts=self.hosts, me=self.me, route=route)
         return self.leg
 
     def submit(self, kind: str, src: Any, dst: Any, count: int, stream: int | None = None, **more: Any) -> int:
@@ -347,6 +347,149 @@ def routes(test: Member, route: str = "") -> dict[str, Any]:
     assert (data == sum(range(test.world))).all()
     test.close()
     return {"route": found[0], "nccl_version": found[1], "host": found[2]}
+
+
+def report(test: Member, route: str = "", members: list[int] | None = None) -> dict[str, Any]:
+    """What the leg says about the routes of all ranks, or of some, and that an operation works."""
+    leg = test.open(route)
+    comm, groups = 0, {0: list(range(test.world))}
+    if members is not None and test.me in members:
+        comm, groups[7] = 7, members
+        leg.create_comm(comm, members)
+    for number, ranks in groups.items():
+        data = np.full(1000, test.me, np.float32)
+        test.call("allreduce", data, data, 1000, comm=number)
+        assert (data == sum(ranks)).all()
+    found: dict[str, Any] = leg.report(comm)
+    assert found["route"] == leg.route(comm)
+    test.close()
+    return found | {"left": test.fakes.left()}
+
+
+def no_way(test: Member, route: str) -> str:
+    """Sends where sends have no way: refused, and the leg lives on."""
+    test.open(route)
+    data, said = np.ones(100, np.float32), ""
+    try:
+        test.submit("send", data, None, 100, root=1 - test.me)
+    except test.device.DeviceError as error:
+        said = str(error)
+    test.call("allreduce", data, data, 100)
+    assert (data == test.world).all()
+    test.close()
+    return said
+
+
+def crossed(test: Member) -> bool:
+    """Ranks use two communicators in different orders."""
+    test.open("staged")
+    data = {comm: np.full(1000, comm, np.float32) for comm in (11, 12)}
+    for comm in data:
+        test.leg.create_comm(comm, list(range(test.world)))
+    for _ in range(3):
+        order = sorted(data, reverse=test.me % 2 == 1)
+        test.finish(*[test.submit("allreduce", data[comm], data[comm], 1000, comm=comm, op="AVG") for comm in order])
+    test.close()
+    return all(bool((found == comm).all()) for comm, found in data.items())
+
+
+def on_another_device(test: Member) -> dict[str, Any]:
+    """A thread whose current device is 0, and the default stream of device 1."""
+    cuda = test.fakes.cuda
+    cuda.fake_cuda_fill.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_float]
+    count = 100_000
+    data, copy = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    cuda.cudaSetDevice(1)
+    test.open("staged", device=1)
+    cuda.fake_cuda_fill(None, data.ctypes.data, count, test.me + 1)
+    cuda.cudaSetDevice(0)
+    ticket = test.submit("allreduce", data, data, count, stream=0)
+    test.leg.wait(ticket, 0)
+    now = ctypes.c_int()
+    cuda.cudaGetDevice(ctypes.byref(now))
+    cuda.cudaSetDevice(1)
+    pointer = ctypes.c_void_p
+    cuda.fake_cuda_copy_slowly(None, pointer(copy.ctypes.data), pointer(data.ctypes.data), ctypes.c_uint64(count), 0)
+    test.fakes.drain(0)
+    test.close()
+    return {"result": [float(copy[0]), bool((copy == copy[0]).all())], "device": now.value}
+
+
+def during_a_capture(test: Member, route: str) -> None:
+    """Another thread captures its stream: nothing that the leg does may spoil that."""
+    test.open(route)
+    elsewhere = ctypes.c_void_p(test.fakes.stream())
+    test.fakes.cuda.fake_cuda_set_capturing(elsewhere, 1)
+    for count in (100, 1_000_000):  # larger memory must be made
+        data = np.full(count, test.me, np.float32)
+        ticket = test.submit("allreduce", data, data, count)
+        test.leg.wait(ticket, test.stream)
+        assert test.leg.synchronize(ticket)
+        test.leg.times(ticket)
+        assert test.leg.done(ticket)
+        test.leg.release(ticket)
+        assert (data == sum(range(test.world))).all()
+    test.leg.create_comm(7, list(range(test.world)))
+    test.leg.destroy_comm(7)
+    test.fakes.cuda.fake_cuda_set_capturing(elsewhere, 0)
+    test.close()
+
+
+def broken_device(test: Member, route: str) -> dict[str, Any]:
+    """An error of the device is noticed without a call, and everything ends."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    test.fakes.cuda.fake_cuda_break(700)
+    begin = time.monotonic()
+    while not test.leg.error() and time.monotonic() < begin + 60:
+        time.sleep(0.01)
+    said = test.leg.error()
+    test.close()
+    return {"said": said}
+
+
+def forked(test: Member, route: str) -> dict[str, Any]:
+    """A child is refused, and ends by itself; the parent goes on."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            test.submit("allreduce", data, data, 1000)
+        except test.device.DeviceError as error:
+            os.write(writable, str(error).encode())
+        test.leg.close()
+        test.leg = None  # and what the interpreter does at its end
+        os._exit(0)
+    os.close(writable)
+    status = os.waitpid(child, 0)[1]
+    with os.fdopen(readable) as pipe:
+        said = pipe.read()
+    test.call("allreduce", data, data, 1000)
+    test.close()
+    return {"said": said, "status": status}
+
+
+def several_hang(test: Member) -> dict[str, Any]:
+    """Several communicators of NCCL hang at once: aborting one waits for the others' kernels."""
+    test.open("flat")
+    comms = [0, 21, 22]
+    for comm in comms[1:]:
+        test.leg.create_comm(comm, list(range(test.world)))
+    data = [np.ones(1000, np.float32) for _ in comms]
+    for comm, mine in zip(comms, data, strict=True):
+        test.call("allreduce", mine, mine, 1000, comm=comm)
+    test.fakes.nccl.fake_nccl_hang(1)
+    for comm, mine in zip(comms, data, strict=True):
+        test.leg.wait(test.submit("allreduce", mine, mine, 1000, comm=comm), test.stream)
+    leg_rank.pause()
+    test.fakes.drain(test.stream)
+    aborts = test.leg.counters()["aborts"]
+    test.close()
+    return {"aborts": aborts, "left": test.fakes.left()}
 
 
 def closed_while_pending(test: Member, route: str) -> dict[str, Any]:

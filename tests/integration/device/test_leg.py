@@ -112,6 +112,95 @@ def test_choice_of_route(
     assert chosen <= expected
 
 
+FAILURES: list[tuple[dict[int, dict[str, str]], str, str]] = [
+    ({1: {"FAKE_NCCL_NO_INIT": "1"}}, "rank 1: NCCL: making a communicator", "no network that this fake likes"),
+    ({2: {"FAKE_NCCL_NO_INIT": "late"}}, "rank 2: NCCL: making a communicator", "no network that this fake likes"),
+    ({0: {"FAKE_NCCL_NO_ID": "1"}}, "rank 0: NCCL: making an id", "unhandled system error"),
+]
+
+
+@pytest.mark.parametrize(("of_rank", "who", "words"), FAILURES)
+def test_a_route_that_cannot_be_set_up(
+    make_job: Callable[..., Any], of_rank: dict[int, dict[str, str]], who: str, words: str
+) -> None:
+    """Another one is taken, and all members know whose fault it was and what NCCL said; forced, it is an error at all
+    members, also at those that wait in NCCL for the one that failed."""
+    job = make_job(ONE_HOST)
+    job.of_rank = of_rank
+    for result in job.run("report").values():
+        found = result["result"]
+        assert found["route"] == "staged" and list(found["failed"]) == ["flat"]
+        assert list(found["impossible"]) == ["hierarchical"]  # one host
+        assert who in found["failed"]["flat"] and words in found["failed"]["flat"]
+        assert found["left"]["communicators"] == 0
+    job = make_job(ONE_HOST)
+    job.of_rank = of_rank
+    job.start("report", {"BAGUA_DEVICE_ROUTE": "flat"})
+    for result in job.lines().values():
+        said = result["raised"]
+        assert "route flat (BAGUA_DEVICE_ROUTE) can't be had for all ranks" in said and who in said and words in said
+
+
+NO_ROUTES: list[tuple[str, list[list[int]], dict[int, dict[str, str]], str]] = [
+    ("flat", [[0, 1]], {1: {"BAGUA_DEVICE_NCCL": ""}}, "rank 1: no NCCL: BAGUA_DEVICE_NCCL is empty"),
+    ("flat", [[0, 1]], {1: {"FAKE_NCCL_VERSION": "22005"}}, "rank 0 has NCCL 22907, rank 1 has 22005"),
+    ("flat", [[0, 1]], {rank: {"FAKE_CUDA_BUS_ID": "0000:01:00.0"} for rank in (0, 1)}, "invalid usage"),
+    ("staged", [[0, 1]], {0: {"BAGUA_DEVICE_DRIVER": ""}}, "rank 0: no waits on memory: BAGUA_DEVICE_DRIVER is empty"),
+    ("hierarchical", [[0, 1]], {}, "not the same number, 2 or more, on each of several hosts"),
+    ("hierarchical", [[0, 1], [2]], {}, "not the same number, 2 or more, on each of several hosts"),
+]
+
+
+@pytest.mark.parametrize(("route", "hosts", "of_rank", "why"), NO_ROUTES)
+def test_a_forced_route_that_is_not_possible(
+    make_job: Callable[..., Any], route: str, hosts: list[list[int]], of_rank: dict[int, dict[str, str]], why: str
+) -> None:
+    """The same clear error at all members."""
+    job = make_job(hosts)
+    job.of_rank = of_rank
+    job.start("report", {"BAGUA_DEVICE_ROUTE": route})
+    said = {result["raised"].splitlines()[-1] for result in job.lines().values()}
+    assert len(said) == 1, said
+    [message] = said
+    assert f"route {route} (BAGUA_DEVICE_ROUTE) can't be had" in message and why in message, message
+
+
+def test_some_of_the_ranks_have_no_such_route(make_job: Callable[..., Any]) -> None:
+    """A communicator whose shape has no meaning for the forced route chooses for itself, and says so."""
+    for rank, result in make_job(TWO_HOSTS).run("report", route="hierarchical", members=[0, 1]).items():
+        found = result["result"]
+        assert found["route"] == ("flat" if rank < 2 else "hierarchical")
+        assert ("hierarchical" in found["impossible"]) == (rank < 2)
+
+
+def test_what_has_no_way_is_refused(make_job: Callable[..., Any]) -> None:
+    for result in make_job([[0, 1]]).run("no_way", {"BAGUA_DEVICE_DRIVER": ""}, route="flat").values():
+        assert "send" in result["result"] and "BAGUA_DEVICE_DRIVER is empty" in result["result"]
+
+
+def test_streams_that_share_queues(make_job: Callable[..., Any]) -> None:
+    """CUDA may put streams of one priority on one queue: a stream that waits for other ranks must not hold up what they
+    wait for."""
+    results = make_job([[0, 1]]).run("crossed", {"FAKE_CUDA_ONE_QUEUE": "1"})
+    assert all(result["result"] for result in results.values())
+
+
+def test_another_device_than_the_current_one(make_job: Callable[..., Any]) -> None:
+    for result in make_job([[0, 1]]).run("on_another_device").values():
+        assert result["result"] == {"result": [3.0, True], "device": 0}
+
+
+@pytest.mark.parametrize("route", ["staged", "flat"])
+def test_captures_elsewhere_are_not_spoilt(make_job: Callable[..., Any], route: str) -> None:
+    make_job([[0, 1]]).run("during_a_capture", route=route)
+
+
+def test_a_forked_child_is_refused(make_job: Callable[..., Any]) -> None:
+    for result in make_job([[0, 1]]).run("forked", route="staged").values():
+        assert "forked child" in result["result"]["said"]
+        assert result["result"]["status"] == 0
+
+
 def test_no_cuda_is_said(make_job: Callable[..., Any], libraries: Any) -> None:
     job = make_job([[0]])
     job.start("routes", {"BAGUA_DEVICE_DRIVER": "", "BAGUA_DEVICE_NCCL": ""})

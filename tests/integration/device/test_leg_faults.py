@@ -49,6 +49,27 @@ def test_nccl_that_hangs_is_aborted(make_job: Callable[..., Any]) -> None:
         check_freed(job.line(rank), "the generation ends", "flat")
 
 
+def test_communicators_that_hang_are_aborted_together(make_job: Callable[..., Any]) -> None:
+    job = make_job([[0, 1]])
+    job.start("several_hang")
+    job.lines()
+    job.engines[0].abort("the generation ends")
+    for rank in job.tokens:
+        job.go_on(rank)
+        result = job.line(rank)
+        assert result["result"]["aborts"] == 3 and result["misuse"] == []
+        assert result["result"]["left"]["communicators"] == 0
+
+
+@pytest.mark.parametrize("route", ["staged", "flat"])
+def test_an_error_of_the_device_is_noticed(make_job: Callable[..., Any], route: str) -> None:
+    """Nobody has to ask, and nothing hangs."""
+    job = make_job([[0, 1]])
+    job.start("broken_device", route=route)
+    for result in job.lines().values():
+        assert "CUDA error 700" in result["result"]["said"]
+
+
 def test_a_daemon_that_dies_frees_its_ranks(make_job: Callable[..., Any]) -> None:
     job = make_job([[0, 1]])
     job.start("lost", route="staged", hang=False)

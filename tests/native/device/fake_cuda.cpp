@@ -19,16 +19,27 @@ namespace {
 
 constexpr int kOk = 0, kInvalid = 1, kNotReady = 600, kBadHandle = 400;
 
-struct Stream {
-  std::mutex mutex;
+// Work in order, done by a thread. Streams have one each, or share it (FAKE_CUDA_ONE_QUEUE), as those of one priority
+// may on a real device.
+struct Queue {
+  std::mutex mutex;  // guards what follows
   std::condition_variable changed;
-  std::deque<std::function<void()>> queue;
+  std::deque<std::function<void()>> work;
+  bool ended = false;
+};
+
+struct Stream {
+  int device = 0;
+  Queue* queue = nullptr;
+  bool shares = false;
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
   uint64_t pushed = 0, done = 0;
-  bool destroyed = false;
   int capturing = 0;
 };
 
 struct Event {
+  int device = 0;
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0, done = 0;
@@ -41,10 +52,10 @@ struct World {
   std::map<void*, size_t> allocated;
   std::multimap<const char*, size_t> copying;  // host memory that copies in flight use
   std::string first_misuse;
-  uint64_t misuses = 0, synchronisations = 0;
-  std::atomic<int> broken{0};
-  Stream null_stream;
-  bool null_started = false;
+  uint64_t misuses = 0, synchronisations = 0, contexts = 0;
+  std::atomic<int> broken{0}, capturing{0};
+  std::map<int, Stream*> null_streams;  // of every device
+  std::map<int, Queue*> shared;         // by priority
 
   std::mutex host_mutex;
   std::condition_variable host_changed;
@@ -58,8 +69,8 @@ World& world() {
   return *made;
 }
 
-thread_local bool in_host_function = false, watched = false;
-thread_local int current_device = 0;
+thread_local bool in_host_function = false, watched = false, has_context = false;
+thread_local int current_device = 0, capture_mode = 0;  // 0: cudaStreamCaptureModeGlobal, 2: ...Relaxed
 
 void misuse(const std::string& what) {
   std::lock_guard<std::mutex> lock(world().mutex);
@@ -71,28 +82,52 @@ int entered(const char* function) {
   return world().broken.load();
 }
 
-void serve(Stream* stream) {
-  std::unique_lock<std::mutex> lock(stream->mutex);
+// A call that makes a context on the thread's device.
+int used(const char* function) {
+  has_context = true;
+  {
+    std::lock_guard<std::mutex> lock(world().mutex);
+    world().contexts |= uint64_t{1} << current_device;
+  }
+  return entered(function);
+}
+
+// One that spoils a capture anywhere in the process, unless the thread has said that it knows what it does.
+int unsafe(const char* function) {
+  if (world().capturing > 0 && capture_mode != 2) misuse(std::string(function) + " while a stream is being captured");
+  return used(function);
+}
+
+void serve(Queue* queue) {
+  std::unique_lock<std::mutex> lock(queue->mutex);
   for (;;) {
-    stream->changed.wait(lock, [stream] { return !stream->queue.empty() || stream->destroyed; });
-    if (stream->queue.empty()) return;  // leaked: handles stay comparable
-    auto work = std::move(stream->queue.front());
-    stream->queue.pop_front();
+    queue->changed.wait(lock, [queue] { return !queue->work.empty() || queue->ended; });
+    if (queue->work.empty()) return;  // leaked: handles stay comparable
+    auto work = std::move(queue->work.front());
+    queue->work.pop_front();
     lock.unlock();
     work();
     lock.lock();
-    ++stream->done;
-    stream->changed.notify_all();
   }
+}
+
+Queue* start_queue() {
+  Queue* const queue = new Queue;
+  std::thread(serve, queue).detach();
+  return queue;
 }
 
 Stream* stream_of(void* handle, const char* function) {
   World& w = world();
   std::lock_guard<std::mutex> lock(w.mutex);
   if (handle == nullptr || handle == reinterpret_cast<void*>(1) || handle == reinterpret_cast<void*>(2)) {
-    if (!w.null_started) std::thread(serve, &w.null_stream).detach();
-    w.null_started = true;
-    return &w.null_stream;
+    Stream*& found = w.null_streams[current_device];
+    if (found == nullptr) {
+      found = new Stream;
+      found->device = current_device;
+      found->queue = start_queue();
+    }
+    return found;
   }
   if (w.streams.count(handle) != 0) return static_cast<Stream*>(handle);
   if (w.misuses++ == 0) w.first_misuse = std::string(function) + ": a stream that does not exist";
@@ -108,10 +143,18 @@ Event* event_of(void* handle, const char* function) {
 }
 
 void push(Stream* stream, std::function<void()> work) {
-  std::lock_guard<std::mutex> lock(stream->mutex);
-  stream->queue.push_back(std::move(work));
-  ++stream->pushed;
-  stream->changed.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(stream->mutex);
+    ++stream->pushed;
+  }
+  std::lock_guard<std::mutex> lock(stream->queue->mutex);
+  stream->queue->work.push_back([stream, work = std::move(work)] {
+    work();
+    std::lock_guard<std::mutex> inner(stream->mutex);
+    ++stream->done;
+    stream->changed.notify_all();
+  });
+  stream->queue->changed.notify_all();
 }
 
 // One thread for all host functions of the process, as CUDA is free to do.
@@ -131,6 +174,7 @@ void serve_host() {
 
 void run_on_host(void (*function)(void*), void* context) {
   World& w = world();
+  if (w.broken != 0) return;  // CUDA calls none after an error
   std::mutex mutex;
   std::condition_variable over;
   bool done = false;
@@ -154,6 +198,23 @@ void synchronised() {
   if (!watched) return;
   std::lock_guard<std::mutex> lock(world().mutex);
   ++world().synchronisations;
+}
+
+// What frees memory waits for all streams, and for ever if one of them waits for this thread.
+void await_device() {
+  std::set<void*> streams;
+  {
+    std::lock_guard<std::mutex> lock(world().mutex);
+    streams = world().streams;
+  }
+  for (void* const handle : streams) {
+    Stream* const stream = static_cast<Stream*>(handle);
+    std::unique_lock<std::mutex> lock(stream->mutex);
+    const uint64_t until = stream->pushed;
+    if (stream->changed.wait_for(lock, std::chrono::seconds(5), [&] { return stream->done >= until; })) continue;
+    lock.unlock();
+    misuse("cudaFree waits for a stream that waits for something else");
+  }
 }
 
 bool pinned(const char* data, size_t bytes) {
@@ -192,32 +253,41 @@ FAKE int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *greatest = -5;
   return entered("cudaDeviceGetStreamPriorityRange");
 }
-FAKE int cudaStreamCreateWithPriority(void** out, unsigned, int) {
-  if (const int code = entered("cudaStreamCreateWithPriority")) return code;
+FAKE int cudaStreamCreateWithPriority(void** out, unsigned flags, int priority) {
+  if (const int code = used("cudaStreamCreateWithPriority")) return code;
+  if (flags != 1) misuse("a stream that waits for the default stream");
+  if (priority > 0 || priority < -5) misuse("a priority that the device does not have");
   Stream* const made = new Stream;
   *out = made;
-  {
-    std::lock_guard<std::mutex> lock(world().mutex);
-    world().streams.insert(made);
+  made->device = current_device;
+  made->shares = getenv("FAKE_CUDA_ONE_QUEUE") != nullptr && priority != 0;
+  std::lock_guard<std::mutex> lock(world().mutex);
+  world().streams.insert(made);
+  if (made->shares) {
+    Queue*& queue = world().shared[priority];
+    if (queue == nullptr) queue = start_queue();
+    made->queue = queue;
+  } else {
+    made->queue = start_queue();
   }
-  std::thread(serve, made).detach();
   return kOk;
 }
 FAKE int cudaStreamDestroy(void* handle) {
-  entered("cudaStreamDestroy");
+  unsafe("cudaStreamDestroy");
   Stream* const stream = stream_of(handle, "cudaStreamDestroy");
   if (stream == nullptr) return kBadHandle;
   {
     std::lock_guard<std::mutex> lock(world().mutex);
     world().streams.erase(handle);
   }
-  std::lock_guard<std::mutex> lock(stream->mutex);
-  stream->destroyed = true;
-  stream->changed.notify_all();
+  if (stream->shares) return kOk;
+  std::lock_guard<std::mutex> lock(stream->queue->mutex);
+  stream->queue->ended = true;
+  stream->queue->changed.notify_all();
   return kOk;
 }
 FAKE int cudaStreamQuery(void* handle) {
-  if (const int code = entered("cudaStreamQuery")) return code;
+  if (const int code = unsafe("cudaStreamQuery")) return code;
   Stream* const stream = stream_of(handle, "cudaStreamQuery");
   if (stream == nullptr) return kBadHandle;
   std::lock_guard<std::mutex> lock(stream->mutex);
@@ -231,13 +301,13 @@ FAKE void fake_cuda_drain(void* handle) {
   stream->changed.wait(lock, [&] { return stream->done >= until; });
 }
 FAKE int cudaStreamSynchronize(void* handle) {
-  if (const int code = entered("cudaStreamSynchronize")) return code;
+  if (const int code = unsafe("cudaStreamSynchronize")) return code;
   synchronised();
   fake_cuda_drain(handle);
   return kOk;
 }
 FAKE int cudaStreamIsCapturing(void* handle, int* status) {
-  if (const int code = entered("cudaStreamIsCapturing")) return code;
+  if (const int code = used("cudaStreamIsCapturing")) return code;
   Stream* const stream = stream_of(handle, "cudaStreamIsCapturing");
   if (stream == nullptr) return kBadHandle;
   std::lock_guard<std::mutex> lock(stream->mutex);
@@ -245,11 +315,11 @@ FAKE int cudaStreamIsCapturing(void* handle, int* status) {
   return kOk;
 }
 FAKE int cudaThreadExchangeStreamCaptureMode(int* mode) {
-  *mode = 0;
+  std::swap(*mode, capture_mode);
   return entered("cudaThreadExchangeStreamCaptureMode");
 }
 FAKE int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned) {
-  if (const int code = entered("cudaStreamWaitEvent")) return code;
+  if (const int code = used("cudaStreamWaitEvent")) return code;
   Stream* const stream = stream_of(handle, "cudaStreamWaitEvent");
   Event* const event = event_of(event_handle, "cudaStreamWaitEvent");
   if (stream == nullptr || event == nullptr) return kBadHandle;
@@ -265,26 +335,31 @@ FAKE int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   return kOk;
 }
 FAKE int cudaEventCreateWithFlags(void** out, unsigned flags) {
-  if (const int code = entered("cudaEventCreateWithFlags")) return code;
+  if (const int code = used("cudaEventCreateWithFlags")) return code;
   if ((flags & 2) == 0) misuse("an event that takes times costs more");
   Event* const made = new Event;
+  made->device = current_device;
   std::lock_guard<std::mutex> lock(world().mutex);
   world().events.insert(made);
   *out = made;
   return kOk;
 }
 FAKE int cudaEventDestroy(void* handle) {
-  entered("cudaEventDestroy");
+  unsafe("cudaEventDestroy");
   if (event_of(handle, "cudaEventDestroy") == nullptr) return kBadHandle;
   std::lock_guard<std::mutex> lock(world().mutex);
   world().events.erase(handle);  // leaked: streams may still wait for it
   return kOk;
 }
 FAKE int cudaEventRecord(void* handle, void* stream_handle) {
-  if (const int code = entered("cudaEventRecord")) return code;
+  if (const int code = used("cudaEventRecord")) return code;
   Stream* const stream = stream_of(stream_handle, "cudaEventRecord");
   Event* const event = event_of(handle, "cudaEventRecord");
   if (stream == nullptr || event == nullptr) return kBadHandle;
+  if (stream->device != event->device) {
+    misuse("cudaEventRecord of an event on a stream of another device");
+    return kBadHandle;
+  }
   uint64_t number = 0;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
@@ -298,14 +373,14 @@ FAKE int cudaEventRecord(void* handle, void* stream_handle) {
   return kOk;
 }
 FAKE int cudaEventQuery(void* handle) {
-  if (const int code = entered("cudaEventQuery")) return code;
+  if (const int code = unsafe("cudaEventQuery")) return code;
   Event* const event = event_of(handle, "cudaEventQuery");
   if (event == nullptr) return kBadHandle;
   std::lock_guard<std::mutex> lock(event->mutex);
   return event->done == event->recorded ? kOk : kNotReady;
 }
 FAKE int cudaEventSynchronize(void* handle) {
-  if (const int code = entered("cudaEventSynchronize")) return code;
+  if (const int code = unsafe("cudaEventSynchronize")) return code;
   synchronised();
   Event* const event = event_of(handle, "cudaEventSynchronize");
   if (event == nullptr) return kBadHandle;
@@ -315,7 +390,7 @@ FAKE int cudaEventSynchronize(void* handle) {
   return kOk;
 }
 FAKE int cudaMemcpyAsync(void* dst, const void* src, size_t bytes, int kind, void* handle) {
-  if (const int code = entered("cudaMemcpyAsync")) return code;
+  if (const int code = used("cudaMemcpyAsync")) return code;
   Stream* const stream = stream_of(handle, "cudaMemcpyAsync");
   if (stream == nullptr) return kBadHandle;
   const char* const host = kind == 1 ? static_cast<const char*>(src) : kind == 2 ? static_cast<char*>(dst) : nullptr;
@@ -333,27 +408,27 @@ FAKE int cudaMemcpyAsync(void* dst, const void* src, size_t bytes, int kind, voi
   return kOk;
 }
 FAKE int cudaMemsetAsync(void* dst, int value, size_t bytes, void* handle) {
-  if (const int code = entered("cudaMemsetAsync")) return code;
+  if (const int code = used("cudaMemsetAsync")) return code;
   Stream* const stream = stream_of(handle, "cudaMemsetAsync");
   if (stream == nullptr) return kBadHandle;
   push(stream, [=] { memset(dst, value, bytes); });
   return kOk;
 }
 FAKE int cudaLaunchHostFunc(void* handle, void (*function)(void*), void* context) {
-  if (const int code = entered("cudaLaunchHostFunc")) return code;
+  if (const int code = used("cudaLaunchHostFunc")) return code;
   Stream* const stream = stream_of(handle, "cudaLaunchHostFunc");
   if (stream == nullptr) return kBadHandle;
   push(stream, [=] { run_on_host(function, context); });
   return kOk;
 }
 FAKE int cudaHostRegister(void* data, size_t bytes, unsigned) {
-  if (const int code = entered("cudaHostRegister")) return code;
+  if (const int code = unsafe("cudaHostRegister")) return code;
   std::lock_guard<std::mutex> lock(world().mutex);
   world().registered[static_cast<char*>(data)] = bytes;
   return kOk;
 }
 FAKE int cudaHostUnregister(void* data) {
-  entered("cudaHostUnregister");
+  unsafe("cudaHostUnregister");
   World& w = world();
   std::lock_guard<std::mutex> lock(w.mutex);
   const auto found = w.registered.find(static_cast<char*>(data));
@@ -374,7 +449,7 @@ FAKE int cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return entered("cudaHostGetDevicePointer");
 }
 FAKE int cudaMalloc(void** out, size_t bytes) {
-  if (const int code = entered("cudaMalloc")) return code;
+  if (const int code = unsafe("cudaMalloc")) return code;
   *out = aligned_alloc(256, (bytes + 255) / 256 * 256);
   memset(*out, 0xa5, bytes);
   std::lock_guard<std::mutex> lock(world().mutex);
@@ -382,9 +457,10 @@ FAKE int cudaMalloc(void** out, size_t bytes) {
   return kOk;
 }
 FAKE int cudaFree(void* data) {
-  entered("cudaFree");
+  unsafe("cudaFree");
   if (data == nullptr) return kOk;
   synchronised();
+  await_device();
   {
     std::lock_guard<std::mutex> lock(world().mutex);
     if (world().allocated.erase(data) == 0) {
@@ -401,6 +477,8 @@ FAKE const char* cudaGetErrorString(int code) {
 // The hardware looks at the word again and again, and so does this.
 FAKE int cuStreamWaitValue32_v2(void* handle, unsigned long long address, uint32_t value, unsigned flags) {
   if (const int code = entered("cuStreamWaitValue32_v2")) return code;
+  if (!has_context) misuse("a function of the driver on a thread without context");
+  if (address % 4 != 0) return kInvalid;
   Stream* const stream = stream_of(handle, "cuStreamWaitValue32_v2");
   if (stream == nullptr || flags != 0) return kInvalid;
   if (!pinned(reinterpret_cast<const char*>(address), 4)) misuse("a wait on memory that is not pinned");
@@ -467,9 +545,14 @@ FAKE uint64_t fake_cuda_registered(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().registered.size();
 }
+FAKE uint64_t fake_cuda_contexts(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().contexts;
+}
 FAKE void fake_cuda_set_capturing(void* handle, int status) {
   Stream* const stream = stream_of(handle, "fake_cuda_set_capturing");
   std::lock_guard<std::mutex> lock(stream->mutex);
+  world().capturing += (status != 0 ? 1 : 0) - (stream->capturing != 0 ? 1 : 0);
   stream->capturing = status;
 }
 FAKE void fake_cuda_break(int code) {

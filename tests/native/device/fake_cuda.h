@@ -32,7 +32,9 @@ uint64_t fake_cuda_streams(void);
 uint64_t fake_cuda_events(void);
 uint64_t fake_cuda_allocated(void);
 uint64_t fake_cuda_registered(void);
-/* What cudaStreamIsCapturing says. */
+/* A bit for each device that somebody has used. */
+uint64_t fake_cuda_contexts(void);
+/* What cudaStreamIsCapturing says. Meanwhile, calls that spoil a capture are misuse. */
 void fake_cuda_set_capturing(void* stream, int status);
 /* Every call fails with this code from now on; 0: none does. */
 void fake_cuda_break(int code);
