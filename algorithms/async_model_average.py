@@ -29,8 +29,9 @@ from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype,
 class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     """``AsyncModelAverageAlgorithm`` at work on one model.
 
-    ``passes``: forward passes in training so far. ``rounds``: averages that have been applied. ``averaging``: False
-    after ``abort``. Each bucket has communicators of its own.
+    ``passes``: forward passes in training so far. ``begun``: averages that this rank has begun; ranks that go on
+    differ by one at most. ``rounds``: those that it has applied. ``averaging``: False after ``abort``. Each bucket has
+    communicators of its own.
     """
 
     follows_arrival = False
@@ -44,6 +45,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.everywhere = settings.everywhere and self.codec is not None
         self.exchanged = GRADIENT if self.warmup_steps > 0 else WEIGHT
         self.passes = 0
+        self.begun = 0
         self.rounds = 0
         self.averaging = True
         self._under_way = False
@@ -102,6 +104,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             self._finish(ddp)
         if time.monotonic() >= self._next_start:
             self._under_way = True
+            self.begun += 1
             for bucket in ddp.bagua_buckets:
                 bucket.start()
 
