@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -38,11 +39,36 @@ struct Stream {
   int capturing = 0;
 };
 
+// One record of an event. Whoever waits for it is not concerned by later ones, which may be over sooner.
+struct Moment {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool over = false;
+
+  void pass() {
+    std::lock_guard<std::mutex> lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+  void await() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return over; });
+  }
+  bool passed() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return over;
+  }
+};
+
 struct Event {
   int device = 0;
   std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;
+  std::shared_ptr<Moment> last;  // nullptr: never recorded
+
+  std::shared_ptr<Moment> moment() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return last;
+  }
 };
 
 struct World {
@@ -209,6 +235,7 @@ void await_device() {
   }
   for (void* const handle : streams) {
     Stream* const stream = static_cast<Stream*>(handle);
+    if (stream->device != current_device) continue;
     std::unique_lock<std::mutex> lock(stream->mutex);
     const uint64_t until = stream->pushed;
     if (stream->changed.wait_for(lock, std::chrono::seconds(5), [&] { return stream->done >= until; })) continue;
@@ -323,15 +350,7 @@ FAKE int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   Stream* const stream = stream_of(handle, "cudaStreamWaitEvent");
   Event* const event = event_of(event_handle, "cudaStreamWaitEvent");
   if (stream == nullptr || event == nullptr) return kBadHandle;
-  uint64_t until = 0;
-  {
-    std::lock_guard<std::mutex> lock(event->mutex);
-    until = event->recorded;
-  }
-  push(stream, [event, until] {
-    std::unique_lock<std::mutex> lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->done >= until; });
-  });
+  if (const auto moment = event->moment()) push(stream, [moment] { moment->await(); });
   return kOk;
 }
 FAKE int cudaEventCreateWithFlags(void** out, unsigned flags) {
@@ -360,33 +379,27 @@ FAKE int cudaEventRecord(void* handle, void* stream_handle) {
     misuse("cudaEventRecord of an event on a stream of another device");
     return kBadHandle;
   }
-  uint64_t number = 0;
+  const auto moment = std::make_shared<Moment>();
   {
     std::lock_guard<std::mutex> lock(event->mutex);
-    number = ++event->recorded;
+    event->last = moment;
   }
-  push(stream, [event, number] {
-    std::lock_guard<std::mutex> lock(event->mutex);
-    event->done = std::max(event->done, number);
-    event->changed.notify_all();
-  });
+  push(stream, [moment] { moment->pass(); });
   return kOk;
 }
 FAKE int cudaEventQuery(void* handle) {
   if (const int code = unsafe("cudaEventQuery")) return code;
   Event* const event = event_of(handle, "cudaEventQuery");
   if (event == nullptr) return kBadHandle;
-  std::lock_guard<std::mutex> lock(event->mutex);
-  return event->done == event->recorded ? kOk : kNotReady;
+  const auto moment = event->moment();
+  return moment == nullptr || moment->passed() ? kOk : kNotReady;
 }
 FAKE int cudaEventSynchronize(void* handle) {
   if (const int code = unsafe("cudaEventSynchronize")) return code;
   synchronised();
   Event* const event = event_of(handle, "cudaEventSynchronize");
   if (event == nullptr) return kBadHandle;
-  std::unique_lock<std::mutex> lock(event->mutex);
-  const uint64_t until = event->recorded;
-  event->changed.wait(lock, [&] { return event->done >= until; });
+  if (const auto moment = event->moment()) moment->await();
   return kOk;
 }
 FAKE int cudaMemcpyAsync(void* dst, const void* src, size_t bytes, int kind, void* handle) {

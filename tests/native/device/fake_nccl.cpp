@@ -35,7 +35,7 @@ constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a
 
 // All are without blocking. `busy`: a thread still does what was asked.
 struct Comm {
-  int ranks = 0, rank = 0;
+  int ranks = 0, rank = 0, device = 0;
   char about[64] = {};
   std::atomic<bool> aborted{false}, busy{false};
   std::atomic<int> error{kOk}, users{0}, pending{0};
@@ -319,9 +319,8 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
   Comm* const comm = new Comm;
   comm->ranks = ranks;
   comm->rank = rank;
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetPCIBusId(comm->about, 32, device);
+  cudaGetDevice(&comm->device);
+  cudaDeviceGetPCIBusId(comm->about, 32, comm->device);
   const char* const host = getenv("NCCL_HOSTID");
   strncpy(comm->about + 32, host != nullptr ? host : "this machine", 31);
   comm->busy = true;
@@ -356,7 +355,7 @@ FAKE int ncclCommAbort(void* handle) {
   }
   comm->aborted = true;  // leaked: whatever runs on a stream may look at it
   for (Comm* const one : made) {
-    while (one->pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (one->device == comm->device && one->pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return kOk;
 }

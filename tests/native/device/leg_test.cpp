@@ -1,0 +1,257 @@
+// The GPU leg and all its threads over the fakes, ranks as threads of one process, each with a device of its own: for
+// the sanitizers. What it computes is tested in tests/integration/device.
+#include "device/leg.h"
+
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "channel/host_api.h"
+#include "engine_rig.h"
+
+namespace bagua::test {
+namespace {
+
+using device::Leg;
+using device::LegOptions;
+
+const std::vector<std::vector<int>> kOneHost = {{0, 1}}, kTwoHosts = {{0, 1}, {2, 3}};
+
+template <class F>
+F* fake(const char* name) {
+  static void* const library = dlopen(getenv("BAGUA_DEVICE_CUDART"), RTLD_NOW);
+  return reinterpret_cast<F*>(dlsym(library, name));
+}
+template <class F>
+F* fake_nccl(const char* name) {
+  static void* const library = dlopen(getenv("BAGUA_DEVICE_NCCL"), RTLD_NOW);
+  return reinterpret_cast<F*>(dlsym(library, name));
+}
+
+// Before there are threads: the loader is not instrumented, and sanitizers see races in it.
+[[maybe_unused]] const device::Libraries opened = device::open_libraries("");
+
+void no_misuse() {
+  EXPECT_EQ(std::string(fake<const char*()>("fake_cuda_first_misuse")()), "");
+  EXPECT_EQ(std::string(fake_nccl<const char*()>("fake_nccl_first_misuse")()), "");
+}
+
+// A rank's leg, and a stream of the user's.
+class User {
+ public:
+  User(Rank* rank, const std::vector<std::vector<int>>& hosts, const std::string& route) : rank_(rank->rank()) {
+    stream_ = new_stream();
+    LegOptions options;
+    options.device = options.me = rank_;
+    options.hosts = hosts;
+    options.route = route;
+    CHECK_OK(Leg::create(host_api(&rank->client()), options, &leg_));
+    for (const auto& there : hosts) ranks_ += static_cast<int>(there.size());
+  }
+
+  void* new_stream() {
+    void* made = nullptr;
+    fake<int(int)>("cudaSetDevice")(rank_);
+    CHECK_EQ(fake<int(void**, unsigned, int)>("cudaStreamCreateWithPriority")(&made, 1, 0), 0);
+    return made;
+  }
+  uint64_t start(Kind kind, float* data, uint64_t count, uint32_t comm = 0, Codec codec = Codec{},
+                 void* stream = nullptr) {
+    Descriptor d{};
+    d.kind = static_cast<uint8_t>(kind);
+    d.comm = comm;
+    d.count = count;
+    d.root = kind == Kind::kAllReduce ? -1 : kind == Kind::kSend || kind == Kind::kRecv ? rank_ ^ 1 : 0;
+    d.codec = static_cast<uint8_t>(codec);
+    d.residual = d.codec != 0 ? 3 : 0;
+    uint64_t ticket = 0;
+    CHECK_OK(leg_->submit(d, data, data, stream == nullptr ? stream_ : stream, &ticket));
+    return ticket;
+  }
+  // The stream waits, and then the host, by means of the fake.
+  void finish(const std::vector<uint64_t>& tickets, void* stream = nullptr) {
+    for (const uint64_t ticket : tickets) {
+      CHECK_OK(leg_->wait(ticket, stream == nullptr ? stream_ : stream));
+      leg_->release(ticket);
+    }
+    drain(stream);
+  }
+  void drain(void* stream = nullptr) { fake<void(void*)>("fake_cuda_drain")(stream == nullptr ? stream_ : stream); }
+  void all_reduce(uint64_t count, uint32_t comm = 0, Codec codec = Codec{}, void* stream = nullptr) {
+    std::vector<float> data(count, static_cast<float>(rank_ + 1));
+    finish({start(Kind::kAllReduce, data.data(), count, comm, codec, stream)}, stream);
+    for (const float value : data) CHECK_EQ(value, static_cast<float>(ranks_ * (ranks_ + 1) / 2));
+  }
+
+  Leg& leg() { return *leg_; }
+  int ranks() const { return ranks_; }
+
+ private:
+  const int rank_;
+  int ranks_ = 0;
+  void* stream_ = nullptr;
+  std::unique_ptr<Leg> leg_;
+};
+
+void work(User* user) {
+  std::vector<std::vector<float>> buckets;
+  for (uint64_t i = 1; i <= 4; ++i) buckets.emplace_back(1000 * i, 1.0f);
+  for (int step = 0; step < 5; ++step) {
+    std::vector<uint64_t> tickets;
+    for (auto& bucket : buckets) tickets.push_back(user->start(Kind::kAllReduce, bucket.data(), bucket.size()));
+    user->finish(tickets);
+  }
+  for (const auto& bucket : buckets) {
+    for (const float value : bucket) CHECK_EQ(value, std::pow(static_cast<float>(user->ranks()), 5.0f));
+  }
+  user->finish({user->start(Kind::kBroadcast, buckets[0].data(), 1000), user->start(Kind::kBarrier, nullptr, 0)});
+  user->finish({user->start(Kind::kSend, buckets[0].data(), 500), user->start(Kind::kRecv, buckets[1].data(), 500)});
+  std::vector<int> everyone;
+  for (int rank = 0; rank < user->ranks(); ++rank) everyone.push_back(rank);
+  for (int round = 0; round < 2; ++round) {
+    CHECK_OK(user->leg().create_comm(7, everyone));
+    user->all_reduce(3000, 7);
+    CHECK_OK(user->leg().destroy_comm(7));
+  }
+}
+
+void on_route(const char* route, const std::vector<std::vector<int>>& hosts) {
+  Job job(hosts);
+  job.each([&](Rank& rank) {
+    User user(&rank, hosts, route);
+    work(&user);
+    user.leg().close();
+  });
+  no_misuse();
+}
+
+TEST(staged) {
+  on_route("staged", kTwoHosts);
+}
+TEST(flat) {
+  on_route("flat", kOneHost);
+}
+TEST(hierarchical) {
+  on_route("hierarchical", kTwoHosts);
+}
+TEST(measured) {
+  on_route("", {{0}, {1}});
+}
+
+TEST(encoded) {
+  const std::vector<std::vector<int>> hosts = {{0}, {1}, {2}};
+  Job job(hosts);
+  job.each([&](Rank& rank) {
+    User user(&rank, hosts, "flat");
+    for (int step = 0; step < 3; ++step) user.all_reduce(5000, 0, Codec::kF16);
+  });
+  no_misuse();
+}
+
+// Each communicator has a thread that submits; another one asks.
+TEST(several_threads) {
+  Job job(kOneHost);
+  job.each([](Rank& rank) {
+    User user(&rank, kOneHost, "");
+    for (uint32_t comm = 1; comm <= 2; ++comm) CHECK_OK(user.leg().create_comm(comm, {0, 1}));
+    std::atomic<bool> over{false};
+    Threads asking, submitting;
+    asking.start([&] {
+      while (!over) {
+        EXPECT_EQ(user.leg().error(), "");
+        device::Times times;
+        bool done = false;
+        static_cast<void>(user.leg().done((1u << 20) + 1, &done));  // a ticket that may live
+        static_cast<void>(user.leg().times((1u << 20) + 1, &times));
+        usleep(100);
+      }
+    });
+    for (uint32_t comm = 1; comm <= 2; ++comm) {
+      submitting.start([&user, comm] {
+        // Ranks come to the two communicators in different orders: one stream would wait for both.
+        void* const stream = user.new_stream();
+        for (int i = 0; i < 10; ++i) user.all_reduce(1000, comm, Codec{}, stream);
+      });
+    }
+    submitting.join();
+    over = true;
+  });
+  no_misuse();
+}
+
+void end_by_abort(const char* route, const std::vector<std::vector<int>>& hosts, bool nccl_hangs) {
+  Job job(hosts);
+  std::atomic<int> ready{0};
+  job.each([&](Rank& rank) {
+    User user(&rank, hosts, route);
+    CHECK_OK(user.leg().create_comm(7, [&] {
+      std::vector<int> everyone;
+      for (int i = 0; i < user.ranks(); ++i) everyone.push_back(i);
+      return everyone;
+    }()));
+    std::vector<float> data(4000, 1.0f), more(4000, 1.0f);
+    user.all_reduce(2000);
+    user.all_reduce(2000, 7);
+    const bool takes_part = rank.rank() != 0 || nccl_hangs;
+    if (++ready == user.ranks() && nccl_hangs) fake_nccl<void(int)>("fake_nccl_hang")(1);
+    while (ready < user.ranks()) usleep(1000);
+    usleep(10'000);
+    if (takes_part) {
+      CHECK_OK(user.leg().wait(user.start(Kind::kAllReduce, data.data(), 4000), nullptr));
+      user.start(Kind::kAllReduce, more.data(), 4000, 7);
+    }
+    if (++ready == 2 * user.ranks()) job.engine(0).abort("the moon fell");
+    while (user.leg().error().empty()) usleep(1000);
+    EXPECT_EQ(user.leg().error(), "the moon fell");
+    user.drain();
+    user.leg().close();  // what was set free writes to `data` no more
+  });
+  if (nccl_hangs) fake_nccl<void(int)>("fake_nccl_hang")(0);
+  no_misuse();
+}
+
+TEST(aborted_staged) {
+  end_by_abort("staged", kTwoHosts, false);
+}
+TEST(aborted_flat) {
+  end_by_abort("flat", kOneHost, false);
+}
+TEST(aborted_hierarchical) {
+  end_by_abort("hierarchical", kTwoHosts, false);
+}
+TEST(aborted_while_nccl_hangs) {
+  end_by_abort("flat", kOneHost, true);
+}
+
+TEST(closed_while_pending) {
+  Job job(kOneHost);
+  job.each([](Rank& rank) {
+    std::vector<float> data(1000, 1.0f);
+    User user(&rank, kOneHost, "flat");
+    user.all_reduce(1000);
+    if (rank.rank() == 0) user.start(Kind::kAllReduce, data.data(), 1000);
+    user.leg().close();
+    user.drain();
+  });
+  no_misuse();
+}
+
+TEST(nccl_that_cannot_be_set_up) {
+  setenv("FAKE_NCCL_NO_INIT", "late", 1);
+  on_route("", kTwoHosts);
+  Job job(kOneHost);
+  job.each([](Rank& rank) {
+    std::unique_ptr<Leg> leg;
+    LegOptions options;
+    options.device = options.me = rank.rank();
+    options.hosts = kOneHost;
+    options.route = "flat";
+    EXPECT(has(Leg::create(host_api(&rank.client()), options, &leg), "rank 0: NCCL: making a communicator failed"));
+  });
+  unsetenv("FAKE_NCCL_NO_INIT");
+  no_misuse();
+}
+
+}  // namespace
+}  // namespace bagua::test

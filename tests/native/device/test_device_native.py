@@ -1,0 +1,84 @@
+"""Builds and runs the GPU leg's C++ and the fakes under ASan + UBSan and under TSan (``--full``: a build takes a minute).
+
+By hand: ``python tests/native/device/test_device_native.py [plain|asan|tsan] [suite[.test] ...]``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import fakes
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use after the end is seen
+
+
+def _native() -> ModuleType:
+    """The builder of the core's native tests, a file beside this folder: units of the core are compiled once."""
+    spec = importlib.util.spec_from_file_location("bagua_native_tests", HERE.parent / "test_native.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+native = _native()
+_core_sources = native.sources
+
+
+def sources() -> list[Path]:
+    """The core and the leg without their bindings, the harness, the suite."""
+    core = [path for path in _core_sources() if native.CSRC in path.parents]
+    leg = [path for path in sorted((native.CSRC / "device").rglob("*.cpp")) if path.name != "module.cpp"]
+    return [*core, *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
+
+
+native.sources = sources
+
+
+def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
+    """Builds what is missing and runs tests; returns the exit status and the output."""
+    libraries = fakes.build(folder, "" if name == "plain" else name)
+    suppressions = folder / "leg-suppressions.txt"
+    suppressions.write_text(SUPPRESSIONS)
+    variables = fakes.environment(libraries) | {"LSAN_OPTIONS": f"suppressions={suppressions}:use_tls=0"}
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        result = native.run(name, native.build(name, folder), arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return result.returncode, result.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["asan", "tsan"])
+def test_device_native(name: str, request: pytest.FixtureRequest) -> None:
+    """Everything under one sanitizer."""
+    if shutil.which(native.COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
+    cache = request.config.cache
+    assert cache is not None
+    status, output = run(name, native.cache_folder(Path(cache.mkdir("native-tests"))), [])
+    assert status == 0, f"exit status {status}\n{output}"
+
+
+def main(arguments: list[str]) -> int:
+    """Builds and runs by hand, with the output on the screen."""
+    name = arguments[0] if arguments else "plain"
+    folder = native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests")
+    status, output = run(name, folder, arguments[1:])
+    print(output, end="")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
