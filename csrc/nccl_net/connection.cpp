@@ -35,14 +35,20 @@ Connection::Connection(const char* direction, std::string peer)
 
 Connection::~Connection() = default;
 
-Status Connection::watch(const Socket& control, const std::vector<Stream*>& streams) {
-  streams_ = streams;
-  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_.valid()) return {Code::kResource, "epoll_create1: " + errno_text(errno)};
-  if (Status status = add(epoll_, control.fd(), 0, kControlEvent); !status) return status;
+void Connection::add_stream(Stream* stream, Socket socket) {
+  stream->socket = std::move(socket);
+  streams_.push_back(stream);
+  stream->number = streams_.size();
+}
+
+Status Connection::watch(const Socket& control, uint32_t control_events, uint32_t events) {
+  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll.valid()) return {Code::kResource, "epoll_create1: " + errno_text(errno)};
+  if (Status status = add(epoll, control.fd(), control_events, kControlEvent); !status) return status;
   for (size_t i = 0; i < streams_.size(); ++i) {
-    if (Status status = add(epoll_, streams_[i]->socket.fd(), EPOLLIN | EPOLLOUT, i); !status) return status;
+    if (Status status = add(epoll, streams_[i]->socket.fd(), events, i); !status) return status;
   }
+  epoll_ = std::move(epoll);
   return Status::ok();
 }
 
@@ -72,7 +78,6 @@ Request* Connection::take_slot(void* data, size_t size) {
     slot.total = 0;
     slot.sized = false;
     slot.begun = 0;
-    slot.announced = false;
     return &slot;
   }
   return nullptr;
@@ -96,6 +101,8 @@ bool Connection::look() {
     const bool hung_up = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
     if (events[i].data.u64 == kControlEvent) {
       if (hung_up) control_hung_up_.store(true, std::memory_order_relaxed);
+      control_ready_.store(true, std::memory_order_release);
+      any = true;
       continue;
     }
     Stream& stream = *streams_[events[i].data.u64];
@@ -115,6 +122,10 @@ void Connection::call_helper() {
   if (set.threads == 0 || outstanding_.load(std::memory_order_relaxed) < static_cast<int64_t>(set.help_bytes)) return;
   if (!asked_for_helper_) {
     asked_for_helper_ = true;
+    if (const Status status = watch_for_helper(); !status) {
+      BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + " goes on without a helper: " + status.message());
+      return;
+    }
     helper_ = Helpers::instance().join(this);
   }
   if (helper_ != nullptr) helper_->wake(this);

@@ -33,8 +33,7 @@ struct Request {
   uint64_t total = 0;            // bytes of the message
   bool sized = false;            // total is known; mutex_ of the connection
   uint64_t begun = 0;            // bytes of total whose headers have come; mutex_ of the connection
-  bool announced = false;        // its header came on the control socket; NCCL's thread
-  std::atomic<int64_t> left{0};  // bytes, and 1 for the header on the control socket; 0: complete
+  std::atomic<int64_t> left{0};  // bytes, and 1 for the header of a small message to send; 0: complete
 
   bool complete() const { return left.load(std::memory_order_acquire) == 0; }
   // After the call that makes it complete the request may be used anew at any moment.
@@ -44,6 +43,7 @@ struct Request {
 // A data socket. Whoever holds `mutex` moves bytes.
 struct Stream {
   Socket socket;
+  size_t number = 0;  // from 1, as in messages to the user: 0 is the control socket
   std::mutex mutex;
   std::atomic<bool> ready{true};     // false: the kernel had no room, or no bytes, and has not said otherwise
   std::atomic<bool> hung_up{false};  // the kernel said that the peer has closed its end or is gone
@@ -67,8 +67,12 @@ class Connection {
 
  protected:
   Connection(const char* direction, std::string peer);
-  // Puts control and data sockets under watch.
-  Status watch(const Socket& control, const std::vector<Stream*>& streams);
+  void add_stream(Stream* stream, Socket socket);
+  // Puts control and data sockets under watch for these events of epoll and for the peer's end.
+  Status watch(const Socket& control, uint32_t control_events, uint32_t events);
+  bool watched() const { return epoll_.valid(); }
+  // Before a helper serves the connection: puts the sockets under watch if they are not.
+  virtual Status watch_for_helper() = 0;
   virtual void progress() = 0;
   // Why a request that is not complete never will be, beyond a failure of the connection; "" if it may.
   virtual std::string hopeless(const Request& request) const = 0;
@@ -77,7 +81,7 @@ class Connection {
   // Remembers and logs the first error of the connection: "<direction> <peer>: <what>".
   Result fail(Result result, const std::string& what);
   Result failure() const { return failure_.load(std::memory_order_acquire); }
-  // Reads what the kernel tells about the data sockets. True if one became ready.
+  // Reads what the kernel tells about the sockets. True if one became ready.
   bool look();
   // Asks for a helper if there is enough to do.
   void call_helper();
@@ -91,6 +95,7 @@ class Connection {
   std::atomic<int64_t> outstanding_{0};  // bytes of large messages that are not through
   uint64_t inline_bytes_ = 0;            // of small messages; NCCL's thread
   std::string peer_;
+  std::atomic<bool> control_ready_{true};  // as Stream::ready
 
  private:
   void write_stats() const;

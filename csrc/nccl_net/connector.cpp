@@ -16,18 +16,24 @@ namespace bagua::nccl_net {
 namespace {
 
 constexpr int64_t kFirstPauseNs = 5 * kNsPerMs;
+constexpr int kUnsentBytes = 256 << 10;
 constexpr int64_t kLongestPauseNs = 500 * kNsPerMs;
 
-// The same as net/socket.cpp sets for the sockets that it opens; it can't open one without waiting.
-void tune(int fd) {
+// The same as net/socket.cpp sets for the sockets that it opens; it can't open one without waiting. Data sockets hold
+// little unsent, so that the next chunk goes where there is room. What waits on the control socket keeps its order
+// anyway, and TCP makes few large packets of many messages there.
+void tune(int fd, bool control) {
   const struct {
     int level;
     int name;
     int value;
-  } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},   {SOL_SOCKET, SO_KEEPALIVE, 1},
-                 {IPPROTO_TCP, TCP_KEEPIDLE, 10}, {IPPROTO_TCP, TCP_KEEPINTVL, 3},
-                 {IPPROTO_TCP, TCP_KEEPCNT, 4},   {IPPROTO_TCP, TCP_NOTSENT_LOWAT, 256 << 10}};
+  } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                 {SOL_SOCKET, SO_KEEPALIVE, 1},
+                 {IPPROTO_TCP, TCP_KEEPIDLE, 10},
+                 {IPPROTO_TCP, TCP_KEEPINTVL, 3},
+                 {IPPROTO_TCP, TCP_KEEPCNT, 4}};
   for (const auto& option : options) ::setsockopt(fd, option.level, option.name, &option.value, sizeof option.value);
+  if (!control) ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
 }
 
 bool ready(int fd, short events) {
@@ -115,7 +121,7 @@ int Connector::begin() {
     const int family = address_.any.sa_family;
     pending.socket = Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!pending.socket.valid()) return errno;
-    tune(pending.socket.fd());
+    tune(pending.socket.fd(), &pending == &sockets_.front());
     pending.stage = Stage::kConnecting;
     if (::connect(pending.socket.fd(), &address_.any, address_bytes(address_)) == 0) {
       pending.stage = Stage::kGreeting;

@@ -16,7 +16,7 @@
 namespace bagua::nccl_net {
 namespace {
 
-// A connection without work stays under watch for so long, so that a steady flow of messages costs no system calls.
+// A connection without work stays under watch for so long, if nothing happens to it.
 constexpr int kIdleMs = 20;
 
 }  // namespace
@@ -128,7 +128,7 @@ void Helper::sleep(uint64_t seen) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   asleep_ = false;
-  if (count == 0) drop_idle();
+  drop_idle();  // also after an event: one that nobody wants help for would be told again and again
 }
 
 void Helper::drop_idle() {

@@ -83,9 +83,8 @@ Status Listener::accept(std::unique_ptr<ReceiveConnection>* out) {
     BAGUA_NET_INFO("the connection from " + group.peer + " broke before it was complete");
     return Status::ok();  // whoever connects tries again
   }
-  Status status;
-  *out = ReceiveConnection::open(std::move(group.sockets), group.peer, &status);
-  return status;
+  *out = std::make_unique<ReceiveConnection>(std::move(group.sockets), group.peer);
+  return Status::ok();
 }
 
 Status Listener::take_new() {

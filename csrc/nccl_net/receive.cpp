@@ -1,29 +1,36 @@
 #include "nccl_net/receive.h"
 
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "base/text.h"
 #include "nccl_net/settings.h"
 
 namespace bagua::nccl_net {
 namespace {
 
+// For so long only the socket on which bytes last came is asked before the kernel is asked for all of them.
+constexpr int64_t kGuessNs = 2'000;
+
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
 
-// recvmsg that begins anew after a signal; -1 with errno, 0 at the end.
+// recvmsg, or the cheaper recv for one part, that begins anew after a signal; -1 with errno, 0 at the end.
 ssize_t receive_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = count;
   ssize_t got;
   do {
-    got = ::recvmsg(fd, &message, MSG_DONTWAIT);
+    got =
+        count == 1 ? ::recv(fd, parts->iov_base, parts->iov_len, MSG_DONTWAIT) : ::recvmsg(fd, &message, MSG_DONTWAIT);
   } while (got < 0 && errno == EINTR);
   return got;
 }
@@ -34,18 +41,8 @@ ReceiveConnection::ReceiveConnection(std::vector<Socket> sockets, const std::str
     : Connection("receive from", peer), control_(std::move(sockets.front())) {
   for (size_t i = 1; i < sockets.size(); ++i) {
     streams_.push_back(std::make_unique<ReceiveStream>());
-    streams_.back()->socket = std::move(sockets[i]);
+    add_stream(streams_.back().get(), std::move(sockets[i]));
   }
-}
-
-std::unique_ptr<ReceiveConnection> ReceiveConnection::open(std::vector<Socket> sockets, const std::string& peer,
-                                                           Status* status) {
-  std::unique_ptr<ReceiveConnection> out(new ReceiveConnection(std::move(sockets), peer));
-  std::vector<Stream*> streams;
-  for (const auto& stream : out->streams_) streams.push_back(stream.get());
-  *status = out->watch(out->control_, streams);
-  if (!*status) out.reset();
-  return out;
 }
 
 ReceiveConnection::~ReceiveConnection() {
@@ -70,14 +67,64 @@ Result ReceiveConnection::irecv(void* data, size_t size, Request** request) {
     }
     *request = slot;
   }
+  control_parked_ = false;
   if (unparked) call_helper();
   return kSuccess;
 }
 
+// NCCL asks again and again. Where nothing is known to be there, the socket on which bytes last came is tried, which
+// costs one system call less than to ask first; but the others are soon asked for, too.
 void ReceiveConnection::progress() {
-  if (next_control_ < next_message_ || small_ != nullptr) read_control();
-  if (outstanding_.load(std::memory_order_relaxed) == 0) return;
-  if (!pass(settings().chunk_bytes) && look()) pass(settings().chunk_bytes);
+  if (!advance()) {
+    favour_last();
+    const int64_t now = advance() ? 0 : now_ns();
+    if (now - asked_ns_ > kGuessNs) {
+      asked_ns_ = now;
+      if (ask_kernel()) advance();
+    }
+  }
+  if (large_begun_.load(std::memory_order_relaxed) && large_begun_.exchange(false, std::memory_order_relaxed)) {
+    call_helper();
+  }
+}
+
+Status ReceiveConnection::watch_for_helper() {
+  return watch(control_, EPOLLIN, EPOLLIN);
+}
+
+// Which sockets have something to read. Without helpers this is poll: for a socket under epoll's watch, the kernel has
+// more work with each packet, and on loopback the sender does that work. True if one is ready.
+bool ReceiveConnection::ask_kernel() {
+  if (watched()) return look();
+  pollfd items[kMaxStreams + 1];
+  std::atomic<bool>* flags[kMaxStreams + 1];
+  nfds_t count = 0;
+  const auto add = [&](int fd, std::atomic<bool>* ready) {
+    items[count] = {fd, POLLIN, 0};
+    flags[count++] = ready;
+  };
+  if (!control_parked_ && !control_ended_) add(control_.fd(), &control_ready_);
+  for (const auto& stream : streams_) {
+    if (!stream->parked.load(std::memory_order_relaxed) && !stream->ended.load(std::memory_order_relaxed)) {
+      add(stream->socket.fd(), &stream->ready);
+    }
+  }
+  const int found = ::poll(items, count, 0);
+  for (nfds_t i = 0; found > 0 && i < count; ++i) {
+    if (items[i].revents != 0) flags[i]->store(true, std::memory_order_release);
+  }
+  return found > 0;
+}
+
+// Reads what is known to be there. True if bytes were read.
+bool ReceiveConnection::advance() {
+  const bool small = control_ready_.load(std::memory_order_acquire) && !control_parked_ && read_control();
+  return pass(settings().chunk_bytes) || small;
+}
+
+void ReceiveConnection::favour_last() {
+  const size_t last = last_.load(std::memory_order_relaxed);
+  (last == 0 ? control_ready_ : streams_[last - 1]->ready).store(true, std::memory_order_release);
 }
 
 bool ReceiveConnection::pump() {
@@ -85,24 +132,36 @@ bool ReceiveConnection::pump() {
   return pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes));
 }
 
+// The peer is gone, and no socket can bring any more of the request: each has ended, or brings later messages.
 std::string ReceiveConnection::hopeless(const Request& request) const {
-  if (control_ended_ && (!request.announced || &request == small_)) return "the peer closed the connection";
-  const bool ended = std::all_of(streams_.begin(), streams_.end(),
-                                 [](const auto& stream) { return stream->ended.load(std::memory_order_acquire); });
+  if (!control_ended_ && !control_parked_) return "";
+  if (&request == small_) return "the peer closed the connection in the middle of it";
+  const bool over = std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) {
+    return stream->ended.load(std::memory_order_acquire) || stream->parked.load(std::memory_order_acquire);
+  });
   // A helper may have read the last bytes of the message just before the end.
-  if (!ended || request.complete()) return "";
+  if (!over || request.complete()) return "";
   return "the peer closed the connection before all of it had come";
 }
 
-void ReceiveConnection::read_control() {
+// True if bytes were read.
+bool ReceiveConnection::read_control() {
+  bool any = false;
   bool drained = false;  // the last read got less than it had room for: there is no more
+  // First, so that an event that comes while the kernel has nothing is not lost.
+  control_ready_.store(false, std::memory_order_release);
   while (failure() == kSuccess) {
     if (small_ != nullptr && staged_begin_ < staged_end_) take_staged();
     if (small_ == nullptr && parse_control()) continue;
-    const bool wanted = small_ != nullptr || next_control_ < next_message_;
-    const bool parked = small_ == nullptr && staged_end_ - staged_begin_ >= sizeof(Header);
-    if (!wanted || parked || drained || failure() != kSuccess || !fill_control(&drained)) return;
+    if (control_parked_) {
+      control_ready_.store(true, std::memory_order_release);
+      break;
+    }
+    if (failure() != kSuccess || drained || !fill_control(&drained)) break;
+    any = true;
   }
+  if (any) last_.store(0, std::memory_order_relaxed);
+  return any;
 }
 
 // Takes one header of what is staged. False if it is not complete or has no buffer.
@@ -110,28 +169,27 @@ bool ReceiveConnection::parse_control() {
   if (staged_end_ - staged_begin_ < sizeof(Header)) return false;
   Header header;
   std::memcpy(&header, staged_ + staged_begin_, sizeof header);
-  if (!begin_control_message(header)) return false;
+  if (!begin_small(header)) return false;
   staged_begin_ += sizeof header;
   return true;
 }
 
-bool ReceiveConnection::begin_control_message(const Header& header) {
-  const bool small = header.kind == Header::kInline;
-  if ((!small && header.kind != Header::kAnnounce) || header.message != next_control_ || header.offset != 0) {
+bool ReceiveConnection::begin_small(const Header& header) {
+  if (header.kind != Header::kInline || header.message < next_control_ || header.offset != 0) {
     wrong(header, "the header on the control socket is none");
     return false;
   }
   Request* request = nullptr;
-  if (find(header, nullptr, &request) != Found::kBuffer) return false;
-  ++next_control_;
-  request->announced = true;
-  if (small && header.total > 0) {
+  const Found found = find(header, nullptr, &request);
+  control_parked_ = found == Found::kParked;
+  if (found != Found::kBuffer) return false;
+  next_control_ = header.message + 1;
+  last_total_ = header.total;
+  if (header.total > 0) {
     small_ = request;
     small_left_ = header.total;
   }
-  if (small) inline_bytes_ += header.total;
-  request->finish(1);
-  if (!small) call_helper();
+  inline_bytes_ += header.total;
   return true;
 }
 
@@ -158,7 +216,9 @@ bool ReceiveConnection::fill_control(bool* drained) {
   iovec parts[2];
   size_t count = 0;
   if (small_ != nullptr) parts[count++] = {small_->data + (small_->total - small_left_), small_left_};
-  parts[count++] = {staged_ + staged_end_, kStagedBytes - staged_end_};
+  const size_t most = last_total_ > kCopiedBytes ? sizeof(Header) : kStagedBytes;
+  parts[count++] = {staged_ + staged_end_, most - staged_end_};
+  const size_t room = most - staged_end_ + (small_ != nullptr ? small_left_ : 0);
   const ssize_t got = receive_parts(control_.fd(), parts, count);
   if (got < 0) {
     if (!would_block(errno)) {
@@ -172,7 +232,7 @@ bool ReceiveConnection::fill_control(bool* drained) {
     return false;
   }
   auto bytes = static_cast<size_t>(got);
-  *drained = bytes < small_left_ + kStagedBytes - staged_end_;
+  *drained = bytes < room && !control_hung_up();  // the end comes behind what was read
   if (small_ != nullptr) {
     const size_t part = std::min(bytes, small_left_);
     small_left_ -= part;
@@ -210,6 +270,7 @@ bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
     if (stream->request != nullptr) parts[count++] = {stream->data, stream->left};
     parts[count++] = {reinterpret_cast<char*>(&stream->header) + stream->header_got,
                       sizeof(Header) - stream->header_got};
+    const size_t room = (stream->request != nullptr ? stream->left : 0) + sizeof(Header) - stream->header_got;
     const ssize_t got = receive_parts(stream->socket.fd(), parts, count);
     if (got <= 0) {
       if (got < 0 && would_block(errno)) {
@@ -220,7 +281,10 @@ bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
       return moved > 0;
     }
     moved += static_cast<size_t>(got);
+    last_.store(stream->number, std::memory_order_relaxed);
     chunk_read(stream, static_cast<size_t>(got));
+    // There is no more: the kernel says when there is. The end comes behind what was read.
+    if (static_cast<size_t>(got) < room && !stream->hung_up.load(std::memory_order_acquire)) return true;
   }
   stream->ready.store(true, std::memory_order_release);
   return moved > 0;
@@ -264,20 +328,15 @@ void ReceiveConnection::stream_ended(ReceiveStream* stream, int error) {
   }
   const uint64_t message = stream->request != nullptr ? stream->request->message : stream->header.message;
   fail(kRemoteError, (between ? std::string("nothing") : "message " + std::to_string(message)) +
-                         " can be read from data socket " + std::to_string(number(stream)) + ": " +
+                         " can be read from data socket " + std::to_string(stream->number) + ": " +
                          (error == 0 ? "the peer closed the connection in the middle of a chunk"
                                      : "the connection broke: " + errno_text(error)));
-}
-
-size_t ReceiveConnection::number(const ReceiveStream* stream) const {
-  const auto same = [&](const auto& item) { return item.get() == stream; };
-  return static_cast<size_t>(std::find_if(streams_.begin(), streams_.end(), same) - streams_.begin()) + 1;
 }
 
 ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveStream* stream, Request** out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (header.message >= next_message_) {
-    if (stream != nullptr) stream->parked.store(true, std::memory_order_relaxed);
+    if (stream != nullptr) stream->parked.store(true, std::memory_order_release);
     return Found::kParked;
   }
   const auto found = std::find_if(std::begin(slots_), std::end(slots_), [&](const Request& slot) {
@@ -296,15 +355,14 @@ ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveSt
     found->total = header.total;
     if (header.kind != Header::kInline) {
       outstanding_.fetch_add(static_cast<int64_t>(header.total), std::memory_order_relaxed);
+      large_begun_.store(true, std::memory_order_relaxed);
     }
-    found->left.fetch_sub(Request::kUnknown - static_cast<int64_t>(header.total) - 1, std::memory_order_acq_rel);
+    found->left.fetch_sub(Request::kUnknown - static_cast<int64_t>(header.total), std::memory_order_acq_rel);
   } else if (header.total != found->total) {
     wrong(header, "its size changed");
     return Found::kWrong;
   }
-  const uint64_t begins = header.kind == Header::kChunk    ? header.length
-                          : header.kind == Header::kInline ? header.total
-                                                           : 0;
+  const uint64_t begins = header.kind == Header::kChunk ? header.length : header.total;
   if (begins > found->total - found->begun) {
     wrong(header, "more bytes come than belong to it");
     return Found::kWrong;

@@ -11,8 +11,8 @@ namespace bagua::nccl_net {
 
 class ReceiveConnection final : public Connection {
  public:
-  // Takes accepted, greeted, non-blocking sockets: control, then data. nullptr with the reason if the kernel refuses.
-  static std::unique_ptr<ReceiveConnection> open(std::vector<Socket> sockets, const std::string& peer, Status* status);
+  // Takes accepted, greeted, non-blocking sockets: control, then data.
+  ReceiveConnection(std::vector<Socket> sockets, const std::string& peer);
   ~ReceiveConnection() override;
 
   // Posts a buffer for the next message; *request is nullptr if kMaxRequests are in flight.
@@ -21,6 +21,8 @@ class ReceiveConnection final : public Connection {
 
  private:
   static constexpr size_t kStagedBytes = 16 << 10;
+  // Larger ones among the small messages are read to their place; of smaller ones several are staged at once.
+  static constexpr uint64_t kCopiedBytes = 8 << 10;
 
   struct ReceiveStream : Stream {
     // mutex
@@ -35,13 +37,16 @@ class ReceiveConnection final : public Connection {
   };
   enum class Found { kBuffer, kParked, kWrong };
 
-  ReceiveConnection(std::vector<Socket> sockets, const std::string& peer);
+  Status watch_for_helper() override;
   void progress() override;
   std::string hopeless(const Request& request) const override;
 
-  void read_control();
+  bool ask_kernel();
+  bool advance();
+  void favour_last();
+  bool read_control();
   bool parse_control();
-  bool begin_control_message(const Header& header);
+  bool begin_small(const Header& header);
   void take_staged();
   bool fill_control(bool* drained);
   bool pass(size_t budget);
@@ -49,7 +54,6 @@ class ReceiveConnection final : public Connection {
   bool begin_chunk(ReceiveStream* stream);
   void chunk_read(ReceiveStream* stream, size_t bytes);
   void stream_ended(ReceiveStream* stream, int error);
-  size_t number(const ReceiveStream* stream) const;
 
   // The request of a message, with its size made known. kParked also sets stream->parked.
   Found find(const Header& header, ReceiveStream* stream, Request** out);
@@ -58,13 +62,19 @@ class ReceiveConnection final : public Connection {
   Socket control_;
   std::vector<std::unique_ptr<ReceiveStream>> streams_;
   std::atomic<size_t> first_{0};  // where the next pass over the streams begins
+  std::atomic<size_t> last_{0};   // the socket that bytes last came on: 0 control, else a data socket
+  int64_t asked_ns_ = 0;          // when the kernel was last asked which sockets have bytes; NCCL's thread
+  // Bytes of a large message began to come: a helper may be called.
+  std::atomic<bool> large_begun_{false};
   // NCCL's thread: what was read from the control socket ahead of its use, and the small message that is being read.
   char staged_[kStagedBytes];
   size_t staged_begin_ = 0;
   size_t staged_end_ = 0;
   Request* small_ = nullptr;
   size_t small_left_ = 0;
-  uint64_t next_control_ = 0;  // message whose header comes next
+  uint64_t last_total_ = 0;      // bytes of the small message that came last
+  uint64_t next_control_ = 0;    // no earlier message comes on the control socket
+  bool control_parked_ = false;  // a whole header of a message that has no buffer yet is staged
   bool control_ended_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -14,6 +15,10 @@
 
 namespace bagua::nccl_net {
 namespace {
+
+constexpr size_t kTurnBytes = 1 << 20;     // that one stream moves before others get their turn
+constexpr uint64_t kLargeChunk = 1 << 20;  // of a stream that takes everything at once
+constexpr int64_t kPatienceNs = 50'000;    // that a stream without room is waited for before another one is taken
 
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
@@ -37,16 +42,15 @@ SendConnection::SendConnection(std::vector<Socket> sockets, const std::string& p
     : Connection("send to", peer), control_(std::move(sockets.front())) {
   for (size_t i = 1; i < sockets.size(); ++i) {
     streams_.push_back(std::make_unique<SendStream>());
-    streams_.back()->socket = std::move(sockets[i]);
+    add_stream(streams_.back().get(), std::move(sockets[i]));
+    streams_.back()->takes = settings().chunk_bytes;
   }
 }
 
 std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets, const std::string& peer,
                                                      Status* status) {
   std::unique_ptr<SendConnection> out(new SendConnection(std::move(sockets), peer));
-  std::vector<Stream*> streams;
-  for (const auto& stream : out->streams_) streams.push_back(stream.get());
-  *status = out->watch(out->control_, streams);
+  *status = out->watch(out->control_, 0, EPOLLOUT);
   if (!*status) out.reset();
   return out;
 }
@@ -67,21 +71,21 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
     slot->used = true;
     slot->message = next_message_++;
     slot->total = size;
-    slot->left.store(static_cast<int64_t>(size) + 1, std::memory_order_relaxed);
+    slot->left.store(static_cast<int64_t>(size) + (small ? 1 : 0), std::memory_order_relaxed);
     if (!small) large_[(large_head_ + large_count_++) % kMaxRequests] = slot;
   }
-  Control& entry = control_queue_[(control_head_ + control_count_++) % kMaxRequests];
-  entry.request = slot;
-  entry.header = {small ? Header::kInline : Header::kAnnounce, 0, slot->message, 0, size};
-  entry.sent = 0;
-  entry.size = sizeof(Header) + (small ? size : 0);
-  flush_control();
   if (small) {
+    Control& entry = control_queue_[(control_head_ + control_count_++) % kMaxRequests];
+    entry.request = slot;
+    entry.header = {Header::kInline, 0, slot->message, 0, size};
+    entry.sent = 0;
+    entry.size = sizeof(Header) + size;
     inline_bytes_ += size;
+    flush_control();
   } else {
     outstanding_.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
     call_helper();
-    pass(settings().chunk_bytes);
+    pass(false);
   }
   *request = slot;
   return kSuccess;
@@ -90,14 +94,14 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
 void SendConnection::progress() {
   if (control_count_ > 0) flush_control();
   if (outstanding_.load(std::memory_order_relaxed) > 0) {
-    if (pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes))) return;
+    if (turn()) return;
   }
   check_peer();
 }
 
 bool SendConnection::pump() {
   if (!wants_help()) return false;
-  return pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes));
+  return turn();
 }
 
 std::string SendConnection::hopeless(const Request&) const {
@@ -127,7 +131,7 @@ void SendConnection::check_peer() {
   }
 }
 
-// Headers and small messages of the queue, as many as fit into one call, until the kernel takes no more.
+// Small messages of the queue, as many as fit into one call, until the kernel takes no more.
 void SendConnection::flush_control() {
   constexpr size_t kBatch = 8;
   while (control_count_ > 0 && failure() == kSuccess) {
@@ -164,27 +168,46 @@ void SendConnection::control_sent(size_t bytes) {
   }
 }
 
-// One turn over the streams that nobody else is at; each moves about `budget` bytes.
-bool SendConnection::pass(size_t budget) {
+// True if bytes were moved. A stream that takes nothing for long is not waited for.
+bool SendConnection::turn() {
+  if (pass(false) || (look() && pass(false))) return true;
+  const int64_t refused = refused_ns_.load(std::memory_order_relaxed);
+  return now_ns() - refused >= kPatienceNs && pass(true);
+}
+
+// Goes on with chunks that have begun, wherever there is room, and begins new ones on the current stream: one socket
+// that takes everything costs less than several. `spread`: if it takes nothing more, the next one becomes the current.
+bool SendConnection::pass(bool spread) {
   const size_t count = streams_.size();
-  const size_t first = first_.fetch_add(1, std::memory_order_relaxed);
+  const size_t current = current_.load(std::memory_order_relaxed);
   bool moved = false;
   for (size_t i = 0; i < count; ++i) {
-    SendStream* stream = streams_[(first + i) % count].get();
-    if (!stream->ready.load(std::memory_order_acquire)) continue;
-    const std::unique_lock<std::mutex> lock(stream->mutex, std::try_to_lock);
-    if (lock.owns_lock()) moved = pump_stream(stream, budget) || moved;
+    SendStream* stream = streams_[i].get();
+    if (i != current && stream->partial.load(std::memory_order_relaxed)) moved = serve(stream, false) || moved;
+  }
+  for (size_t i = 0; i < (spread ? count : 1); ++i) {
+    const size_t at = (current + i) % count;
+    if (!serve(streams_[at].get(), true)) continue;
+    if (i > 0) current_.store(at, std::memory_order_relaxed);
+    return true;
   }
   return moved;
 }
 
-bool SendConnection::pump_stream(SendStream* stream, size_t budget) {
+// Moves bytes of a stream that has room and that nobody else is at; `begins`: new chunks, too. True if any moved.
+bool SendConnection::serve(SendStream* stream, bool begins) {
+  if (!stream->ready.load(std::memory_order_acquire)) return false;
+  const std::unique_lock<std::mutex> lock(stream->mutex, std::try_to_lock);
+  return lock.owns_lock() && pump_stream(stream, begins);
+}
+
+bool SendConnection::pump_stream(SendStream* stream, bool begins) {
   size_t moved = 0;
   // First, so that an event that comes while the kernel says no is not lost.
   stream->ready.store(false, std::memory_order_release);
-  while (moved < budget && failure() == kSuccess) {
+  while (moved < kTurnBytes && failure() == kSuccess) {
     Chunk& chunk = stream->chunk;
-    if (chunk.request == nullptr && !claim(&chunk)) break;
+    if (chunk.request == nullptr && (!begins || !claim(stream))) break;
     iovec parts[2];
     size_t count = 0;
     if (chunk.header_left > 0) {
@@ -192,22 +215,33 @@ bool SendConnection::pump_stream(SendStream* stream, size_t budget) {
                         chunk.header_left};
     }
     parts[count++] = {const_cast<char*>(chunk.data), chunk.left};
+    const size_t asked = chunk.header_left + chunk.left;
     const ssize_t put = send_parts(stream->socket.fd(), parts, count);
     if (put < 0) {
       if (would_block(errno)) {
-        stream->stalls.fetch_add(1, std::memory_order_relaxed);
+        refused(stream);
         return moved > 0;
       }
-      const auto same = [&](const auto& item) { return item.get() == stream; };
-      const auto at = std::find_if(streams_.begin(), streams_.end(), same) - streams_.begin();
-      broke(" (a chunk)", chunk.header.message, static_cast<size_t>(at) + 1, errno);
+      broke(" (a chunk)", chunk.header.message, stream->number, errno);
       return moved > 0;
     }
     moved += static_cast<size_t>(put);
     chunk_sent(stream, static_cast<size_t>(put));
+    if (static_cast<size_t>(put) < asked) {  // there is no more room: the kernel says when there is
+      refused(stream);
+      return true;
+    }
   }
+  stream->partial.store(stream->chunk.request != nullptr, std::memory_order_relaxed);
   stream->ready.store(true, std::memory_order_release);
   return moved > 0;
+}
+
+void SendConnection::refused(SendStream* stream) {
+  stream->takes = settings().chunk_bytes;
+  stream->partial.store(true, std::memory_order_relaxed);
+  stream->stalls.fetch_add(1, std::memory_order_relaxed);
+  refused_ns_.store(now_ns(), std::memory_order_relaxed);
 }
 
 void SendConnection::chunk_sent(SendStream* stream, size_t bytes) {
@@ -220,23 +254,35 @@ void SendConnection::chunk_sent(SendStream* stream, size_t bytes) {
   stream->bytes.fetch_add(payload, std::memory_order_relaxed);
   outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed);
   Request* request = chunk.request;
-  if (chunk.left == 0) chunk.request = nullptr;
+  if (chunk.left == 0) {
+    chunk.request = nullptr;
+    if (header > 0) {  // at once
+      stream->takes = std::min<uint64_t>(2 * stream->takes, std::max<uint64_t>(kLargeChunk, settings().chunk_bytes));
+    }
+  }
   request->finish(static_cast<int64_t>(payload));
 }
 
-// Cuts the next chunk off the first large message that has one left.
-bool SendConnection::claim(Chunk* chunk) {
+// Cuts the next chunk for `stream` off the first large message that has bytes left. False if there is none.
+bool SendConnection::claim(SendStream* stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (large_count_ == 0) return false;
   Request* request = large_[large_head_];
-  const uint64_t length = std::min<uint64_t>(settings().chunk_bytes, request->capacity - large_offset_);
-  chunk->request = request;
-  chunk->header = {Header::kChunk, static_cast<uint32_t>(length), request->message, large_offset_, request->capacity};
-  chunk->header_left = sizeof(Header);
-  chunk->data = request->data + large_offset_;
-  chunk->left = length;
+  const uint64_t rest = request->capacity - large_offset_;
+  uint64_t most = stream->takes;
+  if (large_count_ == 1 && settings().threads > 0) {  // helpers are to have a share
+    const uint64_t share = rest / (static_cast<uint64_t>(settings().threads) + 1);
+    most = std::min(most, std::max<uint64_t>(share, settings().chunk_bytes));
+  }
+  const uint64_t length = std::min(most, rest);
+  Chunk& chunk = stream->chunk;
+  chunk.request = request;
+  chunk.header = {Header::kChunk, static_cast<uint32_t>(length), request->message, large_offset_, request->capacity};
+  chunk.header_left = sizeof(Header);
+  chunk.data = request->data + large_offset_;
+  chunk.left = length;
   large_offset_ += length;
-  if (large_offset_ == request->capacity) {
+  if (length == rest) {
     large_offset_ = 0;
     large_head_ = (large_head_ + 1) % kMaxRequests;
     --large_count_;

@@ -29,7 +29,9 @@ class SendConnection final : public Connection {
     size_t left = 0;
   };
   struct SendStream : Stream {
-    Chunk chunk;  // mutex
+    Chunk chunk;                       // mutex
+    uint64_t takes = 0;                // bytes of its next chunk: more while the kernel takes whole ones at once; mutex
+    std::atomic<bool> partial{false};  // a chunk has begun and waits for room
   };
   // What is to go over the control socket, in the order of messages.
   struct Control {
@@ -40,14 +42,18 @@ class SendConnection final : public Connection {
   };
 
   SendConnection(std::vector<Socket> sockets, const std::string& peer);
+  Status watch_for_helper() override { return Status::ok(); }  // from the beginning: only what waits for room costs
   void progress() override;
   std::string hopeless(const Request& request) const override;
   void flush_control();
   void control_sent(size_t bytes);
-  bool pass(size_t budget);
-  bool pump_stream(SendStream* stream, size_t budget);
+  bool turn();
+  bool pass(bool spread);
+  void refused(SendStream* stream);
+  bool serve(SendStream* stream, bool begins);
+  bool pump_stream(SendStream* stream, bool begins);
   void chunk_sent(SendStream* stream, size_t bytes);
-  bool claim(Chunk* chunk);
+  bool claim(SendStream* stream);
   void check_peer();
   void broke(const char* what, uint64_t message, size_t stream, int error);
 
@@ -57,8 +63,9 @@ class SendConnection final : public Connection {
   Control control_queue_[kMaxRequests];
   size_t control_head_ = 0;
   size_t control_count_ = 0;
-  int64_t checked_ns_ = 0;        // when the peer's acknowledgements were last looked at; NCCL's thread
-  std::atomic<size_t> first_{0};  // where the next pass over the streams begins
+  int64_t checked_ns_ = 0;              // when the peer's acknowledgements were last looked at; NCCL's thread
+  std::atomic<size_t> current_{0};      // the stream on which chunks begin
+  std::atomic<int64_t> refused_ns_{0};  // when the kernel last had no room on a stream
   // Large messages that are not fully claimed by streams, in order; mutex_.
   Request* large_[kMaxRequests];
   size_t large_head_ = 0;

@@ -2,9 +2,9 @@
 //
 // A connection carries messages one way, from the one that connects to the one that listens: on a control socket and
 // on one or more data sockets. Each socket begins with a Hello; when all have come, the listener sends one Answer on
-// the control socket, the only bytes in that direction. The control socket then carries one Header for each message,
-// in order, that of a small message followed by its bytes. The bytes of a large message travel in chunks, a Header
-// before each, on whichever data socket takes them.
+// the control socket, the only bytes in that direction. The control socket then carries the small messages, in order,
+// a Header before each. The bytes of a large message travel in chunks, a Header before each, on whichever data socket
+// takes them: each data socket carries ascending messages.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace bagua::nccl_net {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers are sent as they lie in memory");
 
-constexpr uint16_t kProtocolVersion = 1;
+constexpr uint16_t kProtocolVersion = 2;
 
 // Known only to those whom NCCL gave the handle: a connection is taken if it knows it.
 struct Nonce {
@@ -72,12 +72,11 @@ static_assert(sizeof(Answer) == 8 && std::is_trivially_copyable_v<Answer>);
 
 struct Header {
   // Kinds are unlikely numbers, so that a stream that lost its place is noticed.
-  static constexpr uint32_t kInline = 0xba60a001;    // control: `total` bytes follow
-  static constexpr uint32_t kAnnounce = 0xba60a002;  // control: the bytes come in chunks
-  static constexpr uint32_t kChunk = 0xba60a003;     // data: `length` bytes follow
+  static constexpr uint32_t kInline = 0xba60a001;  // control: `total` bytes follow
+  static constexpr uint32_t kChunk = 0xba60a003;   // data: `length` bytes follow
   uint32_t kind;
   uint32_t length;
-  uint64_t message;  // counted from 0 on each connection
+  uint64_t message;  // counted from 0 on each connection, small and large together
   uint64_t offset;   // of the chunk in the message
   uint64_t total;    // bytes of the message
 };
