@@ -15,15 +15,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu.engine_run import over_bagua_net
 from gpu.findings import Findings, section
 from gpu.section_options import options
 
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = TESTS / "contract" / "test_algorithms.py"
-# (route, which worlds): hierarchical needs several ranks on each of several hosts
-PARTS = (("flat", "reference or stands"), ("staged", "reference and hosts"), ("hierarchical", "reference and hosts"))
-"""(route, which tests of the suite)"""
-REHEARSED = (("", "reference and 1 and rank and gradient"),)
+BAGUA_NET, SOCKETS = "Bagua-Net", "NCCL's sockets"
+# Hierarchical needs several ranks on each of several hosts. All ranks are hosts of their own to NCCL: it goes over the
+# network between them.
+PARTS = (
+    ("flat", BAGUA_NET, "reference or stands"),
+    ("staged", "", "reference and hosts"),
+    ("hierarchical", SOCKETS, "reference and hosts"),
+)
+"""(route, NCCL's network, which tests of the suite)"""
+REHEARSED = {
+    "cpu": (("", "", "reference and 1 and rank and gradient"),),
+    "fake": (
+        ("flat", "", "reference and x and bytegrad and not everywhere"),
+        ("staged", "", "reference and x and decentralized and not low"),
+        ("hierarchical", "", "reference and x and minmax8 and gradient"),
+    ),
+}
 GRACE_S = 8.0
 """After an interrupt pytest lists what failed until then."""
 _LINE = re.compile(r"^\S.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
@@ -67,20 +81,21 @@ def end(process: subprocess.Popen[bytes], deadline: float) -> int | None:
 def work(findings: Findings, given: Any) -> None:
     """All parts side by side; what is there when time is over counts."""
     deadline = time.monotonic() + given.seconds - 2 * GRACE_S
-    parts = PARTS if given.device == "cuda" else REHEARSED
+    parts = REHEARSED.get(given.device, PARTS)
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for index, (route, which) in enumerate(parts):
+        for index, (route, network, which) in enumerate(parts):
             log = Path(folder) / f"{index}.log"
+            also = over_bagua_net(given.device) if network == BAGUA_NET else {}
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command(given.device, route, which),
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **also},
                 )
-            started.append((route, process, log))
+            started.append((" over ".join(filter(None, (route, network))), process, log))
         for route, process, log in started:
             code = end(process, deadline)
             tell(findings, route, code, log.read_text(errors="replace"))

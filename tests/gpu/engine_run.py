@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rig.engine_hosts import make_ranks
 from rig.placing import environment
 
+import bagua.csrc
+from bagua.base.net_plugin import variables
 from gpu.common import free_port
 
 
+def over_bagua_net(device: str) -> dict[str, str]:
+    """Variables that send NCCL's traffic through the network plugin; none where there is no NCCL. Raises BuildError."""
+    return variables(bagua.csrc.net_plugin(), os.environ) if device == "cuda" else {}
+
+
 def run_ranks(
-    function: Callable[..., Any], hosts: Sequence[Sequence[int]], device: str, route: str, limit_s: float, **more: Any
+    function: Callable[..., Any],
+    hosts: Sequence[Sequence[int]],
+    device: str,
+    route: str,
+    limit_s: float,
+    *,
+    also: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> list[Any]:
     """What ``function`` returned in every rank; it gets ``kind`` (the device), ``port`` (a free one) and ``limit_s``
-    beside ``more``. Raises what the rig raises, with the ranks' outputs."""
+    beside ``more``. ``also``: more variables of the ranks. Raises what the rig raises, with the ranks' outputs."""
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
-        variables = environment(device, route)
-        ranks.start(
-            function, hosts=hosts, environment=variables, kind=device, port=free_port(), limit_s=limit_s, **more
-        )
+        merged = {**environment(device, route), **(also or {})}
+        ranks.start(function, hosts=hosts, environment=merged, kind=device, port=free_port(), limit_s=limit_s, **more)
         ranks.wait(limit_s)
         return [rank.result() for rank in ranks.started]

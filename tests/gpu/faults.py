@@ -12,6 +12,7 @@ from rig.engine_hosts import make_ranks
 from rig.placing import environment
 
 from gpu import machine, training_rank
+from gpu.engine_run import over_bagua_net
 from gpu.findings import Findings, section
 from gpu.section_options import options
 
@@ -20,22 +21,25 @@ SOON_S = 5.0
 LEFT_MIB = 8
 SETTLE_S = 5.0
 CASES = (
-    ("flat", ((0, 1, 2),)),
-    ("hierarchical", ((0, 1), (2, 3))),
-    ("staged", ((0, 1), (2,))),
+    ("flat", False, ((0, 1, 2),)),
+    ("flat", True, ((0,), (1,), (2,))),
+    ("hierarchical", False, ((0, 1), (2, 3))),
+    ("staged", False, ((0, 1), (2,))),
 )
+"""(route, whether NCCL goes over Bagua-Net, ranks of each host)"""
 
 
-def one_case(findings: Findings, device: str, route: str, hosts: Any, limit_s: float) -> None:
+def one_case(findings: Findings, device: str, case: Any, limit_s: float) -> None:
     """One kill: who was freed with which words, how soon, and what is left."""
-    name = f"{route}, {' + '.join(str(len(host)) for host in hosts)}"
+    route, over_plugin, hosts = case
+    name = f"{route}{' over Bagua-Net' if over_plugin else ''}, {' + '.join(str(len(host)) for host in hosts)}"
     before = machine.memory_used_mib() if device == "cuda" else None
     count = 64 << 20 if device == "cuda" else 1 << 20  # takes a while: the kill comes in the middle
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
         started = ranks.start(
             training_rank.until_killed,
             hosts=hosts,
-            environment=environment(device, route),
+            environment={**environment(device, route), **(over_bagua_net(device) if over_plugin else {})},
             kind=device,
             count=count,
             victim=VICTIM,
@@ -76,10 +80,10 @@ def work(findings: Findings, given: Any) -> None:
     begun = time.monotonic()
     if given.device == "cuda" and machine.memory_used_mib() is None:
         findings.note("nvidia-smi does not say how much memory is used: what is left on the card was not looked at.")
-    for index, (route, hosts) in enumerate(CASES):
+    for index, case in enumerate(CASES):
         share = (given.seconds - (time.monotonic() - begun)) / (len(CASES) - index)
-        with findings.guarded(f"{route}, {hosts}"):
-            one_case(findings, given.device, route, hosts, max(10.0, share))
+        with findings.guarded(str(case)):
+            one_case(findings, given.device, case, max(10.0, share))
 
 
 if __name__ == "__main__":

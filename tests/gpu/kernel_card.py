@@ -9,7 +9,6 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 import bagua.csrc
+from bagua.csrc.build_cache import default_cache_dir
+from gpu.kernel_abi import Kernels, Work
 
 Array = npt.NDArray[Any]
 TO_CARD, FROM_CARD, ON_CARD = 1, 2, 3
 MISSING = "No CUDA runtime (libcudart.so) was found; name it in BAGUA_DEVICE_CUDART."
-
-
-class Transcode(ctypes.Structure):
-    """BaguaTranscode of csrc/cuda/kernels.h."""
-
-    _fields_ = (
-        ("codec", ctypes.c_uint8),
-        ("density", ctypes.c_uint16),
-        ("count", ctypes.c_uint64),
-        ("raw", ctypes.POINTER(ctypes.c_void_p)),
-        ("raws", ctypes.c_int32),
-        ("encoded", ctypes.POINTER(ctypes.c_void_p)),
-        ("encodeds", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("residual", ctypes.c_void_p),
-        ("message", ctypes.c_void_p),
-        ("decoded", ctypes.POINTER(ctypes.c_void_p)),
-        ("decodeds", ctypes.c_int32),
-    )
-
-
-class Reduce(ctypes.Structure):
-    """BaguaReduce of csrc/cuda/kernels.h."""
-
-    _fields_ = (
-        ("dtype", ctypes.c_uint8),
-        ("op", ctypes.c_uint8),
-        ("count", ctypes.c_uint64),
-        ("inputs", ctypes.POINTER(ctypes.c_void_p)),
-        ("input_count", ctypes.c_int32),
-        ("output", ctypes.c_void_p),
-        ("divisor", ctypes.c_int64),
-    )
-
-
-@dataclass(frozen=True)
-class Work:
-    """One transcode: memory is what the card's ``put`` returned."""
-
-    codec: int
-    count: int
-    density: int = 0
-    raw: Sequence[Any] = ()
-    encoded: Sequence[Any] = ()
-    scale: float = 1.0
-    residual: Any = None
-    message: Any = None
-    decoded: Sequence[Any] = field(default_factory=tuple)
 
 
 def _runtime() -> ctypes.CDLL:
@@ -80,48 +33,6 @@ def _runtime() -> ctypes.CDLL:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)
     raise RuntimeError(MISSING)
-
-
-def _address(place: Any) -> int | None:
-    return place.ctypes.data if isinstance(place, np.ndarray) else place
-
-
-def _pointers(places: Sequence[Any]) -> Any:
-    return (ctypes.c_void_p * max(1, len(places)))(*(_address(place) for place in places))
-
-
-class Kernels:
-    """The library of kernels. Memory is an address, or an array. Raises RuntimeError with the error's number."""
-
-    def __init__(self, path: str) -> None:
-        self._library = ctypes.CDLL(path)
-
-    def transcode(self, work: Work) -> None:
-        """Launches the kernel on the default stream."""
-        call = Transcode(
-            work.codec,
-            work.density,
-            work.count,
-            _pointers(work.raw),
-            len(work.raw),
-            _pointers(work.encoded),
-            len(work.encoded),
-            work.scale,
-            _address(work.residual),
-            _address(work.message),
-            _pointers(work.decoded),
-            len(work.decoded),
-        )
-        self._launched(self._library.bagua_kernels_transcode(ctypes.byref(call), None))
-
-    def reduce(self, dtype: int, op: int, inputs: Sequence[Any], output: Any, count: int, divisor: int) -> None:
-        """Launches the kernel on the default stream."""
-        call = Reduce(dtype, op, count, _pointers(inputs), len(inputs), _address(output), divisor)
-        self._launched(self._library.bagua_kernels_reduce(ctypes.byref(call), None))
-
-    def _launched(self, code: int) -> None:
-        if code:
-            raise RuntimeError(f"the kernel could not be launched: CUDA error {code}")
 
 
 class GpuCard:
@@ -268,9 +179,19 @@ class EmulatedCard(CpuCard):
         self._kernels.reduce(dtype, op, inputs, output, count, divisor)
 
 
+def emulated_library() -> str:
+    """The kernels' source over an emulated device, for memory of the CPU; BAGUA_DEVICE_KERNELS names another such
+    library. Built in the cache when it is first asked for. Raises RuntimeError: the compiler's messages."""
+    named = os.environ.get("BAGUA_DEVICE_KERNELS")
+    if named:
+        return named
+    from native.cuda import emulated
+
+    return str(emulated.library(emulated.native.cache_folder(default_cache_dir() / "test-emulated")))
+
+
 def card_of(device: str) -> GpuCard | CpuCard:
-    """The card; in a rehearsal the CPU, with the library of BAGUA_DEVICE_KERNELS if that is set."""
+    """The card ("cuda"), the kernels' source on the CPU ("fake"), or the core's codecs in their place ("cpu")."""
     if device == "cuda":
         return GpuCard()
-    path = os.environ.get("BAGUA_DEVICE_KERNELS")
-    return EmulatedCard(path) if path else CpuCard()
+    return EmulatedCard(emulated_library()) if device == "fake" else CpuCard()

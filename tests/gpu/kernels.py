@@ -3,15 +3,18 @@ bandwidth of a plain copy. ``--quick``: few sizes and no times, for compute-sani
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import bagua.csrc
-from gpu.findings import Findings
-from gpu.kernel_card import Array, CpuCard, Work, card_of
+from gpu.findings import Findings, section
+from gpu.kernel_abi import Work
+from gpu.kernel_card import Array, CpuCard, card_of
+from gpu.section_options import parser
 
 DENSITY = 1311  # of topk: 2 %
 SIZES = (1, 31, 127, 1000, 16384, 16385, 1 << 20 | 3)
@@ -21,6 +24,17 @@ REHEARSED_BIG = 1 << 18
 TARGET = 0.85  # of the copy's bandwidth
 FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
 INTEGERS = {"int32": np.int32, "int64": np.int64, "uint8": np.uint8}
+ERRORS = {
+    "fp16": 6e-4,
+    "bf16": 5e-3,
+    "fp8_e4m3": 0.05,
+    "fp8_e5m2": 0.1,
+    "minmax8": 0.02,
+    "int4": 0.2,
+    "onebit": 0.7,
+    "topk": 1.0,
+}
+"""Relative error (L2) that normal numbers may have after each codec."""
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
@@ -33,6 +47,11 @@ def numbers(count: int, seed: int) -> Array:
     made[::97] = 0
     made[::1009] = 1e-40
     return made
+
+
+def many_numbers(count: int, seed: int) -> Array:
+    """The same again and again: more than the caches of a card hold, but quickly made."""
+    return np.resize(numbers(min(count, 1 << 22), seed), count)
 
 
 def widened(array: Array, dtype: str) -> Array:
@@ -110,6 +129,29 @@ class Codecs:
                         f"{name}: {variant}, bits of the CPU", not wrong, f"(count, wrong): {wrong}"[:300]
                     )
 
+    def messages(self) -> None:
+        """What the card encoded is read by the CPU, and the reverse: the same bits, and not far from float64."""
+        count = 100_003
+        values = np.random.default_rng(5).standard_normal(count, np.float32)
+        for name, most in ERRORS.items():
+            with self.findings.guarded(f"{name}: messages between CPU and card"):
+                both = {"codec": self.core.CODECS[name], "count": count, "density": self.density(name)}
+                read = []
+                for writer, reader in ((self.card, self.cpu), (self.cpu, self.card)):
+                    message = writer.put(np.zeros(self.length(name, count), np.uint8))
+                    writer.transcode(Work(**both, raw=[writer.put(values)], message=message))
+                    there = reader.put(writer.get(message, np.uint8, self.length(name, count)))
+                    decoded = reader.put(np.full(count, np.nan, np.float32))
+                    reader.transcode(Work(**both, encoded=[there], decoded=[decoded]))
+                    read.append(reader.get(decoded, np.float32, count))
+                    writer.free_all()
+                    reader.free_all()
+                exact = values.astype(np.float64)
+                error = float(np.linalg.norm(read[0].astype(np.float64) - exact) / np.linalg.norm(exact))
+                same = bool((read[0].view(np.uint32) == read[1].view(np.uint32)).all())
+                self.findings.check(f"{name}: CPU and card read each other's messages", same)
+                self.findings.check(f"{name}: near float64", error <= most, f"relative error {error:.3g}")
+
     def special_values(self) -> None:
         """Infinities and NaN go through as on the CPU."""
         values = numbers(4096, 5)
@@ -163,7 +205,7 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
 
 def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int, Callable[[], None]]]:
     """(codec, what, bytes moved, work) of everything that is timed."""
-    raw, other, residual, decoded = (card.put(numbers(count, seed)) for seed in range(4))
+    raw, other, residual, decoded = (card.put(many_numbers(count, seed)) for seed in range(4))
     floats = 4 * count
     for name in codecs.core.CODECS:
         if name == "none":
@@ -180,9 +222,13 @@ def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int
         yield name, "decode", floats + length, lambda w=work: card.transcode(w)
         work = Work(**both, raw=[other], encoded=[first, second], scale=1 / 3, message=message)
         yield name, "decode, add, encode", floats + 3 * length, lambda w=work: card.transcode(w)
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        of = (codecs.core.DTYPES[dtype], codecs.core.OPS["SUM"], [raw, other, residual], decoded, count, 1)
-        yield f"sum of 3 {dtype}", "reduce", 4 * size * count, lambda of=of: card.reduce(*of)
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2), ("float64", 8)):
+        elements = min(count, 4 * count // size)
+        for inputs in (2, 3):
+            sources = [raw, other, residual][:inputs]
+            of = (codecs.core.DTYPES[dtype], codecs.core.OPS["AVG"], sources, decoded, elements, inputs)
+            nbytes = (inputs + 1) * size * elements
+            yield f"mean of {inputs} {dtype}", "reduce", nbytes, lambda of=of: card.reduce(*of)
 
 
 def bandwidth(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
@@ -213,20 +259,19 @@ def work(findings: Findings, device: str, quick: bool) -> None:
     sizes = QUICK_SIZES if quick or device != "cuda" else SIZES
     codecs.compare(sizes)
     codecs.special_values()
+    codecs.messages()
     reductions(card, findings, sizes)
     if not quick:
         findings.note("Bytes are those that must be read and written once. Five rounds in turn with the copy; medians.")
         bandwidth(codecs, card, findings, BIG if device == "cuda" else REHEARSED_BIG)
 
 
-def main() -> int:
-    from gpu.findings import section
-    from gpu.section_options import options
-
-    words = [word for word in sys.argv[1:] if word != "--quick"]
-    quick = len(words) < len(sys.argv) - 1
-    return section("kernels", lambda findings, given: work(findings, given.device, quick), options(__doc__, words))
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    made = parser(__doc__)
+    made.add_argument("--quick", action="store_true", help="few sizes and no times")
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(section("kernels", lambda findings, given: work(findings, given.device, given.quick), options()))

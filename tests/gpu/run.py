@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,12 +32,18 @@ WHOLE_S = 525.0
 BUILD_LIMIT_S = 200.0
 PATIENCE = 4
 """A rehearsal may take so many times as long: it runs on small machines that do other things, too."""
+NEEDED = "core"
 BUILDS = {
-    "core": ("-m", "bagua.csrc.build", "core"),
-    "GPU leg": ("-m", "bagua.csrc.build", "device"),
-    "kernels": ("-c", "import bagua.csrc; print(bagua.csrc.kernels_library())"),
-    "Bagua-Net": ("-c", "import bagua.csrc; print(bagua.csrc.net_plugin())"),
+    NEEDED: "import bagua.csrc; print(bagua.csrc.load().__file__)",
+    "GPU leg": "import bagua.csrc; print(bagua.csrc.load_device().__file__)",
+    "Bagua-Net": "import bagua.csrc; print(bagua.csrc.net_plugin())",
+    "kernels": "import bagua.csrc; print(bagua.csrc.kernels_library())",
 }
+STAND_INS = {
+    "fakes": "from rig.placing import environment; print(environment('fake'))",
+    "kernels for the CPU": "from gpu.kernel_card import emulated_library; print(emulated_library())",
+}
+"""A rehearsal's: CUDA, NCCL and kernels for ranks, and the kernels' own source over an emulated device."""
 
 
 class Run:
@@ -47,7 +54,7 @@ class Run:
         self.machine = found
         self.work = work
         self.started = time.monotonic()
-        self.device = "cpu" if options.rehearse else "cuda"
+        self.device = "fake" if options.rehearse else "cuda"
         self.patience = PATIENCE if options.rehearse else 1
         digest = f"{tree.digest()} {found.card or 'cpu'} {found.torch}"
         path = options.out / "report.json"
@@ -86,19 +93,21 @@ class Run:
 
     def build(self) -> bool:
         """Builds everything side by side; what fails is told, and the sections that don't need it run all the same."""
-        wanted = {name: how for name, how in BUILDS.items() if not self.options.rehearse or name == "core"}
+        wanted = {**BUILDS, **STAND_INS} if self.options.rehearse else BUILDS
+        if self.options.rehearse and not shutil.which("nvcc"):
+            wanted = {name: code for name, code in wanted.items() if name != "kernels"}
         logs = {name: (self.work / f"build-{index}.log").open("w+") for index, name in enumerate(wanted)}
         jobs = str(max(1, len(os.sched_getaffinity(0)) // 2))
         begun = time.monotonic()
         started = {
             name: subprocess.Popen(
-                [self.machine.python, *how],
+                [self.machine.python, "-c", code],
                 env=self.environment(MAX_JOBS=jobs),
                 stdout=logs[name],
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for name, how in wanted.items()
+            for name, code in wanted.items()
         }
         found: dict[str, Any] = {"checks": [], "tables": {"seconds to build": []}, "notes": [], "finished": True}
         for name, process in started.items():
@@ -114,14 +123,14 @@ class Run:
         one = {"title": "Everything is built, side by side", "status": status, "seconds": time.monotonic() - begun}
         self.report["sections"] = {"build": {**one, "found": found}, **self.report["sections"]}
         self.write()
-        return found["checks"][0]["ok"] is True
+        return bool(found["checks"][0]["ok"])
 
     def do_group(self, group: Sequence[sections.Section], limit_s: float) -> None:
         """Runs sections side by side, each in a process of its own, and takes their results."""
         limit_s *= self.patience
         if not limit_s:
             for section in group:
-                self._take(section, report.SKIPPED, 0.0, "There was no time left for it.")
+                self._take(section, report.LEFT, 0.0, "There was no time left for it.")
             return
         begun = time.monotonic()
         started = []
@@ -200,7 +209,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sections", nargs="*", default=[], help="only these")
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="for the whole run")
     parser.add_argument("--again", action="store_true", help="forget an earlier report in the folder")
-    parser.add_argument("--rehearse", action="store_true", help="go through it all on the CPU: do the programs run?")
+    parser.add_argument("--rehearse", action="store_true", help="go through it all without a GPU: do the programs run?")
     parser.add_argument("--work", type=Path, help="folder for builds and logs (else a temporary one)")
     options = parser.parse_args(words)
     try:
@@ -232,7 +241,8 @@ def main() -> int:
             run.do_group(group, sections.time_for(group, groups[number + 1 :], run.left_s()))
         run.write()
     print("\n" + report.markdown(run.report))
-    return 0 if all(one["status"] == report.OK for one in run.report["sections"].values()) else 1
+    good = all(one["status"] in (report.OK, report.SKIPPED) for one in run.report["sections"].values())
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

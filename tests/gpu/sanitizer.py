@@ -13,7 +13,7 @@ from gpu import machine
 from gpu.findings import Findings, section
 from gpu.section_options import options
 
-TOOLS = ("memcheck", "racecheck", "initcheck")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = 86
 """Exit code that the sanitizer is told to give when it found something."""
 

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What every section understands."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--result", type=Path, required=True, help="file for the findings")
+    made.add_argument("--seconds", type=float, default=60.0, help="time that it has")
+    made.add_argument("--device", choices=["cuda", "fake", "cpu"], default="cuda", help="others: rehearsals")
+    return made
+
+
 def options(description: str | None, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line of a section."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--result", type=Path, required=True, help="file for the findings")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time that it has")
-    parser.add_argument("--device", choices=["cuda", "fake", "cpu"], default="cuda", help="others: rehearsals")
-    return parser.parse_args(words)
+    """The command line of a section that has no options of its own."""
+    return parser(description).parse_args(words)

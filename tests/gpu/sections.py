@@ -27,6 +27,8 @@ SECTIONS = (
     Section("waits", "waits", "Waits of the host in a step", 35, 15),
     Section("faults", "faults", "A rank is killed in an all-reduce", 55, 20),
     Section("algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, False),
+    Section("features", "features", "Mixed precision, CUDA graphs, expandable segments", 60, 25, False),
+    Section("kernels_random", "kernels_random", "Kernels: random calls against the CPU's bits", 40, 10, False),
     Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, False),
 )
 """In the order in which they run: those that measure first, then side by side those that only check."""

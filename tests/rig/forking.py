@@ -24,7 +24,7 @@ from typing import Any
 SERVER = Path(__file__).with_name("fork_server.py")
 READY_S = 120.0
 MOST_BYTES = 1 << 20
-SETTLED_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "TORCH", "COVERAGE")
+SETTLED_AT_START = ("PYTHON", "PYTORCH", "LD_", "MALLOC_", "OMP_", "TORCH", "COVERAGE")
 """Variables that an interpreter or a library reads when it starts: ranks that have their own are not forked."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def test_time_is_shared_out() -> None:
     groups = sections.groups(SECTIONS)
-    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 2]
+    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 4]
     left = run.WHOLE_S - 60
     for number, group in enumerate(groups):
         share = sections.time_for(group, groups[number + 1 :], left)
@@ -78,6 +79,7 @@ def found_of(ok: bool, finished: bool = True) -> dict:
     [
         (found_of(True), 0, report.OK),
         (found_of(False), 1, report.FAILED),
+        ({**found_of(True), "checks": []}, 0, report.SKIPPED),
         (found_of(True, finished=False), -11, report.FAILED),
         (found_of(True, finished=False), None, report.STOPPED),
         (None, 1, report.FAILED),
@@ -92,6 +94,55 @@ def test_a_run_goes_on_where_the_last_one_ended() -> None:
     assert report.to_do(previous, ["a", "b", "c"], "d") == ["b", "c"]
     assert report.to_do(previous, ["a", "b", "c"], "other sources") == ["a", "b", "c"]
     assert report.to_do(None, ["a"], "d") == ["a"]
+
+
+HANGS = """
+import json, pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+check = {"name": "child", "ok": True, "detail": str(child.pid)}
+found = {"checks": [check], "tables": {}, "notes": [], "finished": False}
+pathlib.Path(sys.argv[sys.argv.index("--result") + 1]).write_text(json.dumps(found))
+time.sleep(600)
+"""
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+FINE = """
+import json, pathlib, sys
+found = {"checks": [{"name": "c", "ok": True, "detail": ""}], "tables": {}, "notes": [], "finished": True}
+pathlib.Path(sys.argv[sys.argv.index("--result") + 1]).write_text(json.dumps(found))
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Or does soon: what was killed takes a moment."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with open(descriptor) as process:
+        return bool(select.select([process], [], [], 20)[0])
+
+
+def test_what_hangs_or_dies_stops_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is cut at its share with what it started, what it had found is kept, and only it is left to do."""
+    package = tmp_path / "work" / "site" / "gpu"  # found before that of the tests
+    package.mkdir(parents=True)
+    for name, code in {"__init__": "", "hangs": HANGS, "dies": DIES, "fine": FINE}.items():
+        (package / f"{name}.py").write_text(code)
+    options = run.arguments(["--out", str(tmp_path), "--work", str(tmp_path / "work")])
+    here = machine.Machine(sys.executable, "2", "13", "card", "9.0", "2", "1", "5")
+    whole = run.Run(options, here, tmp_path / "work")
+    for name in ("hangs", "dies", "fine"):
+        whole.do_group([Section(name, name, name, 3, 1)], 3.0)
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert {name: one["status"] for name, one in told["sections"].items()} == {
+        "hangs": report.STOPPED,
+        "dies": report.FAILED,
+        "fine": report.OK,
+    }
+    [child] = told["sections"]["hangs"]["found"]["checks"]
+    assert has_ended(int(child["detail"]))
+    assert report.to_do(told, ["hangs", "dies", "fine"], told["digest"]) == ["hangs", "dies"]
+    assert "Stopped at its limit" in (tmp_path / "report.md").read_text()
 
 
 def test_report_for_people() -> None:

@@ -13,7 +13,10 @@ TEST(every_count) {
       const size_t shift = count % 3 == 0 ? 4 : 0;
       const auto kind = test::kKinds[count % 7];
       emulation::set_order(static_cast<int>(count % 2));
-      test::compare(encoding, count, {1, 1, 0.5f, true, true, 1, true, shift}, kind);
+      // Of two NaN that are added any may be the sum: compilers differ. Values with NaN are only encoded and decoded.
+      const bool nan = kind == test::Kind::kOdd;
+      const test::Way way{1, nan ? 0 : 1, nan ? 1.0f : 0.5f, !nan, true, 1, true, shift};
+      test::compare(encoding, count, way, kind);
     }
   }
 }
