@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from contract.algorithms import load_cases
 
 from gpu.engine_run import over_bagua_net
 from gpu.findings import Findings, section
@@ -22,22 +25,47 @@ from gpu.section_options import options
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = TESTS / "contract" / "test_algorithms.py"
 BAGUA_NET, SOCKETS = "Bagua-Net", "NCCL's sockets"
-# Hierarchical needs several ranks on each of several hosts. All ranks are hosts of their own to NCCL: it goes over the
-# network between them.
-PARTS = (
-    ("flat", BAGUA_NET, "reference or stands"),
-    ("staged", "", "reference and hosts"),
-    ("hierarchical", SOCKETS, "reference and hosts"),
-)
-"""(route, NCCL's network, which tests of the suite)"""
-REHEARSED = {
-    "cpu": (("", "", "reference and 1 and rank and gradient"),),
-    "fake": (
-        ("flat", "", "reference and x and bytegrad and not everywhere"),
-        ("staged", "", "reference and x and decentralized and not low"),
-        ("hierarchical", "", "reference and x and minmax8 and gradient"),
-    ),
-}
+WORLD = "2 hosts x 2"  # the only one with several ranks on each of several hosts, which hierarchical demands
+
+
+@dataclass(frozen=True)
+class Part:
+    """``route``: how operations travel; ``network``: NCCL's. All ranks are hosts of their own to NCCL, so it goes over
+    the network between them. ``tests``: pytest's words for the tests of the suite."""
+
+    route: str
+    network: str
+    tests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return " over ".join(filter(None, (self.route, self.network))) or "CPU"
+
+
+def references(*words: str) -> tuple[str, ...]:
+    """The comparisons with the reference in WORLD, of cases whose name has one of the words; all if there are none."""
+    cases = [name for name, case in load_cases().items() if WORLD in case.worlds]
+    chosen = [name for name in cases if not words or any(word in name for word in words)]
+    return tuple(f"{SUITE}::test_equals_reference[{WORLD}-{name}]" for name in chosen)
+
+
+def parts_for(device: str) -> tuple[Part, ...]:
+    """What runs side by side; in a rehearsal a little of everything."""
+    if device == "cpu":
+        return (Part("", "", references("gradient_allreduce")),)
+    if device == "fake":
+        return (
+            Part("flat", "", references("bytegrad")),
+            Part("staged", "", references("decentralized hosts", "qadam")),
+            Part("hierarchical", "", references("gradient_allreduce minmax8")),
+        )
+    return (
+        Part("flat", BAGUA_NET, (str(SUITE), "-k", "reference or stands")),
+        Part("staged", "", (str(SUITE), "-k", "reference and hosts")),
+        Part("hierarchical", SOCKETS, references()),
+    )
+
+
 GRACE_S = 8.0
 """After an interrupt pytest lists what failed until then."""
 _LINE = re.compile(r"^\S.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
@@ -55,12 +83,12 @@ def failures(text: str) -> list[str]:
     return _FAILED.findall(text)
 
 
-def command(device: str, route: str, which: str) -> list[str]:
+def command(device: str, part: Part) -> list[str]:
     """pytest with settings of its own: those of the repository need plugins that may not be installed."""
     settings, tests = str(TESTS / "gpu" / "pytest.ini"), str(TESTS)
     return [
         *(sys.executable, "-m", "pytest", "-v", "-rfE", "-c", settings, "--rootdir", tests, "--confcutdir", tests),
-        *("-p", "no:cacheprovider", str(SUITE), "--device", device, "--route", route, "-k", which),
+        *("-p", "no:cacheprovider", "--device", device, "--route", part.route, *part.tests),
     ]
 
 
@@ -81,39 +109,38 @@ def end(process: subprocess.Popen[bytes], deadline: float) -> int | None:
 def work(findings: Findings, given: Any) -> None:
     """All parts side by side; what is there when time is over counts."""
     deadline = time.monotonic() + given.seconds - 2 * GRACE_S
-    parts = REHEARSED.get(given.device, PARTS)
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for index, (route, network, which) in enumerate(parts):
+        for index, part in enumerate(parts_for(given.device)):
             log = Path(folder) / f"{index}.log"
-            also = over_bagua_net(given.device) if network == BAGUA_NET else {}
+            also = over_bagua_net(given.device) if part.network == BAGUA_NET else {}
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    command(given.device, route, which),
+                    command(given.device, part),
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **also},
                 )
-            started.append((" over ".join(filter(None, (route, network))), process, log))
-        for route, process, log in started:
+            started.append((part.name, process, log))
+        for name, process, log in started:
             code = end(process, deadline)
-            tell(findings, route, code, log.read_text(errors="replace"))
+            tell(findings, name, code, log.read_text(errors="replace"))
 
 
-def tell(findings: Findings, route: str, code: int | None, text: str) -> None:
+def tell(findings: Findings, name: str, code: int | None, text: str) -> None:
     """One part's outcome."""
     print(text)
     found = outcomes(text)
-    findings.row("tests of the contract suite", route=route or "cpu", **found)
-    for name in failures(text)[:30]:
-        findings.check(f"{route}: {name[:200]}", False)
+    findings.row("tests of the contract suite", part=name, **found)
+    for test in failures(text)[:30]:
+        findings.check(f"{name}: {test[:200]}", False)
     if code is None:
-        findings.check(f"{route}: the suite came to its end", False, text[-600:])
+        findings.check(f"{name}: the suite came to its end", False, text[-600:])
     elif code or not found["passed"]:
-        findings.check(f"{route}: the suite passed", False, text[-1500:])
+        findings.check(f"{name}: the suite passed", False, text[-1500:])
     else:
-        findings.check(f"{route}: {found['passed']} tests of the suite passed", True)
+        findings.check(f"{name}: {found['passed']} tests of the suite passed", True)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def device_of(kind: str) -> torch.device:
-    """All ranks share the one GPU."""
+    """The GPU that this process was given; ranks share it where there are fewer."""
     if kind == "cuda":
-        torch.cuda.set_device(0)
-        return torch.device("cuda", 0)
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 

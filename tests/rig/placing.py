@@ -47,9 +47,10 @@ def prepare() -> None:
         os.environ["FAKE_CUDA_BUS_ID"] = f"0000:{int(os.environ['LOCAL_RANK']) + 1:02x}:00.0"
         fake_device.install()
     elif device == "cuda":
-        if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        # All hosts of a test are this machine: where ranks share a GPU, NCCL must take them for ranks of several.
+        if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
             os.environ["NCCL_HOSTID"] = f"test-{os.environ['RANK']}"
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
 
 
 def device() -> torch.device:
