@@ -43,8 +43,9 @@ Status Group::submit(Operation* operation, CudaStream stream) {
   }
   runtime_->put_event(begin);
   // What fails here has left the communicators of NCCL, or the order of a lane, in an unknown state.
-  if (!status) runtime_->failure.fail(name_of(*operation) + ": " + status.message());
-  return status;
+  if (status || runtime_->failure.failed()) return status;
+  runtime_->fail_with_cause(name_of(*operation) + ": " + status.message());
+  return runtime_->failure.status();
 }
 
 Route Group::route_of(const Operation& operation) const {
@@ -131,13 +132,15 @@ bool Group::close() {
 }
 
 void Group::drop_nccl() {
-  for (const auto& handle : handles_) watcher_->remove(handle);
-  if (runtime_->failure.failed()) {
-    abort_together(runtime_, handles_);
-  } else {
-    for (const auto& handle : handles_) handle->destroy();
-  }
+  Handles all;
+  for (const auto& [route, handles] : handles_) all.insert(all.end(), handles.begin(), handles.end());
   handles_.clear();
+  for (const auto& handle : all) watcher_->remove(handle);
+  if (runtime_->failure.failed()) {
+    abort_together(runtime_, all);
+  } else {
+    for (const auto& handle : all) handle->destroy();
+  }
 }
 
 }  // namespace bagua::device

@@ -90,6 +90,7 @@ class Group {
   Status finish_hierarchical(const Handles& handles);
   Status make_across();
   Status measure(Daemon* daemon, const std::vector<Route>& candidates);
+  void drop_slower();
   Status time_route(Route route, uint64_t bytes, double* seconds);
   void drop_nccl();
 
@@ -109,7 +110,7 @@ class Group {
   uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
 
   std::mutex mutex_;  // guards what follows, and the order of enqueuing
-  Handles handles_;
+  std::map<Route, Handles> handles_;
   std::unique_ptr<Flat> flat_;
   std::map<int64_t, std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<Hierarchical> hierarchical_;

@@ -149,7 +149,9 @@ Status Group::open(uint8_t forced) {
   route_ = candidates.front();
   // Inside a host nothing is faster than NCCL; and what was asked for is not questioned.
   if (candidates.size() == 1 || members_.on_one_host()) return Status::ok();
-  return measure(&daemon, candidates);
+  const Status status = measure(&daemon, candidates);
+  if (status) drop_slower();
+  return status;
 }
 
 // Ok if the route is ready at all members, or if none has it and excluded_.failed says why; else the job has failed.
@@ -174,7 +176,7 @@ Status Group::set_up(Daemon* daemon, Route route) {
     excluded_.failed[route] = why;
     return status;
   }
-  handles_.insert(handles_.end(), made.begin(), made.end());
+  handles_[route] = made;
   for (const auto& handle : made) watcher_->add(handle);
   return Status::ok();
 }
@@ -281,6 +283,23 @@ Status Group::measure(Daemon* daemon, const std::vector<Route>& candidates) {
   const auto best = std::min_element(seconds.begin(), seconds.end());
   route_ = candidates[static_cast<size_t>(best - seconds.begin())];
   return Status::ok();
+}
+
+// Each communicator of NCCL holds memory of the device. Nothing is pending on them.
+void Group::drop_slower() {
+  for (auto it = handles_.begin(); it != handles_.end();) {
+    if (it->first == route_) {
+      ++it;
+      continue;
+    }
+    if (it->first == Route::kFlat) flat_.reset();
+    if (it->first == Route::kHierarchical) hierarchical_.reset();
+    for (const auto& handle : it->second) {
+      watcher_->remove(handle);
+      handle->destroy();
+    }
+    it = handles_.erase(it);
+  }
 }
 
 Status Group::time_route(Route route, uint64_t bytes, double* seconds) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace bagua::device {
 
 namespace {
@@ -121,6 +123,14 @@ Status Runtime::host_status(int code, const HostError& error) const {
   if (code == kHostOk) return Status::ok();
   if (code == kHostInterrupted && failure.failed()) return failure.status();
   return {code == kHostTimeout ? Code::kTimeout : Code::kUnavailable, error.text};
+}
+
+void Runtime::fail_with_cause(const std::string& reason) {
+  const int64_t deadline = now_ns() + kNsPerS;
+  HostError error;
+  int code = kHostOk;
+  while (code == kHostOk && now_ns() < deadline) code = host.wait_failure(host.client, deadline, &error);
+  failure.fail(code == kHostFailed ? error.text : reason);
 }
 
 Status Runtime::take_event(CudaEvent* out) {

@@ -73,6 +73,9 @@ class Runtime {
   Status cuda(CudaError code, const char* what) const;
   Status nccl(NcclResult code, const char* what) const;
   Status host_status(int code, const HostError& error) const;
+  // Fails the leg with the engine's reason, if that comes within a second, else with this one: where NCCL sees a broken
+  // connection, the daemons know which rank was lost.
+  void fail_with_cause(const std::string& reason);
 
   // Events without timing, used again and again.
   Status take_event(CudaEvent* out);

@@ -53,7 +53,7 @@ void Watcher::look() {
   }
   for (const auto& handle : handles()) {
     if (Status status = handle->async_error(); !status) {
-      runtime_->failure.fail(status.message());
+      runtime_->fail_with_cause(status.message());
       return;
     }
   }

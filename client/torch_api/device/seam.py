@@ -72,12 +72,17 @@ class Cuda:
         current.wait_stream(stream)
 
 
+RENEW_MS = 60_000.0
+"""How far from its anchor a moment may be: torch says the distance as a float32 of milliseconds, which after hours is
+no more exact than a millisecond."""
+
+
 class _EventClock:
     def __init__(self, index: int) -> None:
         self._index = index
-        self._anchor = self._record()
-        self._anchor.synchronize()
-        self._anchor_ns = time.monotonic_ns()
+        event = self._record()
+        event.synchronize()
+        self.anchor = event, time.monotonic_ns()
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -86,14 +91,14 @@ class _EventClock:
 
     def now(self) -> _EventMoment:
         """See ``Clock``."""
-        return _EventMoment(self._record(), self._anchor, self._anchor_ns)
+        return _EventMoment(self._record(), self)
 
 
 class _EventMoment:
-    def __init__(self, event: torch.cuda.Event, anchor: torch.cuda.Event, anchor_ns: int) -> None:
+    def __init__(self, event: torch.cuda.Event, clock: _EventClock) -> None:
         self._event = event
-        self._anchor = anchor
-        self._anchor_ns = anchor_ns
+        self._clock = clock
+        self._anchor = clock.anchor
 
     def passed(self) -> bool:
         """See ``Moment``."""
@@ -105,8 +110,13 @@ class _EventMoment:
         self._event.synchronize()
 
     def nanoseconds(self) -> int:
-        """See ``Moment``."""
-        return self._anchor_ns + int(self._anchor.elapsed_time(self._event) * 1e6)
+        """See ``Moment``. Far from the anchor, it becomes the anchor of later moments."""
+        anchor, anchor_ns = self._anchor
+        distance_ms = anchor.elapsed_time(self._event)
+        found = anchor_ns + int(distance_ms * 1e6)
+        if distance_ms > RENEW_MS and self._clock.anchor is self._anchor:
+            self._clock.anchor = self._event, found
+        return found
 
 
 class _Seam:

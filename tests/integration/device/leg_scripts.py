@@ -415,6 +415,28 @@ def on_another_device(test: Member) -> dict[str, Any]:
     return {"result": [float(copy[0]), bool((copy == copy[0]).all())], "device": now.value}
 
 
+def two_devices(test: Member) -> bool:
+    """One rank, two devices, each with a leg."""
+    legs = [
+        test.device.Leg(rank=test.rank, device=index, hosts=test.hosts, me=test.me, world=False) for index in (0, 1)
+    ]
+    data = [np.full(1000, index + 1, np.float32) for index in (0, 1)]
+    streams = []
+    for index, leg in enumerate(legs):
+        test.fakes.cuda.cudaSetDevice(index)
+        streams.append(test.fakes.stream())
+        leg.create_comm(50 + index, list(range(test.world)))
+    for _ in range(2):
+        for index, test.leg in enumerate(legs):
+            ticket = test.submit("allreduce", data[index], data[index], 1000, comm=50 + index, stream=streams[index])
+            test.leg.wait(ticket, streams[index])
+    for stream in streams:
+        test.fakes.drain(stream)
+    for leg in legs:
+        leg.close()
+    return all(bool((data[index] == (index + 1) * test.world**2).all()) for index in (0, 1))
+
+
 def during_a_capture(test: Member, route: str) -> None:
     """Another thread captures its stream: nothing that the leg does may spoil that."""
     test.open(route)

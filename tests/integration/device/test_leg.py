@@ -190,6 +190,10 @@ def test_another_device_than_the_current_one(make_job: Callable[..., Any]) -> No
         assert result["result"] == {"result": [3.0, True], "device": 0}
 
 
+def test_two_devices_of_a_rank(make_job: Callable[..., Any]) -> None:
+    assert all(result["result"] for result in make_job([[0, 1]]).run("two_devices").values())
+
+
 @pytest.mark.parametrize("route", ["staged", "flat"])
 def test_captures_elsewhere_are_not_spoilt(make_job: Callable[..., Any], route: str) -> None:
     make_job([[0, 1]]).run("during_a_capture", route=route)

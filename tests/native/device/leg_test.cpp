@@ -10,6 +10,11 @@
 #include "channel/host_api.h"
 #include "engine_rig.h"
 
+// The loader frees variables of dead threads, unseen by the sanitizer.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {
+  return "race:_dl_deallocate_tls\n";
+}
+
 namespace bagua::test {
 namespace {
 
@@ -134,9 +139,6 @@ TEST(flat) {
 }
 TEST(hierarchical) {
   on_route("hierarchical", kTwoHosts);
-}
-TEST(measured) {
-  on_route("", {{0}, {1}});
 }
 
 TEST(encoded) {

@@ -1,4 +1,4 @@
-"""Builds and runs the GPU leg's C++ and the fakes under ASan + UBSan and under TSan (``--full``: a build takes a minute).
+"""Builds and runs the GPU leg's C++ and the fakes under ASan + UBSan and TSan (``--full``: a build takes a minute).
 
 By hand: ``python tests/native/device/test_device_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
