@@ -77,6 +77,10 @@ class GpuCard:
         if nbytes:
             self._checked("cudaMemcpy", ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(nbytes), way)
 
+    def part(self, address: int, offset: int) -> int:
+        """What lies ``offset`` bytes further on."""
+        return address + offset
+
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Copies on the card."""
         self._copy(to, source, nbytes, ON_CARD)
@@ -127,8 +131,12 @@ class CpuCard:
 
     def get(self, address: Array, dtype: Any, count: int) -> Array:
         """A copy of what lies there."""
-        found: Array = address.view(dtype)[:count].copy()
+        found: Array = address[: count * np.dtype(dtype).itemsize].view(dtype).copy()
         return found
+
+    def part(self, address: Array, offset: int) -> Array:
+        """What lies ``offset`` bytes further on."""
+        return address[offset:]
 
     def copy(self, to: Array, source: Array, nbytes: int) -> None:
         """Copies."""

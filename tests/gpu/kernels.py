@@ -21,6 +21,8 @@ SIZES = (1, 31, 127, 1000, 16384, 16385, 1 << 20 | 3)
 QUICK_SIZES = (1, 127, 16385)
 BIG = 64 << 20  # elements: 256 MiB of float32
 REHEARSED_BIG = 1 << 18
+HUGE = (1 << 31) + 3 * 16384 + 77  # elements: an index has more than 32 bits, a byte's place more than 33
+REHEARSED_HUGE = 5 * 16384 + 77
 TARGET = 0.85  # of the copy's bandwidth
 FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
 INTEGERS = {"int32": np.int32, "int64": np.int64, "uint8": np.uint8}
@@ -203,6 +205,36 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
                 findings.check(f"reduce {dtype} {op}", not wrong, "; ".join(wrong))
 
 
+def huge(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
+    """The end of very long vectors, to which numbers are copied on the card, beside the CPU's work on that end alone.
+    It takes 10 bytes of the card's memory for each element."""
+    some = numbers(min(1 << 22, count // 2), 7)
+    begin = (count // 16384 - 2) * 16384
+    end = some[np.arange(begin, count) % len(some)]
+    raw, decoded, message = card.empty(4 * count), card.empty(4 * count), card.empty(2 * count + 64)
+    card.copy(raw, card.put(some), some.nbytes)
+    done = len(some)
+    while done < count:
+        card.copy(card.part(raw, 4 * done), raw, 4 * min(done, count - done))
+        done += min(done, count - done)
+    for name in ERRORS:
+        with findings.guarded(f"{name}: {count} elements"):
+            both = {"codec": codecs.core.CODECS[name], "density": codecs.density(name)}
+            card.transcode(Work(**both, count=count, raw=[raw], message=message))
+            card.transcode(Work(**both, count=count, encoded=[message], decoded=[decoded]))
+            found = card.get(card.part(decoded, 4 * begin), np.uint32, len(end))
+            its, message_of_end = codecs.cpu.put(end), codecs.cpu.empty(codecs.length(name, len(end)))
+            wanted = codecs.cpu.empty(end.nbytes)
+            codecs.cpu.transcode(Work(**both, count=len(end), raw=[its], message=message_of_end, decoded=[wanted]))
+            wrong = int((found != wanted.view(np.uint32)).sum())
+            findings.check(f"{name}: {count} elements", not wrong, f"{wrong} wrong at the end")
+    with findings.guarded(f"mean of {count} elements"):
+        card.reduce(codecs.core.DTYPES["float32"], codecs.core.OPS["AVG"], [raw, raw], decoded, count, 2)
+        found = card.get(card.part(decoded, 4 * begin), np.float32, len(end))
+        findings.check(f"mean of {count} elements", bool((found == end).all()))
+    card.free_all()
+
+
 def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int, Callable[[], None]]]:
     """(codec, what, bytes moved, work) of everything that is timed."""
     raw, other, residual, decoded = (card.put(many_numbers(count, seed)) for seed in range(4))
@@ -263,6 +295,7 @@ def work(findings: Findings, device: str, quick: bool) -> None:
     reductions(card, findings, sizes)
     if not quick:
         findings.note("Bytes are those that must be read and written once. Five rounds in turn with the copy; medians.")
+        huge(codecs, card, findings, HUGE if device == "cuda" else REHEARSED_HUGE)
         bandwidth(codecs, card, findings, BIG if device == "cuda" else REHEARSED_BIG)
 
 

@@ -21,7 +21,7 @@ class Section:
 
 SECTIONS = (
     Section("kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20),
-    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 60, 30),
+    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 75, 30),
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30),
     Section("step", "step", "Step time beside DDP with NCCL", 45, 25),
     Section("waits", "waits", "Waits of the host in a step", 35, 15),

@@ -101,7 +101,7 @@ def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s:
     device = device_of(kind)
     join(port, device, limit_s)
     training = Training(width, layers, batch, device).with_bagua()
-    for _ in range(5):
+    for _ in range(20):
         training.step()
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":

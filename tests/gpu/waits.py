@@ -12,6 +12,7 @@ from gpu.findings import Findings, section
 from gpu.section_options import options
 
 STEPS = 20
+MADE = 2  # the leg counts what it has to make, too: memory that is not given back in time, once in a while
 
 
 def work(findings: Findings, given: Any) -> None:
@@ -38,10 +39,8 @@ def work(findings: Findings, given: Any) -> None:
                     findings.check(
                         f"{route}, rank {rank}: the profile sees the CUDA runtime", one["runtime_calls"] > STEPS
                     )
-                waits = sum(one["waits"].values())
-                findings.check(
-                    f"{route}, rank {rank}: the host never waits", not waits and not one["leg"], str(one["waits"])
-                )
+                findings.check(f"{route}, rank {rank}: the host never waits", not one["waits"], str(one["waits"]))
+                findings.check(f"{route}, rank {rank}: the leg makes nothing new", one["leg"] <= MADE, str(one["leg"]))
 
 
 if __name__ == "__main__":
