@@ -56,13 +56,19 @@ def markdown(report: Mapping[str, Any]) -> str:
     for name, one in report["sections"].items():
         checks = one.get("found", {}).get("checks", [])
         good = sum(check["ok"] for check in checks)
-        rows.append(
-            {"section": name, "status": one["status"], "checks": f"{good} of {len(checks)}", "s": one["seconds"]}
-        )
+        told = f"{good} of {len(checks)}"
+        rows.append({"section": name, "status": one["status"], "checks": told, **_targets(one), "s": one["seconds"]})
     lines += [table(rows), ""] if rows else []
     for name, one in report["sections"].items():
         lines += _of_section(name, one)
     return "\n".join(lines)
+
+
+def _targets(one: Mapping[str, Any]) -> dict[str, str]:
+    """How many of the figures that have a target meet it."""
+    figures = [row for rows in one.get("found", {}).get("tables", {}).values() for row in rows if row.get("target")]
+    met = sum(row["target"] == "met" for row in figures)
+    return {"targets": f"{met} of {len(figures)}" if figures else ""}
 
 
 def _of_section(name: str, one: Mapping[str, Any]) -> list[str]:

@@ -153,12 +153,15 @@ def test_report_for_people() -> None:
         "why": "Stopped.",
         "found": found_of(False),
     }
-    section["found"]["tables"] = {"figures": [{"bytes": 1024, "us": 1.23456}, {"bytes": 1 << 20, "us": 4567.8}]}
+    section["found"]["tables"] = {
+        "figures": [{"bytes": 1024, "us": 1.23456}, {"bytes": 1 << 20, "us": 4567.8, "target": "met"}]
+    }
     whole = {"date": "today", "rehearsal": True, "machine": {"card": "C"}, "seconds": 5.0, "sections": {"a": section}}
     text = report.markdown(whole)
     assert "REHEARSAL" in text
     assert "- FAILED c: why" in text and "Stopped." in text
     assert "| 1024    | 1.23 |" in text and "| 1048576 | 4568 |" in text
+    assert "| 0 of 1 | 1 of 1  |" in text
     assert "REHEARSAL" not in report.markdown({**whole, "rehearsal": False})
 
 
