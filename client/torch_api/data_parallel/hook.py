@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 
 class NoHook:
@@ -16,15 +17,18 @@ class NoHook:
 
 
 class ModuleHook:
-    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``NoHook``."""
+    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``NoHook``.
+
+    torch.compile leaves it out of its graphs and calls it before or after them: what it does is no computation.
+    """
 
     def __init__(self, module: torch.nn.Module, function: Callable[..., None]) -> None:
         self._module = module
         self._function = function
 
+    @_disable_dynamo  # torch.compiler.disable would import dynamo at once
     def __call__(self, module: torch.nn.Module, *rest: Any) -> None:
-        # torch.compile would trace into it; gradients' hooks work for compiled models too.
-        if not torch.compiler.is_compiling() and module is self._module:
+        if module is self._module:
             self._function(module, *rest)
 
     def __deepcopy__(self, _: dict[int, Any]) -> NoHook:

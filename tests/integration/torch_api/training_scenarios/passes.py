@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from training_scenarios.support import (
     batch,
     check_close,
@@ -254,3 +255,25 @@ def compiled() -> None:
             for optimizer in optimizers:
                 optimizer.step()
     check_close(model, reference)
+
+
+@scenario
+def compiled_weights() -> None:
+    """Algorithms that act in forward passes do so in compiled models, too."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    batches = [batch(other, 1, 6, 10) for other in range(n)]
+    for compiled_in_place in (True, False):
+        reference, model = seeded(mlp), seeded(mlp)
+        model.with_bagua([], DecentralizedAlgorithm())
+        with torch.no_grad():
+            model[0].bias.add_(rank)
+            reference[0].bias.add_((n - 1) / 2)
+        with warnings_ignored():
+            if compiled_in_place:
+                model.compile(backend="aot_eager")
+                loss = model(batches[rank]).square().mean()
+            else:
+                loss = torch.compile(lambda x, one=model: one(x).square().mean(), backend="aot_eager")(batches[rank])
+            loss.backward()
+        torch.testing.assert_close(model[0].bias, reference[0].bias)
+        assert model.bagua_ddp.bagua_train_step_counter == 1
