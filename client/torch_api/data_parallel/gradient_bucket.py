@@ -57,12 +57,18 @@ class Slot:
         view = self.views[self.bucket.side]
         if gradient is not view:
             assert gradient is not None
-            view.copy_(_without_history(gradient))
+            view.copy_(_content(self.name, gradient))
             parameter.grad = view
 
 
-def _without_history(gradient: torch.Tensor) -> torch.Tensor:
-    """Under create_graph=True gradients have a history, which ends in a bucket."""
+def _content(name: str, gradient: torch.Tensor) -> torch.Tensor:
+    """What is copied of a gradient: under create_graph=True it has a history, which ends in a bucket. Raises
+    NotImplementedError for a sparse one."""
+    if gradient.layout is not torch.strided:
+        raise NotImplementedError(
+            f"Parameter {name} got a sparse gradient ({gradient.layout}), which can't be reduced: make it with "
+            "sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore."
+        )
     return gradient.detach() if gradient.requires_grad else gradient
 
 
@@ -129,7 +135,7 @@ class GradientBucket(BucketOperations):
                 self.absent.append(slot.index)
             elif gradient is not view:
                 views.append(view)
-                gradients.append(_without_history(gradient))
+                gradients.append(_content(slot.name, gradient))
         if views:
             torch._foreach_copy_(views, gradients)
         tail = self.buffers[side].tail

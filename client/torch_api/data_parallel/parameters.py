@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 
@@ -68,6 +68,19 @@ def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, 
             )
 
 
+def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Container[torch.Tensor]) -> None:
+    """Raises BaguaError if ``trainable_parameters`` would find one that is not among ``known``."""
+    if all(parameter in known for parameter in module.parameters() if parameter.requires_grad):
+        return
+    for name, parameter in trainable_parameters(module, ignored):
+        if parameter not in known:
+            raise BaguaError(
+                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, or not there "
+                "yet): nothing exchanges it, and replicas drift apart. Call with_bagua() again after such a change, or "
+                "put the name into the module's _bagua_params_and_buffers_to_ignore before with_bagua()."
+            )
+
+
 def shared_state(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.Tensor]]:
     """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once."""
     everything: Iterable[tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
@@ -115,7 +128,7 @@ def first_difference(descriptions: Sequence[dict[str, object]]) -> str:
     for rank, other in enumerate(descriptions):
         text = _difference(descriptions[0], other, rank)
         if text:
-            return f"{text} Build the same model, with the same layers in the same order, on every rank."
+            return text
     return ""
 
 
@@ -128,12 +141,19 @@ def _difference(mine: dict[str, object], other: dict[str, object], rank: int) ->
         if here != there:
             return (
                 f"The ranks' models differ. The first difference is parameter or buffer number {index}: rank 0 has "
-                f"{_say(here, there)}, rank {rank} has {_say(there, here)}."
+                f"{_say(here, there)}, rank {rank} has {_say(there, here)}. Build the same model, with the same layers "
+                "in the same order, on every rank."
             )
     if mine["optimizers"] != other["optimizers"]:
-        return f"The ranks' optimizers differ: rank 0 has {mine['optimizers']}, rank {rank} has {other['optimizers']}."
+        return (
+            f"The ranks' optimizers differ: rank 0 has {mine['optimizers']}, rank {rank} has {other['optimizers']}. "
+            "Make the same ones on every rank."
+        )
     if mine["settings"] != other["settings"]:
-        return f"The ranks' settings differ: rank 0 has {mine['settings']}, rank {rank} has {other['settings']}."
+        return (
+            f"The ranks' settings differ: rank 0 has {mine['settings']}, rank {rank} has {other['settings']}. "
+            "Choose the same on every rank."
+        )
     return ""
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm, GradientAllReduceAlgorithm
+from bagua.base.errors import BaguaError
 from training_scenarios.support import (
     check_close,
     check_close_parameters,
@@ -130,3 +134,60 @@ def wrapped_again() -> None:
     model.zero_grad()
     square(model, rank, 5).backward()  # an ordinary model again
     assert all(torch.equal(a, b) for a, b in zip(grads, before, strict=True))
+
+
+@scenario
+def trained_since() -> None:
+    """A parameter that is trained since the model was wrapped is noticed, whether it was frozen or not there; wrapped
+    again, the model goes on."""
+    rank = bagua.get_rank()
+    for thawed in (True, False):
+        model = seeded(mlp)
+        model[0].weight.requires_grad_(not thawed)
+        wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        square(model, rank, 0).backward()
+        if thawed:
+            model[0].weight.requires_grad_(True)
+        else:
+            model.append(nn.Linear(4, 4))
+        with pytest.raises(BaguaError, match=f"Parameter {'0' if thawed else '5'}.weight is trained now"):
+            for step in range(20):
+                square(model, rank, step).backward()
+        wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        square(model, rank, 1).backward()
+        everyone = torch.zeros(bagua.get_world_size(), 320)
+        bagua.allgather(model[0].weight.grad.view(-1), everyone)
+        assert bool((everyone == everyone[0]).all())
+
+
+class SparseLookup(nn.Module):
+    """Rows of a table, by a function that nothing tells of its sparse gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(rows, self.table, sparse=True)
+
+
+@scenario
+def unforeseen_sparse_gradient() -> None:
+    model = wrap(SparseLookup())
+    with pytest.raises(NotImplementedError, match="Parameter table got a sparse gradient"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+class Forgetful(Algorithm):
+    """Its reify returns nothing."""
+
+    def reify(self, process_group: Any) -> Any:
+        GradientAllReduceAlgorithm().reify(process_group)
+
+
+@scenario
+def arguments_that_are_none() -> None:
+    with pytest.raises(TypeError, match="optimizers holds a NoneType"):
+        seeded(mlp).with_bagua(None)
+    with pytest.raises(TypeError, match="reify returned a NoneType"):
+        seeded(mlp).with_bagua([], Forgetful())
