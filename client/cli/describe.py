@@ -99,8 +99,11 @@ def node_document(node: job_pb2.Node) -> dict[str, Any]:
 
 
 def first_failed_rank(job: job_pb2.Job) -> common_pb2.RankStatus | None:
-    """The rank that the reason names if it failed, else the one that failed first; None if no rank failed."""
-    failed = [r for r in job.ranks if r.state == common_pb2.RANK_STATE_EXITED and (r.exit_code or r.signal)]
+    """The rank that the reason names if it failed, else the one that failed first; None if no rank failed by itself:
+    a signal that the reason does not tell of is how the daemon stopped it."""
+    exited = [r for r in job.ranks if r.state == common_pb2.RANK_STATE_EXITED]
+    killed = "was killed by" in job.reason
+    failed = [r for r in exited if (r.signal and killed) or (r.exit_code and not r.signal)]
     named = re.search(r"\brank (\d+)\b", job.reason)
     for rank in failed:
         if named and rank.rank == int(named.group(1)):
@@ -133,4 +136,5 @@ def summary(job: job_pb2.Job, seconds: float, log_folder: str = "") -> str:
     line = f"Job {name} {words.get(job.state, f'is {job_state(job.state)} after')} {duration(seconds)}"
     if job.reason and job.state != SUCCEEDED:
         line += f": {job.reason.rstrip('.')}"
-    return line + (f". Logs: {log_folder}" if log_folder else ".")
+    end = "" if line.endswith("?") else "."
+    return f"{line}{end} Logs: {log_folder}" if log_folder else line + end

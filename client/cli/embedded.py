@@ -27,7 +27,7 @@ from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.paths import make_private_dir
 from bagua.cli.signals import uninterrupted
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 4.5
 KEPT_MARK = "kept"
 # The environment's settings of a service that runs elsewhere.
@@ -134,7 +134,9 @@ class ServiceProcess:
         try:
             while not data.endswith(b"\n"):
                 if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                    raise ServiceError(f"The {self.label} was not ready in time.{self._last_words()}")
+                    raise ServiceError(
+                        f"The {self.label} was not ready in time: is this machine overloaded?{self._last_words()}"
+                    )
                 received = os.read(self._ready, 65536)
                 if not received:
                     break

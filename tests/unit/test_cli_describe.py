@@ -36,6 +36,16 @@ def test_exit_code_of_the_first_to_fail_when_the_reason_names_none() -> None:
     assert describe.exit_code(job) == 3
 
 
+def test_a_rank_that_the_daemon_stopped_did_not_fail() -> None:
+    """The reason names it, but another one ended by itself, or none did."""
+    reason = "node a: all-reduce #0 of world: rank 1 passed 4 x float32, rank 0 passed 3 x float32"
+    stopped = exited(1, 0, signal=15, at=1.0)
+    job = ended(describe.FAILED, reason, exited(0, 3, at=2.0), stopped)
+    assert describe.first_failed_rank(job) == job.ranks[0]
+    assert describe.exit_code(job) == 3
+    assert describe.exit_code(ended(describe.FAILED, reason, exited(0, 0), stopped)) == 1
+
+
 def test_death_by_signal_as_in_a_shell() -> None:
     assert describe.exit_code(ended(describe.FAILED, "rank 0 was killed by SIGKILL", exited(0, -9, signal=9))) == 137
 
@@ -82,3 +92,5 @@ def test_summary_lines() -> None:
     )
     failed = ended(describe.FAILED, "rank 1 was killed.")
     assert describe.summary(failed, 61.0, "/logs") == "Job train failed after 1 min 1 s: rank 1 was killed. Logs: /logs"
+    asked = ended(describe.FAILED, "did it skip an operation?")
+    assert describe.summary(asked, 2.0) == "Job train failed after 2.0 s: did it skip an operation?"
