@@ -8,6 +8,7 @@ of a training step (``init_*_hook``).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -239,6 +240,20 @@ class Algorithm:
 
     @classmethod
     def init(cls, name: str, **kwargs: Any) -> Algorithm:
-        """The algorithm registered as ``name``, made with these arguments. Raises KeyError for an unknown name."""
-        made: Algorithm = GlobalAlgorithmRegistry.get(name)(**kwargs)
+        """The algorithm registered as ``name``, made with these arguments. Raises KeyError for an unknown name,
+        TypeError for an unknown argument, and for something else than true or false where it must be one of them."""
+        maker = GlobalAlgorithmRegistry.get(name)
+        _check_arguments(name, maker, kwargs)
+        made: Algorithm = maker(**kwargs)
         return made
+
+
+def _check_arguments(name: str, maker: Callable[..., Any], given: dict[str, Any]) -> None:
+    """They may come from a command line, as text."""
+    known = inspect.signature(maker).parameters
+    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key, value in given.items():
+        if key not in known and not takes_more:
+            raise TypeError(f"Algorithm {name} has no argument {key!r}. Known: {', '.join(known) or 'none'}.")
+        if key in known and known[key].annotation in (bool, "bool") and value not in (True, False):
+            raise TypeError(f"{key} is {value!r}: it must be true or false.")

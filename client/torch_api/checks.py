@@ -78,6 +78,8 @@ def share(tensor: torch.Tensor, group: Communicator) -> int:
 
 
 def check_count(tensor: torch.Tensor, count: int, blocks: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"count is {count!r}: it must be a whole number of elements, at least 0.")
     if check_tensor(tensor, "tensor").numel() != count * blocks:
         raise ValueError(
             f"tensor has {tensor.numel()} elements {list(tensor.shape)}; with count={count} this rank must pass "

@@ -110,9 +110,12 @@ def empty(
     copy nothing.
 
     Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``, dtype float32 by default (``torch.get_default_dtype``).
-    ``device``: another one than the CPU gives ``torch.zeros`` there, which is all that primitives need.
+    ``device``: another one than the CPU gives ``torch.zeros`` there, which is all that primitives need. Raises
+    ValueError for negative sizes.
     """
     shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"size is {list(shape)}: no dimension can be negative.")
     if device is not None and torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return current().memory.empty(shape.numel(), dtype or torch.get_default_dtype()).view(shape)

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from bagua.algorithms import GlobalAlgorithmRegistry
+from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry
 from bagua.base import algorithm_choice
 from bagua.base.errors import ConfigError
 
@@ -39,3 +39,13 @@ def test_unknown_names_are_told_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="async, bytegrad, "):
         algorithm_choice.check("bytegard:average=false")
     assert algorithm_choice.check(" async:warmup_steps=3 ") == "async:warmup_steps=3"
+
+
+def test_arguments_that_do_not_fit() -> None:
+    with pytest.raises(TypeError, match=r"bytegrad has no argument 'foo'\. Known: hierarchical, average\."):
+        Algorithm.init("bytegrad", foo=1)
+    with pytest.raises(TypeError, match="hierarchical is 'nope': it must be true or false"):
+        Algorithm.init("bytegrad", hierarchical="nope")
+    with pytest.raises(TypeError, match="synchronous is 'maybe'"):
+        Algorithm.init("combine", synchronous="maybe", communication_interval=3)
+    assert not Algorithm.init("bytegrad", hierarchical=0).hierarchical  # type: ignore[attr-defined]
