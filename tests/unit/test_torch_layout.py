@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.data_parallel.distributed import check_devices
 from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
 from bagua.torch_api.data_parallel.optimizer_state import decode, encode
 from bagua.torch_api.data_parallel.parameters import (
@@ -201,3 +202,15 @@ def test_a_model_trained_without_its_forward_has_times_too() -> None:
     recorder = StatisticsRecorder()
     recorder.add_step([(1, 2, 8)], 4, 9)
     assert recorder.last_step() == StepTimes(1e-9, 4e-9, 2e-9)
+
+
+def test_device_ids_may_name_the_gpu_of_the_module_alone() -> None:
+    gpu = torch.device("cuda", 1)
+    for ids, output in ((None, None), ([1], None), ([gpu], 1), (["cuda:1"], gpu), ((), 1)):
+        check_devices(ids, output, gpu)
+    for ids, output in (([0], None), ([1], 0), ([0, 1], None), (["cpu"], None)):
+        with pytest.raises(ValueError, match="the module is on cuda:1"):
+            check_devices(ids, output, gpu)
+    check_devices([], None, torch.device("cpu"))
+    with pytest.raises(ValueError, match="the module is on the CPU"):
+        check_devices([0], None, torch.device("cpu"))

@@ -129,6 +129,23 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
         raise NotImplementedError("will_sync_module_buffers: read inner.broadcast_buffers.")
 
 
+def check_devices(device_ids: Sequence[Any] | None, output_device: Any, device: torch.device) -> None:
+    """Raises ValueError if these arguments, as torch's take them, name anything else than ``device``, a GPU."""
+    named = [*(device_ids or ()), *(() if output_device is None else (output_device,))]
+    if named and device.type == "cpu":
+        raise ValueError(
+            f"device_ids is {device_ids} and output_device {output_device}, but the module is on the CPU: these are "
+            "for modules on a GPU. Pass None."
+        )
+    for one in named:
+        found = torch.device(device.type, one) if isinstance(one, int) else torch.device(one)
+        if found != device:
+            raise ValueError(
+                f"device_ids is {device_ids} and output_device {output_device}, but the module is on {device}: a rank "
+                "trains on the device where its module lies. Move the module, or pass None."
+            )
+
+
 def DistributedDataParallel(
     module: torch.nn.Module,
     device_ids: Sequence[Any] | None = None,
@@ -147,7 +164,7 @@ def DistributedDataParallel(
 
     Args:
         module: With at least one trainable parameter. Parameters and buffers become rank 0's.
-        device_ids, output_device: None. Modules on the CPU have no device to choose.
+        device_ids, output_device: None, or the GPU on which the module lies. They choose nothing: inputs must be there.
         dim: 0. Batches are not split: each rank loads its own.
         broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each forward pass in training, but
             inside ``no_sync``. False: they go their own way on each rank after the start.
@@ -169,11 +186,7 @@ def DistributedDataParallel(
     devices = sorted({parameter.device.type for parameter in parameters})
     if len(devices) > 1:
         raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}.")
-    if device_ids or output_device is not None:
-        raise ValueError(
-            f"device_ids is {device_ids} and output_device {output_device}, but the module is on {devices[0]}: these "
-            "are for modules on one GPU. Pass None."
-        )
+    check_devices(device_ids, output_device, parameters[0].device)
     if dim != 0:
         raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
     if not bucket_cap_mb > 0:
