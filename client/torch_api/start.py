@@ -91,7 +91,8 @@ def _begin(session: Session, torch_wanted: bool) -> None:
 
 
 def destroy_process_group() -> None:
-    """Leaves the job in good order; afterwards ``init_process_group`` may be called again. Nothing if not initialised.
+    """Leaves the job in good order. Afterwards ``init_process_group`` may be called again, but not in a process that a
+    daemon started (``bagua run``): it joins its job once. Nothing if not initialised.
 
     Gradients of wrapped models stay readable. Other ranks that wait for this one get CommunicationError. Takes
     ``torch.distributed`` down again if ``init_process_group`` brought it up.

@@ -59,7 +59,8 @@ class RankService(RankServiceServicer):
             reason = job.state.failure or "it is being stopped"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason}")
         if not job.admit(request.rank, request.pid):
-            text = f"rank {request.rank} of job {request.job_id} has joined already: a process joins once"
+            text = f"rank {request.rank} of job {request.job_id} has joined already: "
+            text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
         return rank_pb2.JoinReply(
             generation=job.generation,
