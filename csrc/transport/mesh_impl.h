@@ -20,6 +20,9 @@ namespace bagua::mesh {
 
 constexpr int64_t kReadBudget = 1 << 20;  // bytes from one stream before the others get their turn
 constexpr size_t kPumpBudget = 2 << 20;   // bytes handed to sockets before reading gets its turn
+// An event for every packet would interrupt the ranks' computation thousands of times a second; one for this many bytes
+// does not, and is in time for TCP to go on.
+constexpr size_t kMostLowWater = 64 << 10;
 // After the first stream of a peer has closed, its other streams may still bring what was on its way.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
 // The same for a peer that has said goodbye, from the latest byte on: all that it sent is in sockets and will come.
@@ -66,6 +69,7 @@ struct Stream {
   bool queued = false;      // in Impl::ready
   bool registered = false;  // with epoll
   uint32_t events = 0;      // what epoll watches
+  size_t low_water = 1;     // bytes in the socket from which on epoll tells of them
   uint64_t written = 0;     // bytes that the socket took
   StreamRate rate;
   StreamReader reader;
@@ -149,6 +153,7 @@ struct Mesh::Impl {
   bool reap(mesh::Stream* stream);
   // Receiving
   void make_ready(mesh::Stream* stream);
+  void set_low_water(mesh::Stream* stream);
   void read(mesh::Stream* stream, int64_t budget);
   bool on_header(mesh::Stream* stream);
   bool claim(mesh::Stream* stream);

@@ -181,6 +181,15 @@ void Mesh::Impl::make_ready(Stream* stream) {
   ready.push_back(stream);
 }
 
+// Lets epoll tell of the stream when the missing part of a frame is there, or a good piece of it. Less than asked for
+// is always right, and more would wait for bytes that may never come.
+void Mesh::Impl::set_low_water(Stream* stream) {
+  const size_t wanted = std::min(stream->reader.missing(), mesh::kMostLowWater);
+  if (wanted >= stream->low_water && wanted < 2 * stream->low_water) return;
+  const int bytes = static_cast<int>(wanted);
+  if (::setsockopt(stream->socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0) stream->low_water = wanted;
+}
+
 void Mesh::Impl::read(Stream* stream, int64_t budget) {
   using Step = StreamReader::Step;
   uint64_t received = 0;
@@ -201,6 +210,7 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
         make_ready(stream);
         break;
       case Step::kBlocked:
+        set_low_water(stream);
         break;
       case Step::kClosed:
         stream->ended = true;

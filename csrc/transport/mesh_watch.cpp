@@ -45,6 +45,11 @@ void Mesh::Impl::ask(Peer* peer, int64_t now) {
   const int index = peer->streams.back()->peer;
   if (peer->ping_ns < 0) {
     if (now - quiet_since(*peer) < ping_after()) return;
+    for (const auto& stream : peer->streams) {  // what is too little for an event is a sign of life, too
+      if (stream == nullptr || stream->low_water == 1) continue;
+      stream->reader.readable();
+      make_ready(stream.get());
+    }
     peer->ping_ns = now;
     peer->control.push_back({FrameType::kPing, 0, 0, nullptr, 0, 0, now, {}});
     return pump(peer);

@@ -147,6 +147,18 @@ StreamReader::Step StreamReader::finish_payload() {
   return Step::kCorrupt;
 }
 
+size_t StreamReader::missing() const {
+  switch (state_) {
+    case State::kHeader:
+      return sizeof header_ - (end_ - begin_);
+    case State::kPayload:
+      return left_;
+    case State::kDecision:
+      break;
+  }
+  return 1;
+}
+
 void StreamReader::take_from_ahead() {
   const size_t take = std::min(left_, end_ - begin_);
   if (!skipping_) {

@@ -75,6 +75,8 @@ class StreamReader {
   bool mid_frame() const { return state_ != State::kHeader || begin_ != end_; }
   uint64_t cookie() const { return cookie_; }
   std::string& control() { return control_; }
+  // Bytes without which nothing can be done with what has come; 1 where a decision is due.
+  size_t missing() const;
   int error() const { return error_; }
   const std::string& problem() const { return problem_; }
 

@@ -1,11 +1,14 @@
 // The mesh in good order: many messages, sizes, hosts, orders; parking, control messages, waking, bounded memory.
 #include "transport/mesh.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <map>
 #include <numeric>
+#include <thread>
 
 #include "mesh_rig.h"
 
@@ -233,6 +236,58 @@ TEST(sends_before_the_connection) {
   CHECK_OK(b.poll(in_ms(0), &done));
   while (in != out) CHECK_OK(b.poll(in_ms(1000), &done));
   EXPECT_EQ(a.describe_waits(now_ns()), "");
+}
+
+TEST(frames_in_pieces) {
+  test::RawPeer peer(1);
+  const std::vector<size_t> sizes = {1, 200'000, 0, 65'536, 70'000, 3, 16'000};
+  const std::vector<size_t> pieces = {1, 63, 64, 65, 1'000, 65'535, 65'536, 65'537, 90'000};
+  std::vector<std::string> payloads;
+  std::vector<std::vector<char>> targets;
+  std::string stream;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    payloads.push_back(std::string(sizes[i], static_cast<char>('a' + i)));
+    targets.emplace_back(sizes[i] + 1);
+    const FrameHeader header = peer.header(0, FrameType::kData, 1, i, payloads[i]);
+    stream.append(reinterpret_cast<const char*>(&header), sizeof header).append(payloads[i]);
+  }
+  std::vector<Mesh::Completion> done;
+  for (size_t i = 0; i < sizes.size(); ++i) peer.mesh.recv(1, 1, i, targets[i].data(), sizes[i], i);
+  size_t sent = 0;
+  for (size_t i = 0; sent < stream.size(); ++i) {
+    const size_t piece = std::min(pieces[i % pieces.size()], stream.size() - sent);
+    peer.write(0, stream.data() + sent, piece);
+    sent += piece;
+    CHECK_OK(peer.mesh.poll(in_ms(2), &done));
+  }
+  CHECK_OK(collect(&peer.mesh, sizes.size(), &done));
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    EXPECT(std::string(targets[i].begin(), targets[i].end() - 1) == payloads[i]);
+  }
+}
+
+// The ranks' computation is interrupted by every time that the mesh wakes up.
+TEST(packets_do_not_wake_one_by_one) {
+  constexpr size_t kPackets = 500, kPacket = 1'448;
+  test::RawPeer peer(1);
+  const std::string payload(kPackets * kPacket, 'x');
+  std::vector<char> target(payload.size());
+  peer.mesh.recv(1, 1, 1, target.data(), target.size(), 7);
+  std::thread sender([&] {
+    const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
+    peer.write(0, &header, sizeof header);
+    for (size_t i = 0; i < kPackets; ++i) {
+      peer.write(0, payload.data() + i * kPacket, kPacket);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  rusage before{}, after{};
+  ::getrusage(RUSAGE_THREAD, &before);
+  std::vector<Mesh::Completion> done;
+  CHECK_OK(collect(&peer.mesh, 1, &done));
+  ::getrusage(RUSAGE_THREAD, &after);
+  sender.join();
+  EXPECT(after.ru_nvcsw - before.ru_nvcsw < static_cast<int64_t>(kPackets / 5));
 }
 
 TEST(wake_from_another_thread) {

@@ -97,6 +97,25 @@ TEST(a_peer_that_has_not_begun_has_longer) {
   EXPECT(now_ns() - start >= 400 * kNsPerMs);
 }
 
+TEST(a_peer_that_sends_slowly_is_alive) {
+  RawPeer peer(1, true, patient(150, 600'000));
+  std::string payload(100'000, 'x');
+  std::vector<char> target(payload.size());
+  std::vector<Mesh::Completion> done;
+  peer.mesh.set_waiting(true);
+  peer.mesh.recv(1, 1, 1, target.data(), target.size(), 7);
+  const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
+  peer.write(0, &header, sizeof header);
+  size_t sent = 0;
+  for (; sent < 40'000; sent += 1'000) {  // far longer than it may be silent, and too little for an event
+    peer.write(0, payload.data() + sent, 1'000);
+    CHECK_OK(peer.mesh.poll(in_ms(25), &done));
+  }
+  peer.write(0, payload.data() + sent, payload.size() - sent);
+  CHECK_OK(test::collect(&peer.mesh, 1, &done));
+  EXPECT(std::string(target.begin(), target.end()) == payload);
+}
+
 TEST(without_a_lane_nobody_is_asked) {
   RawPeer peer(1, false, patient(30, 30));
   peer.mesh.set_waiting(true);
