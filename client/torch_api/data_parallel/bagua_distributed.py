@@ -123,6 +123,16 @@ class BaguaDistributedDataParallel:
         return trainable_parameters(self.module, self.parameters_to_ignore)
 
     @property
+    def params_in_use(self) -> set[str]:
+        """Names of all that is trained."""
+        return {name for name, _ in self.bagua_build_params()}
+
+    @property
+    def autograd_graph_params(self) -> dict[str, torch.nn.Parameter]:
+        """What of it has a gradient, by name: what backward has reached, on this rank or on another."""
+        return {name: parameter for name, parameter in self.bagua_build_params() if parameter.grad is not None}
+
+    @property
     def _group(self) -> Communicator:
         return self._runner.everyone
 

@@ -47,6 +47,8 @@ def wrapped_in_a_module() -> None:
     assert len(model.bagua_buckets) == 5  # bucket_cap_mb counts, whatever the environment says
     assert model.bagua_optimizers == [] and model.bagua_algorithm is model.inner.bagua_algorithm
     assert model.require_backward_grad_sync and model.parameters_to_ignore == frozenset()
+    names = {name for name, _ in model.module.named_parameters()}
+    assert model.inner.params_in_use == names == model.inner.autograd_graph_params.keys()
     assert next(iter(model.state_dict())) == "module.scale"
 
     again = copy.deepcopy(model)
