@@ -108,11 +108,11 @@ class EncodedAllReduce {
     const uint64_t own = bytes_of(block(me_).count);
     return flat_->handle_->launch("sends and receives", [&](NcclComm comm) {
       NcclResult code = kNcclOk;
-      for (int peer = 0; peer < n_ && code == kNcclOk; ++peer) {
+      for (int peer = 0; peer < n_ && goes_on(code); ++peer) {
         const uint64_t theirs = bytes_of(block(peer).count);
         if (peer == me_) continue;
         if (theirs > 0) code = nccl.send(slot(sent_, peer), theirs, kNcclUint8, peer, comm, flat_->stream_);
-        if (own > 0 && code == kNcclOk) {
+        if (own > 0 && goes_on(code)) {
           code = nccl.recv(slot(received_, peer), own, kNcclUint8, peer, comm, flat_->stream_);
         }
       }

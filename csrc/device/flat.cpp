@@ -151,7 +151,7 @@ Status Flat::exchange(const Operation& operation) {
   const int root = operation.descriptor.root, me = handle_->rank();
   return handle_->launch("sends and receives", [&](NcclComm comm) {
     NcclResult code = kNcclOk;
-    for (int peer = 0; peer < handle_->ranks() && code == kNcclOk; ++peer) {
+    for (int peer = 0; peer < handle_->ranks() && goes_on(code); ++peer) {
       const uint64_t block = static_cast<uint64_t>(peer) * bytes;
       const bool sends = kind == Kind::kAllToAll || (kind == Kind::kGather ? peer == root : me == root);
       const bool takes = kind == Kind::kAllToAll || (kind == Kind::kGather ? me == root : peer == root);
@@ -159,7 +159,7 @@ Status Flat::exchange(const Operation& operation) {
         const char* const from = operation.src + (kind == Kind::kGather ? 0 : block);
         code = nccl.send(from, bytes, kNcclUint8, peer, comm, stream_);
       }
-      if (takes && code == kNcclOk) {
+      if (takes && goes_on(code)) {
         char* const to = operation.dst + (kind == Kind::kScatter ? 0 : block);
         code = nccl.recv(to, bytes, kNcclUint8, peer, comm, stream_);
       }

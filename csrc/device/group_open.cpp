@@ -19,6 +19,7 @@ constexpr uint64_t kMeasured[] = {256 << 10, 8 << 20};  // bytes of an all-reduc
 constexpr int kRounds = 3;                              // the first one is not counted
 
 constexpr size_t kWords = 256;  // bytes of a member's reason
+constexpr int kTold = 4;        // members that are named
 constexpr int kLongestPauseMs = 32;
 
 bool contains(const std::vector<Route>& routes, Route route) {
@@ -181,7 +182,8 @@ Status Group::set_up(Daemon* daemon, Route route) {
   return Status::ok();
 }
 
-// `why` stays empty if all members are well; else it is the first one's that is not, by name.
+// `why` stays empty if all members are well; else it has the reasons of those that are not, by name: one's failure may
+// be seen by others, in other words.
 Status Group::agree(Daemon* daemon, const Status& mine, std::string* why) {
   if (runtime_->failure.failed()) return runtime_->failure.status();
   double trouble = mine ? 0 : 1;
@@ -190,10 +192,12 @@ Status Group::agree(Daemon* daemon, const Status& mine, std::string* why) {
   if (!mine) put(words, mine.message());
   std::vector<char> all(kWords * members_.ranks.size());
   if (Status status = daemon->all_gather(words, all.data(), kWords, members_.size()); !status) return status;
-  for (size_t i = 0; i < members_.ranks.size() && why->empty(); ++i) {
+  int told = 0;
+  for (size_t i = 0; i < members_.ranks.size() && told < kTold; ++i) {
     const char* const said = all.data() + i * kWords;
-    if (*said != '\0')
-      *why = "rank " + std::to_string(members_.ranks[i]) + ": " + std::string(said, strnlen(said, kWords));
+    if (*said == '\0') continue;
+    *why += (told++ == 0 ? "rank " : "; rank ") + std::to_string(members_.ranks[i]) + ": ";
+    why->append(said, strnlen(said, kWords));
   }
   return Status::ok();
 }

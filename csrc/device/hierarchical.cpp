@@ -93,7 +93,7 @@ Status Hierarchical::reduce(const Operation& operation, const Cut& parts) {
                                  down_stream_);
     }
     const uint64_t rest = parts.part * static_cast<uint64_t>(down_->ranks()) * element;
-    if (code == kNcclOk && parts.rest > 0) {
+    if (goes_on(code) && parts.rest > 0) {
       code = nccl.reduce(operation.src + rest, operation.dst + rest, parts.rest, type, op, last, comm, down_stream_);
     }
     return code;
@@ -112,7 +112,7 @@ Status Hierarchical::spread(const Operation& operation, const Cut& parts) {
                              comm, up_stream_);
     }
     char* const rest = operation.dst + parts.part * static_cast<uint64_t>(up_->ranks()) * element;
-    if (code == kNcclOk && parts.rest > 0) {
+    if (goes_on(code) && parts.rest > 0) {
       code = nccl.broadcast(rest, rest, parts.rest * element, kNcclUint8, last, comm, up_stream_);
     }
     return code;

@@ -25,7 +25,7 @@ class NcclHandle {
   // Whether all have joined, or an error; `over` false: not yet.
   Status created(bool* over);
 
-  // One group of NCCL: `calls(comm)` returns the first result that is not kNcclOk. Returns when all of it is enqueued,
+  // One group of NCCL: `calls(comm)` returns the first result that is an error. Returns when all of it is enqueued,
   // which waits for other ranks where connections have to be made.
   template <class Calls>
   Status launch(const char* what, Calls calls) {
@@ -36,7 +36,7 @@ class NcclHandle {
     if (code == kNcclOk) {
       code = calls(comm);
       const NcclResult ended = nccl.group_end();
-      if (code == kNcclOk || code == kNcclInProgress) code = ended;
+      if (goes_on(code)) code = ended;
     }
     const Status status = settle(comm, code, what);
     end();

@@ -112,7 +112,7 @@ Status Runtime::cuda(CudaError code, const char* what) const {
 }
 
 Status Runtime::nccl(NcclResult code, const char* what) const {
-  if (code == kNcclOk || code == kNcclInProgress) return Status::ok();
+  if (goes_on(code)) return Status::ok();
   const char* const more = libraries.nccl.last_error(nullptr);
   const std::string words = more != nullptr && *more != '\0' ? std::string(": ") + more : "";
   return {Code::kUnavailable, std::string("NCCL: ") + what + " failed: " + libraries.nccl.error_text(code) + words +

@@ -72,7 +72,7 @@ class DeviceConnection:
         self._waited: deque[int] = deque()
         self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
         self.clock = self._cuda.clock(index)
-        self.steps = DeviceSteps(recorder, self._leg.times)
+        self.steps = DeviceSteps(recorder, self._times)
 
     def _say_what_is_missing(self) -> None:
         missing = dict(self._leg.capabilities()["why_not"])
@@ -173,8 +173,13 @@ class DeviceConnection:
         return ticket
 
     def done(self, ticket: int) -> bool:
-        """Whether the result is there, or never will be."""
-        return self._leg.done(ticket)
+        """Whether the result is there, or never will be. Raises CommunicationError for an error of the device."""
+        with _Translated(self._error):
+            return self._leg.done(ticket)
+
+    def _times(self, ticket: int) -> Times:
+        with _Translated(self._error):
+            return self._leg.times(ticket)
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``DeviceSteps`` learns the times

@@ -12,6 +12,9 @@ using NcclResult = int;
 using NcclComm = void*;  // ncclComm_t
 constexpr NcclResult kNcclOk = 0;
 constexpr NcclResult kNcclInProgress = 7;
+inline bool goes_on(NcclResult code) {
+  return code == kNcclOk || code == kNcclInProgress;
+}
 
 struct NcclId {
   char bytes[128];
