@@ -163,7 +163,7 @@ def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float
         "ms_per_step": fmean(run["ms_per_step"] for run in runs),
         "curves": [run["curve"] for run in runs],
         "value_text": f"{value:.4f}" if task.percent else f"{value:.2%}",
-        "difference_text": f"{difference:+.2f} {unit}",
+        "difference_text": f"{round(difference, 2) + 0.0:+.2f} {unit}",  # no -0.00
         "spread_text": f"{spread:.2f} {unit}" if len(values) > 1 else "-",
         "share_text": _share_text(sent, full),
         "later_text": _share_text(later, full),
