@@ -9,8 +9,8 @@ import select
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,20 +69,39 @@ def places(emulation: Emulation | None) -> tuple[Place, Place]:
     return near, far
 
 
+def halves(cores: Iterable[int]) -> tuple[set[int], set[int]]:
+    """The cores of the two ends: half each, as two hosts have their own; all for both where there is only one."""
+    found = sorted(cores)
+    half = len(found) // 2
+    return (set(found[:half]), set(found[half:])) if half else (set(found), set(found))
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Processes that are started meanwhile run on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class End:
     """One process of a pair."""
 
-    def __init__(self, place: Place, arguments: Sequence[str]) -> None:
+    def __init__(self, place: Place, arguments: Sequence[str], cores: set[int]) -> None:
         environment = {**os.environ, "NCCL_SOCKET_IFNAME": f"={place.interface}", "PATH": SEARCH_PATH}
-        self._process = subprocess.Popen(
-            [*place.prefix, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C is for us
-        )
+        with on_cores(cores):
+            self._process = subprocess.Popen(
+                [*place.prefix, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
 
     def tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -116,8 +135,8 @@ class Pair:
     def __init__(self, program: Path, arguments: Callable[[Place], Sequence[str]], ends: tuple[Place, Place]) -> None:
         self._ends: list[End] = []
         try:
-            for place in ends:
-                self._ends.append(End(place, [str(program), *arguments(place)]))
+            for place, cores in zip(ends, halves(os.sched_getaffinity(0)), strict=True):
+                self._ends.append(End(place, [str(program), *arguments(place)], cores))
             handles = [end.answer().removeprefix("handle ") for end in self._ends]
             for end, handle in zip(self._ends, reversed(handles), strict=True):
                 end.tell(handle)
@@ -238,18 +257,21 @@ def measure_iperf(ends: tuple[Place, Place], streams: int, config: Mapping[str, 
 def _iperf_once(ends: tuple[Place, Place], streams: int, seconds: int, port: int) -> float:
     near, far = ends
     program = shutil.which(IPERF, path=SEARCH_PATH) or IPERF
-    server = subprocess.Popen(
-        [*far.prefix, program, "-s", "-1", "-B", far.address, "-p", str(port), "--forceflush"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    near_cores, far_cores = halves(os.sched_getaffinity(0))
+    with on_cores(far_cores):
+        server = subprocess.Popen(
+            [*far.prefix, program, "-s", "-1", "-B", far.address, "-p", str(port), "--forceflush"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         _wait_for_word(server, b"listening")
         command = [program, "-c", far.address, "-p", str(port), "-J", "-P", str(streams), "-t", str(seconds)]
-        done = subprocess.run(
-            [*near.prefix, *command], capture_output=True, text=True, timeout=seconds + ANSWER_DEADLINE_S
-        )
+        with on_cores(near_cores):
+            done = subprocess.run(
+                [*near.prefix, *command], capture_output=True, text=True, timeout=seconds + ANSWER_DEADLINE_S
+            )
     except subprocess.TimeoutExpired as error:
         raise ServiceError(f"{IPERF} does not end: {error}") from error
     finally:

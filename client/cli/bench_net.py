@@ -54,7 +54,8 @@ def bench_net(
 ) -> None:
     """Messages between two processes as NCCL sends them, up to 8 in flight:
     Bagua-Net through its function table, and plain sockets; turn by turn,
-    medians. No GPU is needed, and none is used.
+    medians. Each end has half of the cores, as hosts have their own. No GPU is
+    needed, and none is used.
 
     1 socket: a blocking program, a header and the message, nothing else.
     1 socket, polling: the same without ever blocking, as NCCL's own sockets.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -19,6 +20,18 @@ namespace {
 constexpr size_t kTurnBytes = 1 << 20;     // that one stream moves before others get their turn
 constexpr uint64_t kLargeChunk = 1 << 20;  // of a stream that takes everything at once
 constexpr int64_t kPatienceNs = 50'000;    // that a stream without room is waited for before another one is taken
+
+// The kernel's tcp_info is longer than the C library's: in microseconds, since Linux 4.6.
+constexpr size_t kShortestRoundTripAt = 148;
+
+int64_t shortest_round_trip_ns(int fd) {
+  char info[kShortestRoundTripAt + sizeof(uint32_t)];
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) != 0 || length < sizeof info) return 0;
+  uint32_t microseconds = 0;
+  std::memcpy(&microseconds, info + kShortestRoundTripAt, sizeof microseconds);
+  return int64_t{microseconds} * 1000;
+}
 
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
@@ -83,7 +96,9 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
     inline_bytes_ += size;
     flush_control();
   } else {
-    outstanding_.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
+    if (outstanding_.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) == 0) {
+      behind_since_ns_.store(0, std::memory_order_relaxed);
+    }
     call_helper();
     pass(false);
   }
@@ -168,11 +183,14 @@ void SendConnection::control_sent(size_t bytes) {
   }
 }
 
-// True if bytes were moved. A stream that takes nothing for long is not waited for.
+// True if bytes were moved. A stream that takes nothing for long is not waited for, unless what is left may be gone
+// before another one, which begins slowly, has come up to its speed: that takes some round trips.
 bool SendConnection::turn() {
   if (pass(false) || (look() && pass(false))) return true;
-  const int64_t refused = refused_ns_.load(std::memory_order_relaxed);
-  return now_ns() - refused >= kPatienceNs && pass(true);
+  const int64_t now = now_ns();
+  return now - refused_ns_.load(std::memory_order_relaxed) >= kPatienceNs &&
+         now - behind_since_ns_.load(std::memory_order_relaxed) >= 2 * round_trip_ns_.load(std::memory_order_relaxed) &&
+         pass(true);
 }
 
 // Goes on with chunks that have begun, wherever there is room, and begins new ones on the current stream: one socket
@@ -238,10 +256,14 @@ bool SendConnection::pump_stream(SendStream* stream, bool begins) {
 }
 
 void SendConnection::refused(SendStream* stream) {
-  stream->takes = settings().chunk_bytes;
+  stream->takes = std::max<uint64_t>(stream->takes / 2, settings().chunk_bytes);
   stream->partial.store(true, std::memory_order_relaxed);
   stream->stalls.fetch_add(1, std::memory_order_relaxed);
-  refused_ns_.store(now_ns(), std::memory_order_relaxed);
+  const int64_t now = now_ns();
+  refused_ns_.store(now, std::memory_order_relaxed);
+  if (behind_since_ns_.load(std::memory_order_relaxed) != 0) return;
+  behind_since_ns_.store(now, std::memory_order_relaxed);
+  round_trip_ns_.store(shortest_round_trip_ns(stream->socket.fd()), std::memory_order_relaxed);
 }
 
 void SendConnection::chunk_sent(SendStream* stream, size_t bytes) {

@@ -63,9 +63,11 @@ class SendConnection final : public Connection {
   Control control_queue_[kMaxRequests];
   size_t control_head_ = 0;
   size_t control_count_ = 0;
-  int64_t checked_ns_ = 0;              // when the peer's acknowledgements were last looked at; NCCL's thread
-  std::atomic<size_t> current_{0};      // the stream on which chunks begin
-  std::atomic<int64_t> refused_ns_{0};  // when the kernel last had no room on a stream
+  int64_t checked_ns_ = 0;                   // when the peer's acknowledgements were last looked at; NCCL's thread
+  std::atomic<size_t> current_{0};           // the stream on which chunks begin
+  std::atomic<int64_t> refused_ns_{0};       // when the kernel last had no room on a stream
+  std::atomic<int64_t> behind_since_ns_{0};  // when it first had none since all was sent; 0: it had
+  std::atomic<int64_t> round_trip_ns_{0};    // the shortest that TCP saw on the stream that was refused then
   // Large messages that are not fully claimed by streams, in order; mutex_.
   Request* large_[kMaxRequests];
   size_t large_head_ = 0;
