@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import fakes
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # for the fakes
+
+import fakes  # noqa: E402
+
 SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use after the end is seen
 
 
