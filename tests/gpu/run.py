@@ -236,10 +236,14 @@ def main() -> int:
         if run.to_do and not run.build():
             print("The core could not be built: nothing can run.", file=sys.stderr)
             return 1
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         groups = sections.groups(run.to_do)
-        for number, group in enumerate(groups):
-            run.do_group(group, sections.time_for(group, groups[number + 1 :], run.left_s()))
-        run.write()
+        try:
+            for number, group in enumerate(groups):
+                run.do_group(group, sections.time_for(group, groups[number + 1 :], run.left_s()))
+        finally:  # also where this run itself is ended from outside: nothing of it stays on the card
+            sweep()
+            run.write()
     print("\n" + report.markdown(run.report))
     good = all(one["status"] in (report.OK, report.SKIPPED) for one in run.report["sections"].values())
     return 0 if good else 1
