@@ -20,7 +20,7 @@ from contract.algorithms.case import TWO_HOSTS, WORLDS, volume_model
 from contract.algorithms.general import CHECKS
 from contract.algorithms.harness import Runner, check_reference
 from contract.algorithms.mistakes import MISTAKES
-from contract.algorithms.subjects import registered_names
+from contract.algorithms.subjects import problem_with, registered_names
 from rig.placing import environment
 
 CASES = load_cases()
@@ -116,6 +116,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "check" not in metafunc.fixturenames:
         return
     own = metafunc.config.getoption("--algorithm")
+    for problem in filter(None, map(problem_with, own or ())):
+        pytest.exit(problem, pytest.ExitCode.USAGE_ERROR)
     metafunc.parametrize(
         ("world", "subject", "check"),
         [

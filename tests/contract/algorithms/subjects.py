@@ -88,6 +88,21 @@ def subject_of(name: str) -> Subject:
     return Subject(name, make, how.replicas_equal, how.optimizers, how.even)
 
 
+def problem_with(name: str) -> str:
+    """Why the algorithm that --algorithm names can't be checked; empty if it can."""
+    if ":" not in name:
+        known = name in GlobalAlgorithmRegistry.available_algorithms()
+        return "" if known else f"--algorithm {name}: write MODULE:CLASS, or a registered name."
+    try:
+        made = subject_of(name).make()
+    except Exception as error:
+        return (
+            f"--algorithm {name} can't be made: {type(error).__name__}: {error}. The module must be importable from "
+            "this folder, and the class must need no arguments."
+        )
+    return "" if isinstance(made, Algorithm) else f"--algorithm {name} is a {type(made).__name__}, no Algorithm."
+
+
 def registered_names() -> list[str]:
     """Of all algorithms that come with the library; "combine" makes the others."""
     return [name for name in GlobalAlgorithmRegistry.available_algorithms() if name != "combine"]
