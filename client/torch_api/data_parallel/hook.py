@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
+
+try:
+    from torch._compile import _disable_dynamo as beside_graphs  # torch.compiler.disable would import dynamo at once
+except ImportError:  # private, and may move
+    from torch.compiler import disable as beside_graphs  # type: ignore[no-redef, assignment]
 
 
 class NoHook:
@@ -26,7 +30,7 @@ class ModuleHook:
         self._module = module
         self._function = function
 
-    @_disable_dynamo  # torch.compiler.disable would import dynamo at once
+    @beside_graphs
     def __call__(self, module: torch.nn.Module, *rest: Any) -> None:
         if module is self._module:
             self._function(module, *rest)
