@@ -10,7 +10,7 @@ import torch
 try:
     from torch._compile import _disable_dynamo as beside_graphs  # torch.compiler.disable would import dynamo at once
 except ImportError:  # private, and may move
-    from torch.compiler import disable as beside_graphs  # type: ignore[no-redef, assignment]
+    from torch.compiler import disable as beside_graphs  # type: ignore[no-redef]
 
 
 class NoHook:
