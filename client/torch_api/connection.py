@@ -22,6 +22,7 @@ from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
 from bagua.proto.rank_pb2_grpc import RankServiceStub
+from bagua.torch_api import env
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -159,6 +160,7 @@ class Connection:
         self.dtypes: Mapping[str, int] = module.DTYPES
         self.codecs: Mapping[str, int] = module.CODECS
         self._describe_waits = describe_waits
+        self._patience_s = env.get_wait_timeout()
         self._error: type[Exception] = module.CoreError
         with self._translated():
             self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.rank)
@@ -243,35 +245,40 @@ class Connection:
         """One operation on tensors at any address, from submission to the end: the arguments of the core's
         ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
         try:
-            pending = self._rank.transfer(*request, timeout_s=FIRST_WARNING_S)
-            waited = FIRST_WARNING_S
+            waited = min(FIRST_WARNING_S, self._patience_s)
+            pending = self._rank.transfer(*request, timeout_s=waited)
             while pending is not None:
-                self._warn(waited)
-                if pending.wait(WARNING_EVERY_S):
+                more = self._go_on(waited, self._patience_s)
+                if pending.wait(more):
                     return
-                waited += WARNING_EVERY_S
+                waited += more
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
-    def _warn(self, waited: float) -> None:
-        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, self._who_waits())
+    def _go_on(self, waited: float, limit: float) -> float:
+        """Says who waits for whom, and for how many seconds this rank will wait on. Raises CommunicationError at the
+        limit."""
+        waiting = self._who_waits()
+        if waited >= limit:
+            hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._patience_s else ""
+            raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}{hint}")
+        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
+        return min(WARNING_EVERY_S, limit - waited)
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.
 
         Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
-        30 s is logged, with who waits for whom. ``deadline_s`` is for operations that a process which never came could
-        hold up: nobody can see it die.
+        30 s is logged, with who waits for whom; after ``env.get_wait_timeout()`` it is an error, because of ranks that
+        live and never come (two that receive from each other). ``deadline_s``: sooner, for operations that a process
+        which never came could hold up: nobody can see it die.
         """
+        limit = min(deadline_s, self._patience_s)
         try:
-            waited = min(FIRST_WARNING_S, deadline_s)
+            waited = min(FIRST_WARNING_S, limit)
             times = self._rank.wait(ticket, waited)
             while times is None:
-                waiting = self._who_waits()
-                if waited >= deadline_s:
-                    raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}")
-                LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
-                more = min(WARNING_EVERY_S, deadline_s - waited)
+                more = self._go_on(waited, limit)
                 times = self._rank.wait(ticket, more)
                 waited += more
             return times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 from bagua.base.errors import ConfigError
 
 DEFAULT_BUCKET_BYTES = 10 << 20
+DEFAULT_WAIT_TIMEOUT_S = 1800
 
 
 def read_int(name: str, default: int) -> int:
@@ -64,6 +66,15 @@ def get_default_bucket_size() -> int:
     if found <= 0:
         raise ConfigError(f"BAGUA_DEFAULT_BUCKET_SIZE is {found}: it must be a positive number of bytes.")
     return found
+
+
+def get_wait_timeout() -> float:
+    """Seconds after which a rank gives up waiting for others that are alive: BAGUA_WAIT_TIMEOUT_S, else half an hour,
+    as with torch.distributed. 0: it waits for ever. Raises ConfigError if it is negative."""
+    found = read_int("BAGUA_WAIT_TIMEOUT_S", DEFAULT_WAIT_TIMEOUT_S)
+    if found < 0:
+        raise ConfigError(f"BAGUA_WAIT_TIMEOUT_S is {found}: it must be a number of seconds, or 0 for no limit.")
+    return found or math.inf
 
 
 def find_free_network_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 
 import pytest
@@ -41,6 +42,16 @@ def test_what_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "0")
     with pytest.raises(ConfigError, match="BAGUA_DEFAULT_BUCKET_SIZE"):
         env.get_default_bucket_size()
+    monkeypatch.setenv("BAGUA_WAIT_TIMEOUT_S", "-1")
+    with pytest.raises(ConfigError, match="BAGUA_WAIT_TIMEOUT_S"):
+        env.get_wait_timeout()
+
+
+def test_limit_of_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAGUA_WAIT_TIMEOUT_S", raising=False)
+    assert env.get_wait_timeout() == 1800
+    monkeypatch.setenv("BAGUA_WAIT_TIMEOUT_S", "0")
+    assert env.get_wait_timeout() == math.inf
 
 
 def test_free_port() -> None:

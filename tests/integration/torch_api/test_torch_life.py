@@ -291,6 +291,22 @@ def test_a_wait_with_a_deadline_ends(ranks: Any) -> None:
     assert "Rank 0 gave up" in text and "waiting for rank 1" in text
 
 
+def rank_receives_from_the_other(shared: bool) -> str:
+    os.environ["BAGUA_WAIT_TIMEOUT_S"] = "1"
+    bagua.init_process_group()
+    tensor = bagua.empty(4) if shared else torch.empty(4)
+    with pytest.raises(CommunicationError) as error:
+        bagua.recv(tensor, src=1 - bagua.get_rank())
+    return str(error.value)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ranks_that_wait_for_each_other_give_up(ranks: Any, shared: bool) -> None:
+    for rank, told in enumerate(ranks.run(rank_receives_from_the_other, 2, shared=shared)):
+        assert f"Rank {rank} gave up after 1 s" in told and "BAGUA_WAIT_TIMEOUT_S" in told
+        assert f"waiting for rank {1 - rank}" in told or f"from rank {1 - rank}" in told, told
+
+
 def rank_waits_long() -> None:
     import bagua.torch_api.connection as connection
 
