@@ -79,7 +79,8 @@ def test_communicators_leave_nothing(make_job: Callable[..., Any], route: str, h
         left = result["result"]["left"]
         for name in ("streams", "allocated", "communicators", "registered"):
             assert left[-1][name] <= left[1][name], (name, left)
-        assert left[-1]["threads"] <= left[1]["threads"] + 2, left
+        threads = [counted["threads"] for counted in left]  # some end a moment later; each round must not add one
+        assert min(threads[3:]) <= max(threads[:3]), threads
 
 
 def test_wrong_calls_are_refused(make_job: Callable[..., Any]) -> None:
