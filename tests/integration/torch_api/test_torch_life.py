@@ -302,9 +302,10 @@ def rank_receives_from_the_other(shared: bool) -> str:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_ranks_that_wait_for_each_other_give_up(ranks: Any, shared: bool) -> None:
-    for rank, told in enumerate(ranks.run(rank_receives_from_the_other, 2, shared=shared)):
-        assert f"Rank {rank} gave up after 1 s" in told and "BAGUA_WAIT_TIMEOUT_S" in told
-        assert f"waiting for rank {1 - rank}" in told or f"from rank {1 - rank}" in told, told
+    """One at least; the other may learn first that it has left."""
+    told = ranks.run(rank_receives_from_the_other, 2, shared=shared)
+    gave_up = [text for text in told if "gave up after 1 s" in text and "BAGUA_WAIT_TIMEOUT_S" in text]
+    assert gave_up and all(text in gave_up or "has left the job" in text for text in told), told
 
 
 def rank_waits_long() -> None:
