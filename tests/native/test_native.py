@@ -1,178 +1,43 @@
-"""Builds and runs the native tests: plain, under ASan + UBSan, and under TSan.
+"""Builds and runs the native tests of the core: plain, under ASan + UBSan, and under TSan.
 
 Every ``*_test.cpp`` in this folder is a suite; it is linked with ``harness.cpp`` and all sources of ``csrc`` but the
-bindings (they need Python). To add tests, add a file. Objects are kept by the hash of what they are made from in
-``$BAGUA_CACHE_DIR/native-tests`` (without the variable, in pytest's cache), so that a second run compiles only what
-changed.
+bindings (they need Python). To add tests, add a file. ``native_build.py`` is the builder.
 
 By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
-import ctypes
-import fcntl
-import functools
-import hashlib
-import os
-import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-CSRC = HERE.parents[1] / "csrc"
-COMPILER = os.environ.get("CXX", "g++")
-COMMON = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
-# The plain build has the flags of the real one; the TSan build is without the processor's extensions, so that the
-# portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in
-# instrumented code. -Og and line numbers alone take half the time of -O1 and whole debugging information to compile.
-SANITIZED = ["-Og", "-g1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
-BUILDS = {
-    "plain": ["-O3", "-g", "-march=native"],
-    "asan": [*SANITIZED, "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "tsan": [*SANITIZED, "-fsanitize=thread", "-Wno-tsan"],
-}
+sys.path.insert(0, str(HERE))
+
+import native_build as native  # noqa: E402
+
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
-ADDR_NO_RANDOMIZE = 0x0040000
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-
-
-def sources() -> list[Path]:
-    """All units of one test program: the core without its bindings, the harness, the suites."""
-    left_out = ("bindings", "tools", "device", "cuda", "nccl_net")  # they need Python; they are built by themselves
-    core = [path for path in sorted(CSRC.rglob("*.cpp")) if path.relative_to(CSRC).parts[0] not in left_out]
-    return [*core, *sorted(HERE.glob("*.cpp"))]
-
-
-@functools.cache
-def compiler_version() -> str:
-    """First lines of ``g++ --version`` and of what ``-march=native`` means here: both belong to an object's key."""
-    version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
-    native = subprocess.run(
-        [COMPILER, "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
-    ).stdout
-    return version + native
-
-
-def with_headers(source: Path) -> list[Path]:
-    """A file and all of our headers that it includes, directly or not."""
-    found = {source: None}  # in order of discovery
-    todo = [source]
-    while todo:
-        for name in INCLUDE.findall(todo.pop().read_text()):
-            header = next((path for path in (CSRC / name, HERE / name) if path.exists()), None)
-            if header is not None and header not in found:
-                found[header] = None
-                todo.append(header)
-    return list(found)
-
-
-def content_key(paths: list[Path], *extra: str) -> str:
-    """Hash of the files' contents and of the given strings."""
-    digest = hashlib.sha256("\0".join(extra).encode())
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:24]
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock: two runs at once do not write the same objects."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def run_compiler(arguments: list[str], output: Path) -> None:
-    """Runs the compiler into a temporary file and renames it, so that a killed compiler leaves no half object.
-
-    Raises:
-        RuntimeError: the compiler's messages.
-    """
-    part = output.with_suffix(".part")
-    result = subprocess.run([COMPILER, *arguments, "-o", str(part)], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(arguments)}\n{result.stderr}")
-    part.rename(output)
 
 
 def build(name: str, folder: Path) -> Path:
-    """Compiles and links one build of the test program; returns the program.
-
-    Raises:
-        RuntimeError: the messages of every unit that does not compile, or of the linker.
-    """
-    flags = [*COMMON, *BUILDS[name], f"-I{CSRC}", f"-I{HERE}"]
-
-    def compile_unit(source: Path) -> Path:
-        key = content_key(with_headers(source), compiler_version(), *flags, str(source))
-        output = folder / f"{name}-{source.stem}-{key}.o"
-        if not output.exists():
-            run_compiler([*flags, "-c", str(source)], output)
-        return output
-
-    with locked(folder):
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(compile_unit, source) for source in sources()]
-        errors = [str(error) for error in (future.exception() for future in futures) if error is not None]
-        if errors:
-            raise RuntimeError("\n".join(errors))
-        objects = [future.result() for future in futures]
-        program = folder / f"{name}-{content_key([], *(str(path) for path in objects))}.program"
-        if not program.exists():
-            run_compiler([*flags, *(str(path) for path in objects)], program)
-    return program
-
-
-def no_address_randomization() -> None:
-    """TSan of gcc 12 does not know the address layout of kernels with more than 28 random bits."""
-    ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
-
-
-def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs tests; a sanitizer's report makes the exit status 66 (TSan) or 1."""
-    env = os.environ | {
-        "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-        "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1",
-    }
-    prepare = no_address_randomization if name == "tsan" else None
-    return subprocess.run(
-        [str(program), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=env,
-        preexec_fn=prepare,
-        timeout=280,
-        check=False,
-    )
-
-
-def cache_folder(fallback: Path) -> Path:
-    """Where objects are kept."""
-    given = os.environ.get("BAGUA_CACHE_DIR")
-    return Path(given) / "native-tests" if given else fallback
+    """The test program: the core, the harness, the suites."""
+    return native.build(name, folder, [*native.core_sources(), *sorted(HERE.glob("*.cpp"))])
 
 
 # The plain build is the core that all other tests run; the suites run in it with --full.
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in BUILDS]
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in native.BUILDS],
 )
 def native_build(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Name of the build and its program."""
-    if shutil.which(COMPILER) is None:
-        pytest.skip(f"no C++ compiler: '{COMPILER}' is not in PATH")
+    if shutil.which(native.COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
     name = str(request.param)
     cache = request.config.cache
     assert cache is not None
-    return name, build(name, cache_folder(Path(cache.mkdir("native-tests"))))
+    return name, build(name, native.cache_folder(Path(cache.mkdir("native-tests"))))
 
 
 @pytest.mark.timeout(600)  # the first suite of a build waits for the compiler
@@ -180,15 +45,15 @@ def native_build(request: pytest.FixtureRequest) -> tuple[str, Path]:
 def test_native(native_build: tuple[str, Path], suite: str) -> None:
     """One suite under one build."""
     name, program = native_build
-    result = run(name, program, [suite])
+    result = native.run(name, program, [suite])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    program = build(name, cache_folder(HERE.parents[1] / ".pytest_cache" / "d" / "native-tests"))
-    result = run(name, program, arguments[1:])
+    program = build(name, native.cache_folder(HERE.parents[1] / ".pytest_cache" / "d" / "native-tests"))
+    result = native.run(name, program, arguments[1:])
     print(result.stdout, end="")
     return result.returncode
 

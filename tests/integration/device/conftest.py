@@ -50,8 +50,8 @@ class Job:
         self.of_rank: dict[int, dict[str, str]] = {}  # variables of single ranks
 
     def start(self, script: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
-        """Runs a function of leg_rank.py on all ranks. Every rank has a GPU of its own unless ``environment`` says
-        otherwise."""
+        """Runs a function of leg_scripts ("results.kinds") on all ranks. Every rank has a GPU of its own unless
+        ``environment`` says otherwise."""
         for rank, token in self.tokens.items():
             host = next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
             task = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -14,17 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from leg_scripts.member import Member, say
+
 TASK: dict[str, Any] = {}
-
-
-def say(**values: Any) -> None:
-    print(json.dumps(values), flush=True)
-
-
-def pause() -> None:
-    """Says that it is ready, and waits until the test lets it go on."""
-    say(ready=True)
-    sys.stdin.readline()
 
 
 def load(name: str, path: str) -> Any:
@@ -81,15 +74,15 @@ class Fakes:
 
 def main() -> None:
     TASK.update(json.loads(sys.argv[1]))
-    import leg_scripts
-
+    module, function = TASK["script"].split(".")
+    script = getattr(importlib.import_module(f"leg_scripts.{module}"), function)
     core = load("bagua_core_native", TASK["core"])
     device = load("bagua_device_native", TASK["device"])
     rank = core.Rank(data_socket=TASK["socket"], token=bytes.fromhex(TASK["token"]), rank=TASK["rank"])
     found = Fakes()
     try:
-        test = leg_scripts.Member(core, device, rank, found, TASK["rank"], TASK["hosts"])
-        result = getattr(leg_scripts, TASK["script"])(test, **TASK["arguments"])
+        test = Member(core, device, rank, found, TASK["rank"], TASK["hosts"])
+        result = script(test, **TASK["arguments"])
         say(result=result, misuse=found.misuse())
     except Exception:
         say(raised=traceback.format_exc())

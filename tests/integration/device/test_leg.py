@@ -22,7 +22,7 @@ def nothing_left(left: dict[str, int]) -> None:
 @pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
 def test_kinds(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     """All kinds, dtypes and reductions give what numpy gives, without a wait of the host."""
-    for result in make_job(hosts).run("kinds", route=route, counts=[1000, 3, 1]).values():
+    for result in make_job(hosts).run("results.kinds", route=route, counts=[1000, 3, 1]).values():
         found = result["result"]
         assert found["route"] == route
         assert found[f"ops_{route}"] > 0
@@ -32,14 +32,14 @@ def test_kinds(make_job: Callable[..., Any], route: str, hosts: list[list[int]])
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2]])
 def test_bfloat16(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
-    assert all(result["result"] for result in make_job(hosts).run("bf16_sum", route=route).values())
+    assert all(result["result"] for result in make_job(hosts).run("results.bf16_sum", route=route).values())
 
 
 @pytest.mark.parametrize("codec", ["fp16", "minmax8", "onebit", "topk"])
 @pytest.mark.parametrize(("route", "hosts"), [("flat", [[0], [1], [2]]), ("hierarchical", TWO_HOSTS)])
 def test_encoded(make_job: Callable[..., Any], codec: str, route: str, hosts: list[list[int]]) -> None:
     """Replicas have the same bits; error feedback keeps the sum of steps near the truth; exact elements are exact."""
-    results = make_job(hosts).run("encoded", route=route, codec=codec, steps=6, count=50_000)
+    results = make_job(hosts).run("results.encoded", route=route, codec=codec, steps=6, count=50_000)
     first = results[0]["result"]
     for result in results.values():
         found = result["result"]
@@ -52,14 +52,16 @@ def test_encoded(make_job: Callable[..., Any], codec: str, route: str, hosts: li
 def test_encoded_without_kernels(make_job: Callable[..., Any]) -> None:
     """The daemons encode instead."""
     job = make_job([[0], [1]])
-    results = job.run("encoded", {"BAGUA_DEVICE_KERNELS": ""}, route="flat", codec="minmax8", steps=2, count=5000)
+    results = job.run(
+        "results.encoded", {"BAGUA_DEVICE_KERNELS": ""}, route="flat", codec="minmax8", steps=2, count=5000
+    )
     assert all(result["result"]["route"]["staged"] == 2 for result in results.values())
 
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])
 def test_order_of_streams(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     world = sum(len(there) for there in hosts)
-    for result in make_job(hosts).run("order", route=route).values():
+    for result in make_job(hosts).run("streams.order", route=route).values():
         found = result["result"]
         total = world * (world + 1) / 2 * world**2
         assert found == {"result": [total, True], "early": False, "done": True, "times": True}
@@ -67,7 +69,7 @@ def test_order_of_streams(make_job: Callable[..., Any], route: str, hosts: list[
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])
 def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
-    for result in make_job(hosts).run("many", route=route, steps=40, buckets=4).values():
+    for result in make_job(hosts).run("streams.many", route=route, steps=40, buckets=4).values():
         assert result["result"]["right"]
         # A lane gives memory back shortly after a result is there: a step may find those of the one before in use.
         assert result["result"]["made"][-1][0] <= 2 * 4 + 2, result["result"]["made"]
@@ -75,7 +77,7 @@ def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts:
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])
 def test_communicators_leave_nothing(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
-    for result in make_job(hosts).run("communicators", route=route, rounds=6).values():
+    for result in make_job(hosts).run("routes.communicators", route=route, rounds=6).values():
         left = result["result"]["left"]
         for name in ("streams", "allocated", "communicators", "registered"):
             assert left[-1][name] <= left[1][name], (name, left)
@@ -84,7 +86,7 @@ def test_communicators_leave_nothing(make_job: Callable[..., Any], route: str, h
 
 
 def test_wrong_calls_are_refused(make_job: Callable[..., Any]) -> None:
-    for result in make_job([[0, 1]]).run("refused").values():
+    for result in make_job([[0, 1]]).run("routes.refused").values():
         said = result["result"]
         assert all(said), said
         assert "captured" in said[-1]
@@ -107,7 +109,7 @@ def test_choice_of_route(
     make_job: Callable[..., Any], hosts: list[list[int]], environment: dict[str, str], expected: set[str]
 ) -> None:
     """All ranks choose the same; several ranks on one GPU, or none with NCCL, go through the daemon."""
-    results = make_job(hosts).run("routes", environment)
+    results = make_job(hosts).run("routes.routes", environment)
     chosen = {result["result"]["route"] for result in results.values()}
     assert len(chosen) == 1
     assert chosen <= expected
@@ -128,7 +130,7 @@ def test_a_route_that_cannot_be_set_up(
     members, also at those that wait in NCCL for the one that failed."""
     job = make_job(ONE_HOST)
     job.of_rank = of_rank
-    for result in job.run("report").values():
+    for result in job.run("routes.report").values():
         found = result["result"]
         assert found["route"] == "staged" and list(found["failed"]) == ["flat"]
         assert list(found["impossible"]) == ["hierarchical"]  # one host
@@ -136,7 +138,7 @@ def test_a_route_that_cannot_be_set_up(
         assert found["left"]["communicators"] == 0
     job = make_job(ONE_HOST)
     job.of_rank = of_rank
-    job.start("report", {"BAGUA_DEVICE_ROUTE": "flat"})
+    job.start("routes.report", {"BAGUA_DEVICE_ROUTE": "flat"})
     for result in job.lines().values():
         said = result["raised"]
         assert "route flat (BAGUA_DEVICE_ROUTE) can't be had for all ranks" in said and who in said and words in said
@@ -159,7 +161,7 @@ def test_a_forced_route_that_is_not_possible(
     """The same clear error at all members."""
     job = make_job(hosts)
     job.of_rank = of_rank
-    job.start("report", {"BAGUA_DEVICE_ROUTE": route})
+    job.start("routes.report", {"BAGUA_DEVICE_ROUTE": route})
     said = {result["raised"].splitlines()[-1] for result in job.lines().values()}
     assert len(said) == 1, said
     [message] = said
@@ -168,45 +170,45 @@ def test_a_forced_route_that_is_not_possible(
 
 def test_some_of_the_ranks_have_no_such_route(make_job: Callable[..., Any]) -> None:
     """A communicator whose shape has no meaning for the forced route chooses for itself, and says so."""
-    for rank, result in make_job(TWO_HOSTS).run("report", route="hierarchical", members=[0, 1]).items():
+    for rank, result in make_job(TWO_HOSTS).run("routes.report", route="hierarchical", members=[0, 1]).items():
         found = result["result"]
         assert found["route"] == ("flat" if rank < 2 else "hierarchical")
         assert ("hierarchical" in found["impossible"]) == (rank < 2)
 
 
 def test_what_has_no_way_is_refused(make_job: Callable[..., Any]) -> None:
-    for result in make_job([[0, 1]]).run("no_way", {"BAGUA_DEVICE_DRIVER": ""}, route="flat").values():
+    for result in make_job([[0, 1]]).run("routes.no_way", {"BAGUA_DEVICE_DRIVER": ""}, route="flat").values():
         assert "send" in result["result"] and "BAGUA_DEVICE_DRIVER is empty" in result["result"]
 
 
 def test_streams_that_share_queues(make_job: Callable[..., Any]) -> None:
     """CUDA may put streams of one priority on one queue: a stream that waits for other ranks must not hold up what they
     wait for."""
-    results = make_job([[0, 1]]).run("crossed", {"FAKE_CUDA_ONE_QUEUE": "1"})
+    results = make_job([[0, 1]]).run("streams.crossed", {"FAKE_CUDA_ONE_QUEUE": "1"})
     assert all(result["result"] for result in results.values())
 
 
 def test_another_device_than_the_current_one(make_job: Callable[..., Any]) -> None:
-    for result in make_job([[0, 1]]).run("on_another_device").values():
+    for result in make_job([[0, 1]]).run("streams.on_another_device").values():
         assert result["result"] == {"result": [3.0, True], "device": 0}
 
 
 def test_two_devices_of_a_rank(make_job: Callable[..., Any]) -> None:
-    assert all(result["result"] for result in make_job([[0, 1]]).run("two_devices").values())
+    assert all(result["result"] for result in make_job([[0, 1]]).run("streams.two_devices").values())
 
 
 @pytest.mark.parametrize("route", ["staged", "flat"])
 def test_captures_elsewhere_are_not_spoilt(make_job: Callable[..., Any], route: str) -> None:
-    make_job([[0, 1]]).run("during_a_capture", route=route)
+    make_job([[0, 1]]).run("streams.during_a_capture", route=route)
 
 
 def test_a_forked_child_is_refused(make_job: Callable[..., Any]) -> None:
-    for result in make_job([[0, 1]]).run("forked", route="staged").values():
+    for result in make_job([[0, 1]]).run("endings.forked", route="staged").values():
         assert "forked child" in result["result"]["said"]
         assert result["result"]["status"] == 0
 
 
 def test_no_cuda_is_said(make_job: Callable[..., Any], libraries: Any) -> None:
     job = make_job([[0]])
-    job.start("routes", {"BAGUA_DEVICE_DRIVER": "", "BAGUA_DEVICE_NCCL": ""})
+    job.start("routes.routes", {"BAGUA_DEVICE_DRIVER": "", "BAGUA_DEVICE_NCCL": ""})
     assert "no way for tensors of GPUs" in job.line(0)["raised"]

@@ -28,7 +28,7 @@ def check_freed(result: Any, reason: str, route: str) -> None:
 @pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
 def test_a_killed_rank_frees_the_others(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     job = make_job(hosts)
-    job.start("lost", route=route, hang=False)
+    job.start("endings.lost", route=route, hang=False)
     job.lines()
     victim = max(job.tokens)
     job.kill(victim)
@@ -41,7 +41,7 @@ def test_a_killed_rank_frees_the_others(make_job: Callable[..., Any], route: str
 def test_nccl_that_hangs_is_aborted(make_job: Callable[..., Any]) -> None:
     """All ranks are there, and NCCL does nothing: the end of the engine's generation ends it."""
     job = make_job(ONE_HOST)
-    job.start("lost", route="flat", hang=True)
+    job.start("endings.lost", route="flat", hang=True)
     job.lines()
     job.engines[0].abort("the generation ends")
     for rank in job.tokens:
@@ -51,7 +51,7 @@ def test_nccl_that_hangs_is_aborted(make_job: Callable[..., Any]) -> None:
 
 def test_communicators_that_hang_are_aborted_together(make_job: Callable[..., Any]) -> None:
     job = make_job([[0, 1]])
-    job.start("several_hang")
+    job.start("endings.several_hang")
     job.lines()
     job.engines[0].abort("the generation ends")
     for rank in job.tokens:
@@ -65,14 +65,14 @@ def test_communicators_that_hang_are_aborted_together(make_job: Callable[..., An
 def test_an_error_of_the_device_is_noticed(make_job: Callable[..., Any], route: str) -> None:
     """Nobody has to ask, and nothing hangs."""
     job = make_job([[0, 1]])
-    job.start("broken_device", route=route)
+    job.start("endings.broken_device", route=route)
     for result in job.lines().values():
         assert "CUDA error 700" in result["result"]["said"]
 
 
 def test_a_daemon_that_dies_frees_its_ranks(make_job: Callable[..., Any]) -> None:
     job = make_job([[0, 1]])
-    job.start("lost", route="staged", hang=False)
+    job.start("endings.lost", route="staged", hang=False)
     job.lines()
     job.engines[0].close()
     job.go_on(0)
@@ -83,6 +83,6 @@ def test_a_daemon_that_dies_frees_its_ranks(make_job: Callable[..., Any]) -> Non
 
 @pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
 def test_close_while_operations_are_pending(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
-    for result in make_job(hosts).run("closed_while_pending", route=route).values():
+    for result in make_job(hosts).run("endings.closed_while_pending", route=route).values():
         assert result["result"]["left"]["streams"] == 1
         assert result["result"]["left"]["communicators"] == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-import test_native as native  # noqa: E402 (tests/native is no package)
+import native_build as native  # noqa: E402
 
 EMULATION = HERE / "emulation"
 # A product must not be merged with a sum that follows, as on the device; "#pragma unroll" is nvcc's; that a loop over

@@ -16,7 +16,7 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", 
 SANITIZED = {"": (), "tsan": ("-fsanitize=thread", "-Wno-tsan"), "asan": ("-fsanitize=address,undefined",)}
 CORE = ("kernel/reduce.cpp", "kernel/half.cpp", "kernel/copy.cpp")
 UNITS = {
-    "libfake_cuda.so": ("fake_cuda.cpp",),
+    "libfake_cuda.so": tuple(f"fake_cuda_{part}.cpp" for part in ("world", "streams", "memory", "control")),
     "libfake_nccl.so": ("fake_nccl.cpp", "fake_nccl_link.cpp", *CORE),
     "libfake_kernels.so": ("fake_kernels.cpp", "codec/transcode.cpp", "codec/top_k.cpp", *CORE),
 }

@@ -5,44 +5,26 @@ By hand: ``python tests/native/device/test_device_native.py [plain|asan|tsan] [s
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # for the fakes
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fakes  # noqa: E402
+import native_build as native  # noqa: E402
 
 SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use after the end is seen
 
 
-def _native() -> ModuleType:
-    """The builder of the core's native tests, a file beside this folder: units of the core are compiled once."""
-    spec = importlib.util.spec_from_file_location("bagua_native_tests", HERE.parent / "test_native.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-native = _native()
-_core_sources = native.sources
-
-
 def sources() -> list[Path]:
     """The core and the leg without their bindings, the harness, the suite."""
-    core = [path for path in _core_sources() if native.CSRC in path.parents]
     leg = [path for path in sorted((native.CSRC / "device").rglob("*.cpp")) if path.name != "module.cpp"]
-    return [*core, *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
-
-
-native.sources = sources
+    return [*native.core_sources(), *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
 
 
 def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
@@ -54,7 +36,7 @@ def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
     before = dict(os.environ)
     os.environ.update(variables)
     try:
-        result = native.run(name, native.build(name, folder), arguments)
+        result = native.run(name, native.build(name, folder, sources()), arguments)
     finally:
         os.environ.clear()
         os.environ.update(before)

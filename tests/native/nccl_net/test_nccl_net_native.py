@@ -4,31 +4,21 @@ They call the plugin's tables as NCCL does, both ends in one process, on loopbac
 ``python tests/native/nccl_net/test_nccl_net_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import native_build as native  # noqa: E402
+
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
-
-
-def _native() -> ModuleType:
-    """The builder of the core's native tests, a file beside this folder."""
-    spec = importlib.util.spec_from_file_location("bagua_native_tests", HERE.parent / "test_native.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-native = _native()
 
 
 def sources() -> list[Path]:

@@ -1,0 +1,113 @@
+"""Ranks that are lost, devices and NCCL that fail, forks, the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from leg_scripts.member import Member, pause
+
+
+def lost(test: Member, route: str, hang: bool) -> dict[str, Any]:
+    """Submits an operation that can't end; says how it ended when the test has killed a rank or an engine."""
+    test.open(route)
+    data = np.ones(1 << 16, np.float32)
+    test.call("allreduce", data, data, data.size)
+    if hang:
+        test.fakes.nccl.fake_nccl_hang(1)
+    ready = test.me != test.world - 1
+    tickets = [test.submit("allreduce", data, data, data.size) for _ in range(3)] if ready or hang else []
+    for ticket in tickets:
+        test.leg.wait(ticket, test.stream)
+    pause()
+    begin = time.monotonic()
+    said = ""
+    try:
+        if tickets:
+            test.leg.synchronize(tickets[0])
+    except test.device.DeviceError as error:
+        said = str(error)
+    later = ""
+    try:
+        test.submit("allreduce", data, data, data.size)
+    except test.device.DeviceError as error:
+        later = str(error)
+    test.fakes.drain(test.stream)  # the user's stream is free
+    done = all(test.leg.done(ticket) for ticket in tickets)
+    aborts = test.leg.counters()["aborts"]
+    test.close()
+    took = time.monotonic() - begin
+    return {"said": said, "later": later, "took": took, "done": done, "aborts": aborts, "left": test.fakes.left()}
+
+
+def broken_device(test: Member, route: str) -> dict[str, Any]:
+    """An error of the device is noticed without a call, and everything ends."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    test.fakes.cuda.fake_cuda_break(700)
+    begin = time.monotonic()
+    while not test.leg.error() and time.monotonic() < begin + 60:
+        time.sleep(0.01)
+    said = test.leg.error()
+    test.close()
+    return {"said": said}
+
+
+def forked(test: Member, route: str) -> dict[str, Any]:
+    """A child is refused, and ends by itself; the parent goes on."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            test.submit("allreduce", data, data, 1000)
+        except test.device.DeviceError as error:
+            os.write(writable, str(error).encode())
+        test.leg.close()
+        test.leg = None  # and what the interpreter does at its end
+        os._exit(0)
+    os.close(writable)
+    status = os.waitpid(child, 0)[1]
+    with os.fdopen(readable) as pipe:
+        said = pipe.read()
+    test.call("allreduce", data, data, 1000)
+    test.close()
+    return {"said": said, "status": status}
+
+
+def several_hang(test: Member) -> dict[str, Any]:
+    """Several communicators of NCCL hang at once: aborting one waits for the others' kernels."""
+    test.open("flat")
+    comms = [0, 21, 22]
+    for comm in comms[1:]:
+        test.leg.create_comm(comm, list(range(test.world)))
+    data = [np.ones(1000, np.float32) for _ in comms]
+    for comm, mine in zip(comms, data, strict=True):
+        test.call("allreduce", mine, mine, 1000, comm=comm)
+    test.fakes.nccl.fake_nccl_hang(1)
+    for comm, mine in zip(comms, data, strict=True):
+        test.leg.wait(test.submit("allreduce", mine, mine, 1000, comm=comm), test.stream)
+    pause()
+    test.fakes.drain(test.stream)
+    aborts = test.leg.counters()["aborts"]
+    test.close()
+    return {"aborts": aborts, "left": test.fakes.left()}
+
+
+def closed_while_pending(test: Member, route: str) -> dict[str, Any]:
+    """``close`` ends what will never be done."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    if test.me == 0:
+        ticket = test.submit("allreduce", data, data, 1000)
+        test.leg.wait(ticket, test.stream)
+    test.close()
+    test.fakes.drain(test.stream)
+    return {"left": test.fakes.left()}

@@ -1,0 +1,145 @@
+"""Results: every kind of operation against numpy, codecs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from leg_scripts.member import Member
+
+NUMPY = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.float16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "int8": np.int8,
+}
+
+
+def values(rank: int, count: int, dtype: str) -> Any:
+    """What a rank gives: small whole numbers, so that every sum is exact."""
+    numbers = (np.arange(count) * 7 + rank * 3) % 5 + 1
+    return numbers.astype(NUMPY[dtype])
+
+
+def numpy_op(op: str, inputs: list[Any]) -> Any:
+    stack = np.stack(inputs)
+    wide = stack.astype(np.float64) if stack.dtype.kind == "f" else stack.astype(np.int64)
+    if op == "AVG":
+        total = wide.sum(axis=0)
+        return (total / len(inputs) if stack.dtype.kind == "f" else total // len(inputs)).astype(stack.dtype)
+    by_name = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+    by_name |= {"BOR": np.bitwise_or, "BAND": np.bitwise_and, "BXOR": np.bitwise_xor}
+    return by_name[op].reduce(wide, axis=0).astype(stack.dtype)
+
+
+def check_reductions(test: Member, count: int, dtype: str, op: str) -> None:
+    inputs = [values(rank, count * test.world, dtype) for rank in range(test.world)]
+    mine, want = inputs[test.me].copy(), numpy_op(op, inputs)
+    tolerance = 1e-3 if dtype == "float16" else 1e-6
+    what = f"{op} of {count} x {dtype}"
+
+    def same(got: Any, wanted: Any, name: str) -> None:
+        if op == "AVG":
+            assert np.allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance), (name, what)
+        else:
+            assert np.array_equal(got, wanted), (name, what, got[:8], wanted[:8])
+
+    out = np.zeros(count * test.world, mine.dtype)
+    test.call("allreduce", mine, out, count * test.world, op=op)
+    same(out, want, "allreduce")
+    place = mine.copy()
+    test.call("allreduce", place, place, count * test.world, op=op)
+    same(place, want, "allreduce in place")
+    root = test.world - 1
+    out = np.zeros_like(mine)
+    test.call("reduce", mine, out if test.me == root else None, count * test.world, op=op, root=root)
+    if test.me == root:
+        same(out, want, "reduce")
+    part = np.zeros(count, mine.dtype)
+    test.call("reduce_scatter", mine, part, count, op=op)
+    same(part, want[test.me * count : (test.me + 1) * count], "reduce_scatter")
+
+
+def check_moves(test: Member, count: int, dtype: str) -> None:
+    n, me = test.world, test.me
+    rows = [values(rank, count, dtype) for rank in range(n)]
+    whole = [np.concatenate([values(rank * n + j, count, dtype) for j in range(n)]) for rank in range(n)]
+    every, one = np.zeros(n * count, NUMPY[dtype]), np.zeros(count, NUMPY[dtype])
+    root = 1 % n
+    test.call("broadcast", rows[root] if me == root else None, one, count, root=root)
+    assert np.array_equal(one, rows[root]), "broadcast"
+    test.call("allgather", rows[me], every, count)
+    assert np.array_equal(every, np.concatenate(rows)), "allgather"
+    every[:] = 0
+    test.call("gather", rows[me], every if me == root else None, count, root=root)
+    assert me != root or np.array_equal(every, np.concatenate(rows)), "gather"
+    test.call("scatter", whole[root] if me == root else None, one, count, root=root)
+    assert np.array_equal(one, whole[root][me * count : (me + 1) * count]), "scatter"
+    test.call("alltoall", whole[me], every, count)
+    want = np.concatenate([whole[rank][me * count : (me + 1) * count] for rank in range(n)])
+    assert np.array_equal(every, want), "alltoall"
+    before, after = (me - 1) % n, (me + 1) % n
+    sent = test.submit("send", rows[me], None, count, root=after)
+    got = test.submit("recv", None, one, count, root=before)
+    test.finish(sent, got)
+    assert np.array_equal(one, rows[before]), "send and recv"
+    test.call("barrier", None, None, 0, dtype="uint8")
+
+
+def kinds(test: Member, route: str, counts: list[int]) -> dict[str, Any]:
+    """All kinds, dtypes and reductions, against numpy."""
+    test.open(route)
+    test.fakes.cuda.fake_cuda_watch_this_thread()
+    for count in counts:
+        for dtype in ("float32", "float64", "float16", "int32", "int64", "uint8"):
+            ops = ["SUM", "AVG", "MAX"] if count == counts[0] else ["SUM"]
+            for op in ops:
+                check_reductions(test, count, dtype, op)
+        for op in ("MIN", "PRODUCT", "BXOR"):
+            check_reductions(test, count, "int32", op)
+        for dtype in ("float32", "float64", "int8"):
+            check_moves(test, count, dtype)
+    found = test.leg.route(0)
+    return {"route": found, **test.close(), "left": test.fakes.left()}
+
+
+def bf16_sum(test: Member, route: str) -> bool:
+    """1 + 2 + ... of bfloat16, as bits."""
+    test.open(route)
+    mine = np.full(1000, (np.array([test.me + 1], np.float32).view(np.uint32) >> 16)[0], np.uint16)
+    test.call("allreduce", mine, mine, 1000, dtype="bfloat16")
+    total = float((mine.astype(np.uint32) << 16).view(np.float32)[0])
+    test.close()
+    return bool(total == test.world * (test.world + 1) / 2 and (mine == mine[0]).all())
+
+
+def encoded(test: Member, route: str, codec: str, steps: int, count: int) -> dict[str, Any]:
+    """All-reduce with a codec and error feedback: what every step gave, as a digest, and how far the sum of the steps
+    is from the truth."""
+    test.open(route)
+    number, density = test.core.CODECS[codec], 6554 if codec == "topk" else 0
+    rng = [np.random.default_rng(100 + rank) for rank in range(test.world)]
+    digests, got, truth, exact_right = [], np.zeros(count), np.zeros(count), True
+    for _ in range(steps):
+        inputs = [generator.standard_normal(count).astype(np.float32) for generator in rng]
+        mine, mean = inputs[test.me], np.mean(inputs, axis=0, dtype=np.float64)
+        more = {"codec": number, "density": density, "residual": 5, "exact": 37, "op": "AVG"}
+        test.call("allreduce", mine, mine, count, **more)
+        digests.append(hashlib.sha256(mine.tobytes()).hexdigest())
+        got += mine
+        truth += mean
+        exact_right = exact_right and bool(np.allclose(mine[-37:], mean[-37:], rtol=1e-4, atol=1e-6))
+    counters = test.close()
+    return {
+        "digests": digests,
+        "error": float(np.abs(got - truth).mean()) / steps,
+        "exact": exact_right,
+        "route": {name: counters[f"ops_{name}"] for name in ("staged", "flat", "hierarchical")},
+        "residual_bytes": counters["residual_bytes"],
+        "left": test.fakes.left(),
+    }

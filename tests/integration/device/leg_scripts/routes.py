@@ -1,0 +1,117 @@
+"""Routes, communicators, calls that are refused."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+
+from leg_scripts.member import Member
+
+
+def communicators(test: Member, route: str, rounds: int) -> dict[str, Any]:
+    """Communicators that come and go leave nothing behind."""
+    test.open(route)
+    left = []
+    for turn in range(rounds):
+        for members in ([0, 1], list(range(test.world))):
+            if test.me not in members:
+                continue
+            comm = 20 + len(members) + (turn % 2)
+            test.leg.create_comm(comm, members)
+            data = np.full(500, test.me, np.float64)
+            test.call("allreduce", data, data, 500, comm=comm)
+            assert (data == sum(members)).all()
+            test.leg.destroy_comm(comm)
+        left.append(test.fakes.left())
+    test.close()
+    return {"left": left}
+
+
+def routes(test: Member, route: str = "") -> dict[str, Any]:
+    """Which route is chosen."""
+    leg = test.open(route)
+    found = leg.route(0), leg.capabilities()["nccl_version"], os.environ.get("NCCL_HOSTID", "")
+    data = np.full(1000, test.me, np.float32)
+    test.call("allreduce", data, data, 1000)
+    assert (data == sum(range(test.world))).all()
+    test.close()
+    return {"route": found[0], "nccl_version": found[1], "host": found[2]}
+
+
+def report(test: Member, route: str = "", members: list[int] | None = None) -> dict[str, Any]:
+    """What the leg says about the routes of all ranks, or of some, and that an operation works."""
+    leg = test.open(route)
+    comm, groups = 0, {0: list(range(test.world))}
+    if members is not None and test.me in members:
+        comm, groups[7] = 7, members
+        leg.create_comm(comm, members)
+    for number, ranks in groups.items():
+        data = np.full(1000, test.me, np.float32)
+        test.call("allreduce", data, data, 1000, comm=number)
+        assert (data == sum(ranks)).all()
+    found: dict[str, Any] = leg.report(comm)
+    assert found["route"] == leg.route(comm)
+    test.close()
+    return found | {"left": test.fakes.left()}
+
+
+def no_way(test: Member, route: str) -> str:
+    """Sends where sends have no way: refused, and the leg lives on."""
+    test.open(route)
+    data, said = np.ones(100, np.float32), ""
+    try:
+        test.submit("send", data, None, 100, root=1 - test.me)
+    except test.device.DeviceError as error:
+        said = str(error)
+    test.call("allreduce", data, data, 100)
+    assert (data == test.world).all()
+    test.close()
+    return said
+
+
+def refused(test: Member) -> list[str]:
+    """Wrong calls are refused at once, and the leg lives on."""
+    leg = test.open("staged")
+    data = np.ones(100, np.float32)
+    said = []
+    wrong: list[dict[str, Any]] = [
+        {"kind": 99},
+        {"dtype": 77},
+        {"comm": 5},
+        {"src": 0},
+        {"dst": 0},
+        {"src": data.ctypes.data + 1},
+        {"codec": 3, "dtype": 1},
+        {"codec": 8},
+        {"residual": 3},
+        {"kind": test.core.KINDS["broadcast"], "root": 9},
+    ]
+    right = {
+        "comm": 0,
+        "kind": test.core.KINDS["allreduce"],
+        "dtype": 0,
+        "count": 100,
+        "src": data.ctypes.data,
+        "dst": data.ctypes.data,
+        "stream": test.stream,
+    }
+    for change in wrong:
+        try:
+            leg.submit(**{**right, **change})
+            said.append("")
+        except test.device.DeviceError as error:
+            said.append(str(error))
+    test.fakes.cuda.fake_cuda_set_capturing(ctypes.c_void_p(test.stream), 1)
+    try:
+        leg.submit(**right)
+        said.append("")
+    except test.device.DeviceError as error:
+        said.append(str(error))
+    test.fakes.cuda.fake_cuda_set_capturing(ctypes.c_void_p(test.stream), 0)
+    test.call("allreduce", data, data, 100)
+    assert (data == test.world).all()
+    test.close()
+    return said

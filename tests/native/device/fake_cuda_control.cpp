@@ -1,0 +1,84 @@
+// What tests call: kernels, what was counted, faults.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "fake_cuda.h"
+#include "fake_cuda_world.h"
+
+using namespace fake_cuda;
+
+FAKE void fake_cuda_drain(void* handle) {
+  Stream* const stream = stream_of(handle, "fake_cuda_drain");
+  if (stream == nullptr) return;
+  std::unique_lock<std::mutex> lock(stream->mutex);
+  const uint64_t until = stream->pushed;
+  stream->changed.wait(lock, [&] { return stream->done >= until; });
+}
+FAKE void fake_cuda_enqueue(void* handle, void (*work)(void*), void* context) {
+  Stream* const stream = stream_of(handle, "a launch");
+  if (stream != nullptr) push(stream, [=] { work(context); });
+}
+FAKE void fake_cuda_fill(void* handle, float* data, uint64_t count, float value) {
+  push(stream_of(handle, "a launch"), [=] { std::fill(data, data + count, value); });
+}
+FAKE void fake_cuda_copy_slowly(void* handle, float* dst, const float* src, uint64_t count, uint32_t milliseconds) {
+  push(stream_of(handle, "a launch"), [=] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    std::copy(src, src + count, dst);
+  });
+}
+FAKE void fake_cuda_gate(void* handle, const volatile uint32_t* word) {
+  push(stream_of(handle, "a launch"), [=] {
+    const auto* const shared =
+        const_cast<const std::atomic<uint32_t>*>(reinterpret_cast<const volatile std::atomic<uint32_t>*>(word));
+    while (shared->load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  });
+}
+FAKE void fake_cuda_watch_this_thread(void) {
+  this_thread().watched = true;
+}
+FAKE void fake_cuda_unwatch_this_thread(void) {
+  this_thread().watched = false;
+}
+FAKE uint64_t fake_cuda_host_synchronisations(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().synchronisations;
+}
+FAKE uint64_t fake_cuda_misuses(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().misuses;
+}
+FAKE const char* fake_cuda_first_misuse(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().first_misuse.c_str();
+}
+FAKE uint64_t fake_cuda_streams(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().streams.size();
+}
+FAKE uint64_t fake_cuda_events(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().events.size();
+}
+FAKE uint64_t fake_cuda_allocated(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().allocated.size();
+}
+FAKE uint64_t fake_cuda_registered(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().registered.size();
+}
+FAKE uint64_t fake_cuda_contexts(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().contexts;
+}
+FAKE void fake_cuda_set_capturing(void* handle, int status) {
+  Stream* const stream = stream_of(handle, "fake_cuda_set_capturing");
+  std::lock_guard<std::mutex> lock(stream->mutex);
+  world().capturing += (status != 0 ? 1 : 0) - (stream->capturing != 0 ? 1 : 0);
+  stream->capturing = status;
+}
+FAKE void fake_cuda_break(int code) {
+  world().broken = code;
+}

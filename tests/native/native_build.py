@@ -1,0 +1,152 @@
+"""Builds and runs native test programs: plain, under ASan + UBSan, and under TSan.
+
+Objects are kept by the hash of what they are made from in ``$BAGUA_CACHE_DIR/native-tests`` (without the variable, in
+pytest's cache), so that a second run compiles only what changed, and units of several programs are compiled once. The
+folders of tests/native are no packages: who needs this puts tests/native on ``sys.path``.
+"""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parents[1] / "csrc"
+COMPILER = os.environ.get("CXX", "g++")
+COMMON = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
+# The plain build has the flags of the real one; the TSan build is without the processor's extensions, so that the
+# portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in
+# instrumented code. -Og and line numbers alone take half the time of -O1 and whole debugging information to compile.
+SANITIZED = ["-Og", "-g1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
+BUILDS = {
+    "plain": ["-O3", "-g", "-march=native"],
+    "asan": [*SANITIZED, "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "tsan": [*SANITIZED, "-fsanitize=thread", "-Wno-tsan"],
+}
+ADDR_NO_RANDOMIZE = 0x0040000
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def core_sources() -> list[Path]:
+    """The units of the core without its bindings."""
+    left_out = ("bindings", "tools", "device", "cuda", "nccl_net")  # they need Python; they are built by themselves
+    return [path for path in sorted(CSRC.rglob("*.cpp")) if path.relative_to(CSRC).parts[0] not in left_out]
+
+
+@functools.cache
+def compiler_version() -> str:
+    """First lines of ``g++ --version`` and of what ``-march=native`` means here: both belong to an object's key."""
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    native = subprocess.run(
+        [COMPILER, "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
+    ).stdout
+    return version + native
+
+
+def with_headers(source: Path) -> list[Path]:
+    """A file and all of our headers that it includes, directly or not."""
+    found = {source: None}  # in order of discovery
+    todo = [source]
+    while todo:
+        for name in INCLUDE.findall(todo.pop().read_text()):
+            header = next((path for path in (CSRC / name, HERE / name) if path.exists()), None)
+            if header is not None and header not in found:
+                found[header] = None
+                todo.append(header)
+    return list(found)
+
+
+def content_key(paths: list[Path], *extra: str) -> str:
+    """Hash of the files' contents and of the given strings."""
+    digest = hashlib.sha256("\0".join(extra).encode())
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock: two runs at once do not write the same objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def run_compiler(arguments: list[str], output: Path) -> None:
+    """Runs the compiler into a temporary file and renames it, so that a killed compiler leaves no half object.
+
+    Raises:
+        RuntimeError: the compiler's messages.
+    """
+    part = output.with_suffix(".part")
+    result = subprocess.run([COMPILER, *arguments, "-o", str(part)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)}\n{result.stderr}")
+    part.rename(output)
+
+
+def build(name: str, folder: Path, sources: list[Path]) -> Path:
+    """Compiles and links one build of a test program; returns the program.
+
+    Raises:
+        RuntimeError: the messages of every unit that does not compile, or of the linker.
+    """
+    flags = [*COMMON, *BUILDS[name], f"-I{CSRC}", f"-I{HERE}"]
+
+    def compile_unit(source: Path) -> Path:
+        key = content_key(with_headers(source), compiler_version(), *flags, str(source))
+        output = folder / f"{name}-{source.stem}-{key}.o"
+        if not output.exists():
+            run_compiler([*flags, "-c", str(source)], output)
+        return output
+
+    with locked(folder):
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = [pool.submit(compile_unit, source) for source in sources]
+        errors = [str(error) for error in (future.exception() for future in futures) if error is not None]
+        if errors:
+            raise RuntimeError("\n".join(errors))
+        objects = [future.result() for future in futures]
+        program = folder / f"{name}-{content_key([], *(str(path) for path in objects))}.program"
+        if not program.exists():
+            run_compiler([*flags, *(str(path) for path in objects)], program)
+    return program
+
+
+def no_address_randomization() -> None:
+    """TSan of gcc 12 does not know the address layout of kernels with more than 28 random bits."""
+    ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
+
+
+def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs tests; a sanitizer's report makes the exit status 66 (TSan) or 1."""
+    env = os.environ | {
+        "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1",
+    }
+    prepare = no_address_randomization if name == "tsan" else None
+    return subprocess.run(
+        [str(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+        preexec_fn=prepare,
+        timeout=280,
+        check=False,
+    )
+
+
+def cache_folder(fallback: Path) -> Path:
+    """Where objects are kept."""
+    given = os.environ.get("BAGUA_CACHE_DIR")
+    return Path(given) / "native-tests" if given else fallback
