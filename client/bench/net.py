@@ -23,6 +23,7 @@ from bagua.bench.units import TCP_SHARE, Network, size_text
 
 BAGUA = "bagua-net"
 SINGLE = "1 socket"
+NCCL = "as NCCL"
 POLLING = "1 socket, polling"
 IPERF = "iperf3"
 ANSWER_DEADLINE_S = 120.0
@@ -41,6 +42,8 @@ COLUMNS = (
     Column("wire_share", "of wire", percent),
     Column("latency_us", "one way, us"),
     Column("latency_over_single", "/ 1 socket"),
+    Column("times_nccl", "x NCCL"),
+    Column("latency_over_nccl", "latency / NCCL"),
 )
 
 
@@ -182,8 +185,8 @@ def arguments_of(system: str, streams: int) -> Callable[[Place], Sequence[str]]:
     if system == BAGUA:
         library = str(plugin())
         return lambda _: ["plugin", library]
-    if system == POLLING:
-        return lambda place: ["polling", place.address]
+    if system in (NCCL, POLLING):
+        return lambda place: ["nccl" if system == NCCL else "polling", place.address]
     return lambda place: ["sockets", place.address, str(1 if system == SINGLE else streams)]
 
 
@@ -296,24 +299,36 @@ def _wait_for_word(process: subprocess.Popen[bytes], word: bytes) -> None:
 
 def rows_of(found: Sequence[Mapping[str, Any]], network: Network | None) -> list[Row]:
     """Rows of the table from what ``measure`` found."""
-    singles = {entry["bytes"]: entry for entry in found if entry["system"] == SINGLE}
-    return [_row(entry, singles.get(entry["bytes"]), network) for entry in found]
+    peers = {(entry["system"], entry["bytes"]): entry for entry in found}
+    return [_row(entry, peers, network) for entry in found]
 
 
-def _row(entry: Mapping[str, Any], single: Mapping[str, Any] | None, network: Network | None) -> Row:
+def _beside(entry: Mapping[str, Any], peer: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    """How many times the peer's throughput and one-way time; None where there is nothing to compare."""
+    if peer is None or peer is entry or entry["bytes"] is None:
+        return None, None
+    return peer["stream_s"] / entry["stream_s"], entry["ping_s"] / peer["ping_s"]
+
+
+def _row(
+    entry: Mapping[str, Any], peers: Mapping[tuple[str, int | None], Mapping[str, Any]], network: Network | None
+) -> Row:
     size = entry["bytes"]
     bits = entry["bits_per_s"] if size is None else size * 8 / entry["stream_s"]
-    beside = single if size is not None and entry["system"] != SINGLE else None
+    times_single, latency_single = _beside(entry, peers.get((SINGLE, size)))
+    times_nccl, latency_nccl = _beside(entry, peers.get((NCCL, size)))
     return {
         "network": network.name if network else None,
         "size": "any" if size is None else size_text(size),
         "bytes": size,
         "system": entry["system"],
         "gbits": bits / 1e9,
-        "times_single": beside["stream_s"] / entry["stream_s"] if beside else None,
+        "times_single": times_single,
         "wire_share": bits / (network.rate * TCP_SHARE) if network and network.rate else None,
         "latency_us": scaled(entry.get("ping_s"), 1e6),
-        "latency_over_single": entry["ping_s"] / beside["ping_s"] if beside else None,
+        "latency_over_single": latency_single,
+        "times_nccl": times_nccl,
+        "latency_over_nccl": latency_nccl,
     }
 
 

@@ -25,14 +25,15 @@ from bagua.cli.bench import (
 )
 from bagua.cli.options import Output, UsageError
 
-SYSTEMS = ("bagua", "single", "polling", "multiple", "iperf3")
+SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
 
 
 def _names(systems: str, streams: int) -> list[str]:
     """What to measure; iperf3 only where it is installed, if it was not asked for by name."""
-    known = dict(zip(SYSTEMS, (net.BAGUA, net.SINGLE, net.POLLING, net.multiple(streams), net.IPERF), strict=True))
+    names = (net.BAGUA, net.NCCL, net.SINGLE, net.POLLING, net.multiple(streams), net.IPERF)
+    known = dict(zip(SYSTEMS, names, strict=True))
     installed = shutil.which(net.IPERF, path=SEARCH_PATH) is not None
-    chosen = checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:4], *(["iperf3"] * installed)]
+    chosen = checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
     if "iperf3" in chosen and not installed:
         raise UsageError("--systems iperf3: the program iperf3 is not installed (apt-get install iperf3).")
     return list(dict.fromkeys(known[name] for name in chosen))
@@ -57,8 +58,10 @@ def bench_net(
     medians. Each end has half of the cores, as hosts have their own. No GPU is
     needed, and none is used.
 
-    1 socket: a blocking program, a header and the message, nothing else.
-    1 socket, polling: the same without ever blocking, as NCCL's own sockets.
+    as NCCL: what NCCL's own sockets do, call by call: the length of a message in
+    4 bytes, then the message; x NCCL compares with that. 1 socket: a blocking
+    program, a header and the message, nothing else. 1 socket, polling: the same
+    without ever blocking, header and message in one call: less than NCCL does.
     N sockets: N threads, each carries its share of every message. one way: half
     a round trip of messages of that size. of wire: of what TCP's payload can
     have at the rate; what fits into the shaper's bucket passes at once, so a

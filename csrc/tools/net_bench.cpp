@@ -3,7 +3,8 @@
 //
 //     net_bench plugin LIBRARY            the plugin's table (v11), driven as NCCL's proxy thread drives it
 //     net_bench sockets ADDRESS N         blocking program: N connections, N threads, each its share of every message
-//     net_bench polling ADDRESS           one connection, never blocking, asked again and again: as NCCL's own sockets
+//     net_bench nccl ADDRESS              NCCL's own protocol on sockets (2.28), driven in the same way
+//     net_bench polling ADDRESS           one connection, never blocking: less work per message than NCCL's own
 //
 // Both ends print "handle HEX" and read the other's HEX, connect (one connection for each direction), print "ready",
 // and then carry out lines of standard input: "send|receive stream|ping SIZE COUNT". Each prints its nanoseconds. Not
@@ -87,6 +88,19 @@ class Link {
   virtual void dismiss(Slots&) {}
 };
 
+// Posts `count` requests, `window` at a time, and tests the oldest until all are done: as NCCL's proxy thread does.
+// post(message) tells whether the request is taken, test(message) whether it is complete.
+template <typename Post, typename Test>
+void drive(int count, int window, const Post& post, const Test& test) {
+  int posted = 0;
+  for (int finished = 0; finished < count;) {
+    bool idle = true;
+    if (posted < count && posted - finished < window && post(posted)) ++posted, idle = false;
+    if (finished < posted && test(finished)) ++finished, idle = false;
+    if (idle) sched_yield();
+  }
+}
+
 // ---- NCCL's plugin
 
 // ncclNet_v11_t: what is used of it has its arguments.
@@ -156,42 +170,36 @@ class PluginLink : public Link {
     check(table_->deregister(receiver_, slots.receive_key), "deregMr");
   }
   void send(Slots& slots, int count) override {
-    drive(count, slots.count, [&](int message, void** request) {
-      check(table_->send(sender_, slots[message], slots.size, 0, slots.send_key, nullptr, request), "isend");
-    });
+    drive(
+        count, slots.count,
+        [&](int message) {
+          void*& request = requests_[static_cast<size_t>(message % kWindow)] = nullptr;
+          check(table_->send(sender_, slots[message], slots.size, 0, slots.send_key, nullptr, &request), "isend");
+          return request != nullptr;
+        },
+        [this](int message) { return test(message); });
   }
   void receive(Slots& slots, int count) override {
-    drive(count, slots.count, [&](int message, void** request) {
-      void* data = slots[message];
-      void* parent = nullptr;
-      size_t size = slots.size;
-      int tag = 0;
-      check(table_->receive(receiver_, 1, &data, &size, &tag, &slots.receive_key, &parent, request), "irecv");
-    });
+    drive(
+        count, slots.count,
+        [&](int message) {
+          void*& request = requests_[static_cast<size_t>(message % kWindow)] = nullptr;
+          void* data = slots[message];
+          void* parent = nullptr;
+          size_t size = slots.size;
+          int tag = 0;
+          check(table_->receive(receiver_, 1, &data, &size, &tag, &slots.receive_key, &parent, &request), "irecv");
+          return request != nullptr;
+        },
+        [this](int message) { return test(message); });
   }
 
  private:
-  // Posts `count` requests, `window` at a time, and tests the oldest until all are done.
-  template <typename Post>
-  void drive(int count, int window, const Post& post) {
-    std::array<void*, kWindow> requests;
-    int posted = 0;
-    for (int finished = 0; finished < count;) {
-      bool idle = true;
-      if (posted < count && posted - finished < window) {
-        void*& request = requests[static_cast<size_t>(posted % window)];
-        request = nullptr;
-        post(posted, &request);
-        if (request != nullptr) ++posted, idle = false;
-      }
-      if (finished < posted) {
-        int done = 0;
-        int size = 0;
-        check(table_->test(requests[static_cast<size_t>(finished % window)], &done, &size), "test");
-        if (done != 0) ++finished, idle = false;
-      }
-      if (idle) sched_yield();
-    }
+  bool test(int message) {
+    int done = 0;
+    int size = 0;
+    check(table_->test(requests_[static_cast<size_t>(message % kWindow)], &done, &size), "test");
+    return done != 0;
   }
 
   const Table* table_ = nullptr;
@@ -199,6 +207,7 @@ class PluginLink : public Link {
   void* listener_ = nullptr;
   void* sender_ = nullptr;
   void* receiver_ = nullptr;
+  std::array<void*, kWindow> requests_{};
   std::array<char, kHandleBytes> handle_{};
 };
 
@@ -335,27 +344,132 @@ class Stream {
   const int flags_;
 };
 
+// Connections in both directions between two programs of this kind, none of NCCL's.
+class Meeting {
+ public:
+  explicit Meeting(std::string address) : address_(std::move(address)), listener_(listen_at(address_, &port_)) {}
+  std::string handle() const { return address_ + " " + std::to_string(port_); }
+  // Descriptors to send on, then as many to receive on.
+  std::array<std::vector<int>, 2> meet(const std::string& other, size_t streams) const {
+    const size_t space = other.find(' ');
+    if (space == other.npos) fail("not a handle of sockets");
+    std::array<std::vector<int>, 2> out;
+    // The other end's backlog takes it, so both may connect first and accept afterwards, in the same order.
+    for (size_t i = 0; i < streams; ++i) {
+      out[0].push_back(connect_to(other.substr(0, space), other.substr(space + 1)));
+    }
+    for (size_t i = 0; i < streams; ++i) {
+      out[1].push_back(accept(listener_, nullptr, nullptr));
+      if (out[1].back() < 0) fail_errno("accept");
+    }
+    return out;
+  }
+
+ private:
+  const std::string address_;
+  uint16_t port_ = 0;
+  const int listener_;
+};
+
+// What NCCL's own sockets do on machines without the network cards of AWS or Google: all on one connection, moved by
+// test() of the oldest request alone. A message is its length in 4 bytes and, if it has at most 128 bytes, the payload
+// with it; what is longer follows with a call of its own. Each read takes the length alone, then the payload.
+class NcclLink : public Link {
+ public:
+  explicit NcclLink(const std::string& address) : meeting_(address) {}
+  std::string handle() override { return meeting_.handle(); }
+  void meet(const std::string& other) override {
+    const auto found = meeting_.meet(other, 1);
+    sender_ = found[0].front();
+    receiver_ = found[1].front();
+    set_no_delay(sender_);
+    set_no_delay(receiver_);
+  }
+  void send(Slots& slots, int count) override {
+    run(slots, count, [this](Request& request) { return test_send(&request); });
+  }
+  void receive(Slots& slots, int count) override {
+    run(slots, count, [this](Request& request) { return test_receive(&request); });
+  }
+
+ private:
+  static constexpr size_t kInline = 128;
+  struct Request {
+    char* data;
+    size_t size;
+    size_t offset;
+    bool announced;
+  };
+
+  template <typename Test>
+  void run(Slots& slots, int count, const Test& test) {
+    drive(
+        count, slots.count,
+        [&](int message) {
+          requests_[static_cast<size_t>(message % kWindow)] = {slots[message], slots.size, 0, false};
+          return true;
+        },
+        [&](int message) { return test(requests_[static_cast<size_t>(message % kWindow)]); });
+  }
+  bool test_send(Request* request) const {
+    if (!request->announced) {
+      std::array<char, sizeof(uint32_t) + kInline> first;
+      const auto length = static_cast<uint32_t>(request->size);
+      const size_t with = request->size <= kInline ? request->size : 0;
+      std::memcpy(first.data(), &length, sizeof length);
+      std::memcpy(first.data() + sizeof length, request->data, with);
+      if (!begin(::send, sender_, first.data(), sizeof length + with)) return false;
+      request->announced = true;
+      request->offset = with;
+    }
+    return move(::send, sender_, request->data, request->size, &request->offset);
+  }
+  bool test_receive(Request* request) const {
+    if (!request->announced) {
+      uint32_t length = 0;
+      if (!begin(::recv, receiver_, reinterpret_cast<char*>(&length), sizeof length)) return false;
+      if (length != request->size) fail("a message of another size came");
+      request->announced = true;
+    }
+    return move(::recv, receiver_, request->data, request->size, &request->offset);
+  }
+  // Moves all of it or nothing: what has begun is waited for. False if nothing could be moved.
+  template <typename Call, typename Data>
+  static bool begin(Call call, int fd, Data data, size_t size) {
+    size_t offset = 0;
+    do {
+      move(call, fd, data, size, &offset);
+    } while (offset > 0 && offset < size);
+    return offset > 0;
+  }
+  // Moves until all is through or the kernel says no; true if all is through.
+  template <typename Call, typename Data>
+  static bool move(Call call, int fd, Data data, size_t size, size_t* offset) {
+    while (*offset < size) {
+      const ssize_t moved = call(fd, data + *offset, size - *offset, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (moved == 0) fail("the other end has gone");
+      if (moved < 0 && errno != EAGAIN && errno != EINTR) fail_errno("the connection");
+      if (moved < 0) return false;
+      *offset += static_cast<size_t>(moved);
+    }
+    return true;
+  }
+
+  const Meeting meeting_;
+  int sender_ = -1;
+  int receiver_ = -1;
+  std::array<Request, kWindow> requests_{};
+};
+
 class SocketLink : public Link {
  public:
   SocketLink(std::string address, size_t streams, bool polls)
-      : address_(std::move(address)),
-        streams_(streams),
-        polls_(polls),
-        listener_(listen_at(address_, &port_)),
-        workers_(streams - 1) {}
-  std::string handle() override { return address_ + " " + std::to_string(port_); }
+      : meeting_(std::move(address)), streams_(streams), polls_(polls), workers_(streams - 1) {}
+  std::string handle() override { return meeting_.handle(); }
   void meet(const std::string& other) override {
-    const size_t space = other.find(' ');
-    if (space == other.npos) fail("not a handle of sockets");
-    for (size_t i = 0; i < streams_; ++i) {
-      // The other end's backlog takes it, so both may connect first and accept afterwards, in the same order.
-      senders_.emplace_back(connect_to(other.substr(0, space), other.substr(space + 1)), polls_);
-    }
-    for (size_t i = 0; i < streams_; ++i) {
-      const int fd = accept(listener_, nullptr, nullptr);
-      if (fd < 0) fail_errno("accept");
-      receivers_.emplace_back(fd, polls_);
-    }
+    const auto [out, in] = meeting_.meet(other, streams_);
+    for (const int fd : out) senders_.emplace_back(fd, polls_);
+    for (const int fd : in) receivers_.emplace_back(fd, polls_);
   }
   void send(Slots& slots, int count) override {
     share(slots, [this, &slots, count](size_t part, size_t from, size_t size) {
@@ -382,11 +496,9 @@ class SocketLink : public Link {
     for (size_t part = 1; part < parts; ++part) workers_[part - 1].wait();
   }
 
-  const std::string address_;
+  const Meeting meeting_;
   const size_t streams_;
   const bool polls_;
-  uint16_t port_ = 0;
-  const int listener_;
   std::vector<Stream> senders_;
   std::vector<Stream> receivers_;
   std::vector<Worker> workers_;
@@ -449,11 +561,12 @@ void serve(Link& link) {
 std::unique_ptr<Link> make(int argc, char** argv) {
   const std::string kind = argc > 2 ? argv[1] : "";
   if (kind == "plugin" && argc == 3) return std::make_unique<PluginLink>(argv[2]);
+  if (kind == "nccl" && argc == 3) return std::make_unique<NcclLink>(argv[2]);
   if (kind == "polling" && argc == 3) return std::make_unique<SocketLink>(argv[2], 1, true);
   if (kind == "sockets" && argc == 4 && std::atoi(argv[3]) > 0) {
     return std::make_unique<SocketLink>(argv[2], static_cast<size_t>(std::atoi(argv[3])), false);
   }
-  std::fprintf(stderr, "usage: net_bench plugin LIBRARY | sockets ADDRESS N | polling ADDRESS\n");
+  std::fprintf(stderr, "usage: net_bench plugin LIBRARY | sockets ADDRESS N | nccl ADDRESS | polling ADDRESS\n");
   std::exit(2);
 }
 
