@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import GRADIENT, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
@@ -95,7 +96,13 @@ class Bucket(Protocol):
         ...
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
-        """The parameters' parts of a slot that is as long as they are together, in their shapes."""
+        """The parameters' parts of a slot that is as long as they are together, in their shapes. Where a parameter is
+        dense, so is its part, with the same strides."""
+        ...
+
+    @property
+    def low_rank(self) -> LowRank:
+        """The fastest arithmetic with thin matrices for what is like this bucket's tensors."""
         ...
 
     def set_plan(self, plan: Plan) -> None:

@@ -1,10 +1,13 @@
 """Plans: what happens to a bucket, as a value. The language between algorithms and what carries them out.
 
-A plan is a list of steps over the named state slots of a bucket. A slot is a flat run of elements. Three have a meaning
+A plan is a list of steps over the named state slots of a bucket. A slot is a flat run of elements. Some have a meaning
 of their own; an algorithm adds others with ``Bucket.add_slot``.
 
 * ``GRADIENT``: this rank's contribution, in buckets of gradients. No step but ``Local`` writes it, so that a step can
   be run again from it.
+* ``FRESH``: the same before it is copied: one tensor per parameter, where autograd left it (``Bucket.views``).
+  ``Local`` steps read it, before the first step that communicates. A plan that reads FRESH and not GRADIENT saves that
+  copy.
 * ``RESULT``: what the rank sees in ``.grad`` afterwards, in buckets of gradients. A plan that does not fill it leaves
   ``.grad`` as it is.
 * ``WEIGHT``: the parameters themselves, in buckets of weights.
@@ -19,6 +22,7 @@ from typing import Any
 from bagua.algorithms.codec import Codec
 
 GRADIENT = "gradient"
+FRESH = "fresh"
 RESULT = "result"
 WEIGHT = "weight"
 
@@ -142,6 +146,10 @@ class Local:
 Step = AllReduce | Broadcast | Neighbours | Local
 
 
+def _all_local(steps: tuple[Step, ...]) -> bool:
+    return all(isinstance(step, Local) for step in steps)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Steps in the order in which they run. Raises ValueError when they don't fit together."""
@@ -157,6 +165,10 @@ class Plan:
                 raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step ({known}).")
             if GRADIENT in step.writes and not isinstance(step, Local):
                 raise ValueError(f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are.")
+            if FRESH in step.writes or (FRESH in step.reads and not _all_local(self.steps[: number + 1])):
+                raise ValueError(
+                    f"Step {number} of a plan can't use {FRESH!r}: Local steps read it, before the first other step."
+                )
 
     @property
     def slots(self) -> frozenset[str]:

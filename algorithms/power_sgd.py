@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.periodic import check_count
-from bagua.algorithms.plan import GRADIENT, RESULT, AllReduce, Local, Plan
+from bagua.algorithms.plan import FRESH, RESULT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 LEFT = "left"
@@ -21,36 +21,36 @@ LEFT = "left"
 RIGHT = "right"
 """Slot: Q of every matrix."""
 
-_BLOCK_ELEMENTS = 1 << 18  # fit into a processor's cache together with what is computed from them
-_ALL = 1 << 62
-
 
 @dataclass
 class _State:
-    """What outlives buckets. ``error``: what earlier steps have not sent, [rows, columns]; ``right``: the last Q,
-    transposed: [rank, columns]. Both float32, or float64 for gradients of float64."""
+    """What outlives buckets. ``memory`` - P Qᵀ: what earlier steps have not sent, [rows, columns], where ``left`` is P
+    of the last step, transposed: [rank, rows], and ``right`` its Q, transposed: [rank, columns]. The product leaves the
+    memory in the pass that adds the next gradient. All float32, or float64 for gradients of float64."""
 
-    error: torch.Tensor
+    memory: torch.Tensor
+    left: torch.Tensor
     right: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A parameter that is compressed, and where its parts begin, in elements: ``at`` in the bucket's gradient, the
-    others in LEFT and RIGHT. P and Q lie there transposed: products with few long rows are the fastest."""
+    """A parameter that is compressed: its ``number`` in the bucket, and where its parts begin in LEFT and RIGHT, in
+    elements. P and Q lie there transposed."""
 
     name: str
+    number: int
     rows: int
     columns: int
     rank: int
-    at: int
     left_at: int
     right_at: int
     state: _State
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The gradient, [rows, columns], in a flat tensor of the whole bucket."""
-        return flat[self.at : self.at + self.rows * self.columns].view(self.rows, self.columns)
+    def of(self, views: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Its tensor among those of the bucket, as [rows, columns]."""
+        tensor = views[self.number]
+        return tensor.as_strided((self.rows, self.columns), (self.columns, 1), tensor.storage_offset())
 
     def left(self, flat: torch.Tensor) -> torch.Tensor:
         """P transposed, [rank, rows]."""
@@ -59,12 +59,6 @@ class _Matrix:
     def right(self, flat: torch.Tensor) -> torch.Tensor:
         """Q transposed, [rank, columns]."""
         return flat[self.right_at : self.right_at + self.rank * self.columns].view(self.rank, self.columns)
-
-    def blocks(self, elements: int) -> Iterator[slice]:
-        """Runs of rows of about so many elements."""
-        step = max(1, elements // self.columns)
-        for first in range(0, self.rows, step):
-            yield slice(first, min(first + step, self.rows))
 
 
 def matrix_shape(tensor: torch.Tensor) -> tuple[int, int]:
@@ -85,38 +79,38 @@ class _Compressed:
     """
 
     def __init__(self, bucket: Bucket, settings: PowerSGDAlgorithm, state_of: Callable[..., _State]) -> None:
-        self.plain: list[tuple[int, int, int]] = []  # (place in the gradient, place in LEFT, elements)
+        self.arithmetic = bucket.low_rank
+        self.plain: list[tuple[int, int, int]] = []  # (number in the bucket, place in LEFT, elements)
         self.matrices: list[_Matrix] = []
-        places = itertools.accumulate((tensor.numel() for tensor in bucket.tensors), initial=0)
-        found: list[tuple[int, int, int, str, int]] = []
+        found: list[tuple[int, int, int, int]] = []
         left = right = 0
-        for name, tensor, at in zip(bucket.names, bucket.tensors, places, strict=False):
+        for number, tensor in enumerate(bucket.tensors):
             rows, columns = matrix_shape(tensor)
             rank = min(settings.rank, rows, columns)
             if (rows + columns) * rank * settings.min_compression_rate >= tensor.numel():
-                self.plain.append((at, left, tensor.numel()))
+                self.plain.append((number, left, tensor.numel()))
                 left += tensor.numel()
             else:
-                found.append((rows, rank, columns, name, at))
+                found.append((rows, rank, columns, number))
         # Equal shapes of P side by side: one batch to orthogonalise.
         found.sort(key=lambda one: one[:2])
-        for rows, rank, columns, name, at in found:
+        for rows, rank, columns, number in found:
+            name = bucket.names[number]
             state = state_of(name, rows, columns, rank, bucket.tensors[0])
-            self.matrices.append(_Matrix(name, rows, columns, rank, at, left, right, state))
+            self.matrices.append(_Matrix(name, number, rows, columns, rank, left, right, state))
             left += rows * rank
             right += columns * rank
         self.left_elements, self.right_elements = left, right
         self.batches = _batches(self.matrices)
         self.broken: set[str] = set()
         self.looks = not bucket.tensors[0].is_cuda
-        self.block = _BLOCK_ELEMENTS if self.looks else _ALL
         self.finite: dict[str, torch.Tensor] = {}
 
     def plan(self) -> Plan:
-        """Both phases; the errors are state, so the plan can't be repeated."""
+        """Both phases; the memories are state, so the plan can't be repeated."""
         return Plan(
             (
-                Local(self.project, "P = M Q", reads=(GRADIENT,), writes=(LEFT,)),
+                Local(self.project, "P = M Q", reads=(FRESH,), writes=(LEFT,)),
                 AllReduce("AVG", src=LEFT, dst=LEFT),
                 Local(self.back_project, "Q = Mᵀ P", reads=(LEFT,), writes=(LEFT, RIGHT)),
                 AllReduce("AVG", src=RIGHT, dst=RIGHT),
@@ -126,14 +120,13 @@ class _Compressed:
 
     def project(self, bucket: Bucket) -> None:
         """M = gradient + error, in place of the error; P = M Q."""
-        gradient, left = bucket.slot(GRADIENT), bucket.slot(LEFT)
-        for at, to, count in self.plain:
-            left[to : to + count].copy_(gradient[at : at + count])
+        fresh, left = bucket.views(FRESH), bucket.slot(LEFT)
+        for number, to, count in self.plain:
+            tensor = fresh[number]
+            left[to : to + count].copy_(tensor.as_strided((count,), (1,), tensor.storage_offset()))
         for matrix in self.matrices:
-            state, mine, projected = matrix.state, matrix.of(gradient), matrix.left(left)
-            for rows in matrix.blocks(self.block):
-                block = state.error[rows].add_(mine[rows])
-                _multiply(state.right, block.t(), projected[:, rows])
+            state = matrix.state
+            self.arithmetic.project(state.memory, matrix.of(fresh), state.left, state.right, matrix.left(left))
 
     def back_project(self, bucket: Bucket) -> None:
         """P becomes orthonormal; Q = Mᵀ P. An infinite or undefined gradient on any rank shows in P on all of them."""
@@ -149,10 +142,10 @@ class _Compressed:
             basis = matrix.left(left)
             if not self.looks:
                 finite = self.finite[matrix.name] = basis.sum().isfinite()
-                _multiply(basis, matrix.state.error, matrix.right(right))
+                self.arithmetic.back_project(matrix.state.memory, basis, matrix.right(right))
                 _choose(finite, matrix.right(right), matrix.state.right)
             elif math.isfinite(float(basis.sum())):
-                _multiply(basis, matrix.state.error, matrix.right(right))
+                self.arithmetic.back_project(matrix.state.memory, basis, matrix.right(right))
             else:
                 self.broken.add(matrix.name)
                 matrix.right(right).copy_(matrix.state.right)
@@ -160,24 +153,25 @@ class _Compressed:
     def restore(self, bucket: Bucket) -> None:
         """The result P Qᵀ; the error is what M has more. Where the gradient was not finite the result is NaN, and the
         error begins anew: the next step is free of it."""
-        result, left, right = bucket.slot(RESULT), bucket.slot(LEFT), bucket.slot(RIGHT)
-        for at, source, count in self.plain:
-            result[at : at + count].copy_(left[source : source + count])
+        result, left, right = bucket.views(RESULT), bucket.slot(LEFT), bucket.slot(RIGHT)
+        for number, source, count in self.plain:
+            tensor = result[number]
+            tensor.as_strided((count,), (1,), tensor.storage_offset()).copy_(left[source : source + count])
         for matrix in self.matrices:
-            state, mine = matrix.state, matrix.of(result)
+            state, mine, basis = matrix.state, matrix.of(result), matrix.left(left)
             if matrix.name in self.broken:
                 mine.fill_(math.nan)
-                state.error.zero_()
+                state.memory.zero_()
+                state.left.zero_()
                 continue
             state.right.copy_(matrix.right(right))
-            basis = matrix.left(left)
-            for rows in matrix.blocks(self.block):
-                _outer(basis[:, rows], state.right, mine[rows])
-                state.error[rows].sub_(mine[rows])
+            state.left.copy_(basis)
+            self.arithmetic.product(basis, state.right, mine)
             if not self.looks:
                 finite = self.finite[matrix.name]
                 _choose(finite, mine, math.nan)
-                _choose(finite, state.error, 0.0)
+                _choose(finite, state.memory, 0.0)
+                _choose(finite, state.left, 0.0)
 
 
 def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
@@ -193,25 +187,6 @@ def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
 def _choose(finite: torch.Tensor, values: torch.Tensor, otherwise: torch.Tensor | float) -> None:
     """``values`` stay where ``finite`` (one element) is true, and become ``otherwise`` where it is not."""
     values.copy_(torch.where(finite, values, otherwise))
-
-
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = a @ b``, rounded to the dtype of ``out`` at the end."""
-    if a.dtype == b.dtype == out.dtype and out.is_contiguous():
-        torch.mm(a, b, out=out)
-    else:
-        common = torch.promote_types(a.dtype, b.dtype)
-        out.copy_(a.to(common) @ b.to(common))
-
-
-def _outer(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = aᵀ b`` for few rows in ``a`` and ``b``: the sum of their outer products, one after the other."""
-    if out.dtype != b.dtype:
-        out.copy_(a.to(b.dtype).t() @ b)
-        return
-    torch.mul(a[0].unsqueeze(1), b[0], out=out)
-    for number in range(1, len(a)):
-        out.addr_(a[number], b[number])
 
 
 def orthonormal(batch: torch.Tensor) -> torch.Tensor:
@@ -256,8 +231,9 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             dtype = torch.promote_types(like.dtype, torch.float32)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
             right = torch.randn(rank, columns, dtype=dtype, generator=generator, device="cpu")
-            error = torch.zeros(rows, columns, dtype=dtype, device=like.device)
-            self._states[name] = _State(error, right.to(like.device))
+            memory = torch.zeros(rows, columns, dtype=dtype, device=like.device)
+            left = torch.zeros(rank, rows, dtype=dtype, device=like.device)
+            self._states[name] = _State(memory, left, right.to(like.device))
         return self._states[name]
 
     def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
@@ -280,7 +256,9 @@ class PowerSGDAlgorithm(Algorithm):
 
     Per step 2(h-1)/h · 4 r (n + m) bytes per matrix go in and out of each of h hosts, in two messages per bucket, where
     gradients would be 4 n m: for 4096 x 4096 and r = 2, a thousandth. Vectors and small matrices travel as they are. A
-    rank keeps one float32 per element. Three passes over gradient and error are all the arithmetic that counts.
+    rank keeps one float32 per element. What counts of the arithmetic is three passes over memory: one adds the gradient
+    from where autograd left it, and multiplies by Q; one multiplies by P; one writes the result. What bfloat16 or
+    float16 round of the result is not fed back.
 
     Choose it where the network is very slow and the model has large matrices; what 8 or 4 bits make small enough, they
     lose less of. Ranks compute the same result from the same P and Q: replicas are bit-identical on processors of one

@@ -201,5 +201,22 @@ def transcode(
     """One call of the codec kernel (csrc/codec/codec.h says what it computes), for tests and benchmarks. Raises
     ValueError for buffers that are too short, unaligned or read-only."""
 
+# csrc/kernel/low_rank.h says what these compute. ValueError for buffers that are too short, unaligned or read-only.
+
+def low_rank_project(
+    rows: int,
+    columns: int,
+    rank: int,
+    *,
+    memory: Buffer,
+    gradient: Buffer,
+    left: Buffer,
+    right: Buffer,
+    projected: Buffer,
+) -> None: ...
+def low_rank_back_project(
+    rows: int, columns: int, rank: int, *, memory: Buffer, left: Buffer, right: Buffer
+) -> None: ...
+def low_rank_product(rows: int, columns: int, rank: int, *, left: Buffer, right: Buffer, result: Buffer) -> None: ...
 def crc32c(data: Buffer, seed: int = 0) -> int: ...
 def hmac_sha256(key: bytes, data: bytes) -> bytes: ...

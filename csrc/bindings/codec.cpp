@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "bindings/held.h"
+
 namespace py = pybind11;
 
 namespace bagua {
@@ -21,30 +23,6 @@ Encoding encoding_of(int codec, int density) {
   }
   return {static_cast<Codec>(codec), static_cast<uint16_t>(density)};
 }
-
-// Buffers of one call, held while it runs.
-class Held {
- public:
-  uint8_t* hold(const py::buffer& buffer, size_t bytes, size_t alignment, bool writable, const char* name) {
-    views_.push_back(buffer.request(writable));
-    const py::buffer_info& view = views_.back();
-    if (PyBuffer_IsContiguous(view.view(), 'C') == 0) throw py::value_error(std::string(name) + " is not contiguous");
-    if (static_cast<size_t>(view.size * view.itemsize) < bytes) {
-      throw py::value_error(std::string(name) + " has " + std::to_string(view.size * view.itemsize) + " bytes, needs " +
-                            std::to_string(bytes));
-    }
-    if (bytes != 0 && reinterpret_cast<uintptr_t>(view.ptr) % alignment != 0) {
-      throw py::value_error(std::string(name) + " is not aligned to " + std::to_string(alignment) + " bytes");
-    }
-    return static_cast<uint8_t*>(view.ptr);
-  }
-  float* floats(const py::buffer& buffer, size_t count, bool writable, const char* name) {
-    return reinterpret_cast<float*>(hold(buffer, count * sizeof(float), alignof(float), writable, name));
-  }
-
- private:
-  std::vector<py::buffer_info> views_;
-};
 
 constexpr size_t kMessageAlignment = 64;
 constexpr size_t kLongest = size_t{1} << 48;  // elements; sizes in bytes can't overflow

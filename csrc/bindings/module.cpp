@@ -1,4 +1,4 @@
-// The Python module bagua_core_native: thin, typed by ../core.pyi. The only file that sees pybind11.
+// The Python module bagua_core_native: thin, typed by ../core.pyi.
 //
 // The interpreter lock is released around everything that waits or moves data. Errors of the core become CoreError.
 #include <pybind11/pybind11.h>
@@ -28,7 +28,8 @@ namespace py = pybind11;
 
 namespace bagua {
 
-void bind_codec(py::module_* module);  // codec.cpp
+void bind_codec(py::module_* module);     // codec.cpp
+void bind_low_rank(py::module_* module);  // low_rank_module.cpp
 
 namespace {
 
@@ -447,4 +448,5 @@ PYBIND11_MODULE(bagua_core_native, module) {
   bagua::bind_rank(&module);
   bagua::bind_functions(&module);
   bagua::bind_codec(&module);
+  bagua::bind_low_rank(&module);
 }

@@ -15,6 +15,7 @@ from bagua.algorithms import (
     Codec,
     GlobalAlgorithmRegistry,
     GradientAllReduceAlgorithm,
+    Local,
     Plan,
 )
 from bagua.algorithms.codec import NAMES
@@ -133,6 +134,9 @@ def test_what_a_subclass_must_give_is_named() -> None:
         (lambda: Plan(()), "at least one step"),
         (lambda: Plan(("allreduce",)), "step"),  # type: ignore[arg-type]
         (lambda: Plan((AllReduce(dst="gradient"),)), "contributions stay"),
+        (lambda: Plan((AllReduce(src="fresh"),)), "Local steps read it"),
+        (lambda: Plan((AllReduce(), Local(print, reads=("fresh",)))), "Step 1 .* before the first other step"),
+        (lambda: Plan((Local(print, writes=("fresh",)), AllReduce())), "Step 0"),
         (lambda: AllReduce(everywhere=True), "needs a codec"),
         (lambda: AllReduce(over="mars"), "choose one of everyone, host, leaders"),
     ],

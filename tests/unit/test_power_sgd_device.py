@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from bagua.algorithms.plan import GRADIENT, RESULT
+from bagua.algorithms.low_rank import TorchLowRank
+from bagua.algorithms.plan import FRESH, RESULT
 from bagua.algorithms.power_sgd import LEFT, RIGHT, PowerSGDAlgorithm, PowerSGDAlgorithmImpl, _Compressed
 
 
@@ -18,10 +19,15 @@ class Bucket:
     def __init__(self) -> None:
         self.tensors = [torch.zeros(24, 18), torch.zeros(7)]
         self.names = ["matrix", "vector"]
-        self.slots = {GRADIENT: torch.zeros(24 * 18 + 7), RESULT: torch.zeros(24 * 18 + 7)}
+        self.low_rank = TorchLowRank()
+        self.slots = {FRESH: torch.zeros(24 * 18 + 7), RESULT: torch.zeros(24 * 18 + 7)}
 
     def slot(self, name: str) -> torch.Tensor:
         return self.slots[name]
+
+    def views(self, name: str) -> list[torch.Tensor]:
+        parts = self.slots[name].split([24 * 18, 7])
+        return [parts[0].view(24, 18), parts[1]]
 
 
 def results(looks: bool) -> list[torch.Tensor]:
@@ -37,7 +43,7 @@ def results(looks: bool) -> list[torch.Tensor]:
         gradient = torch.randn(24 * 18 + 7, generator=torch.Generator().manual_seed(step))
         if step == 2:
             gradient[100] = math.inf
-        bucket.slot(GRADIENT).copy_(gradient)
+        bucket.slot(FRESH).copy_(gradient)
         for work in (compressed.project, compressed.back_project, compressed.restore):
             work(bucket)  # type: ignore[arg-type]
         found.append(bucket.slot(RESULT).clone())

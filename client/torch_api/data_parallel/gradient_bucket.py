@@ -1,9 +1,10 @@
 """A bucket: gradients that travel together, in two buffers that can be communicated.
 
 One buffer holds the contributions of a step, its results land in the other, and then they change roles: ``.grad`` is a
-view of the results, so that accumulating into it makes the next contribution. Behind the gradients lies a tail of the
-same dtype: one element per parameter, which says whether this rank has a gradient for it, and one that asks for the
-step to be reduced again.
+view of the results, so that accumulating into it makes the next contribution. A plan that takes gradients from where
+autograd left them (FRESH) has no use for contributions: ``.grad`` stays what it is until there is a result. Behind the
+gradients lies a tail of the same dtype: one element per parameter, which says whether this rank has a gradient for it,
+and one that asks for the step to be reduced again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bagua.algorithms.plan import GRADIENT, RESULT, Plan
+from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
 from bagua.torch_api.data_parallel.dataflow import repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.data_parallel.operations import BucketOperations
 from bagua.torch_api.data_parallel.plan_bucket import Allocate, Region, region_of, views_like
@@ -55,10 +56,20 @@ class Slot:
         parameter = self.parameter
         gradient = parameter.grad
         view = self.views[self.bucket.side]
-        if gradient is not view:
+        if gradient is not view and self.bucket.copies:
             assert gradient is not None
             view.copy_(_content(self.name, gradient))
             parameter.grad = view
+
+    def fresh(self) -> torch.Tensor:
+        """The gradient of this pass where it lies, in dtype and strides of ``views``. What lies otherwise is copied."""
+        view = self.views[self.bucket.side]
+        if self.index in self.bucket.absent:
+            return view.zero_()
+        assert self.parameter.grad is not None
+        gradient = _content(self.name, self.parameter.grad)
+        alike = gradient.dtype == view.dtype and gradient.stride() == view.stride()
+        return gradient if alike else view.copy_(gradient)
 
 
 def _content(name: str, gradient: torch.Tensor) -> torch.Tensor:
@@ -76,12 +87,13 @@ class GradientBucket(BucketOperations):
     """``side`` is the number of the buffer that holds contributions. ``pending`` counts slots not ready in this
     backward.
 
-    ``repeatable``: the plan may run twice on the same gradients. ``shows``: it fills RESULT. ``informed``: every rank
-    sees in the tail whether any rank wants that.
+    ``copies``: the plan wants contributions in one piece. ``repeatable``: it may run twice on the same gradients.
+    ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants that.
     """
 
     sides = BUFFERS
-    reserved = (GRADIENT, RESULT)
+    reserved = (FRESH, GRADIENT, RESULT)
+    scattered = (FRESH,)
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
@@ -92,6 +104,7 @@ class GradientBucket(BucketOperations):
         )
         self.pending = len(self.slots)
         self.absent: list[int] = []
+        self.copies = True
         self.repeatable = self.shows = self.informed = True
         self._told_by = RESULT  # the slot whose tail has what all ranks said
         for slot, *views in zip(self.slots, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True):
@@ -108,11 +121,19 @@ class GradientBucket(BucketOperations):
         """See ``PlanBucket.region``: contributions lie in one buffer, results in the other."""
         if name == GRADIENT:
             return self.buffers[side]
+        if name == FRESH:
+            raise ValueError(f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}).")
         return self.buffers[1 - side] if name == RESULT else super().region(name, side)
+
+    def views(self, name: str) -> Sequence[torch.Tensor]:
+        """See ``PlanBucket.views``; FRESH is valid in ``Local`` steps, before the plan communicates."""
+        return [slot.fresh() for slot in self.slots] if name == FRESH else super().views(name)
 
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
         super().set_plan(plan)
+        read = {name for step in plan.steps for name in step.reads}
+        self.copies = FRESH not in read or GRADIENT in read
         # On a device the host does not wait to see whether any rank asks for a second run: there is none.
         self.repeatable = repeatable(plan) and not self.on_device
         self.shows = any(RESULT in step.writes for step in plan.steps)
@@ -131,9 +152,10 @@ class GradientBucket(BucketOperations):
             gradient = slot.parameter.grad
             view = slot.views[side]
             if gradient is None or (slot.carried and drop_carried and not slot.ready):
-                view.zero_()
                 self.absent.append(slot.index)
-            elif gradient is not view:
+                if self.copies:
+                    view.zero_()
+            elif gradient is not view and self.copies:
                 views.append(view)
                 gradients.append(_content(slot.name, gradient))
         if views:

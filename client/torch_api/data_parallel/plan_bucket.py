@@ -11,9 +11,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from bagua.algorithms import AllReduce, Local, Neighbours, Plan
+from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.connection import NOWHERE, Place, Times
+from bagua.torch_api.data_parallel.low_rank import low_rank_for
 from bagua.torch_api.device.seam import SEAM
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
@@ -100,6 +102,7 @@ class PlanBucket:
     room = 0
     sides = 1
     reserved: tuple[str, ...] = ()
+    scattered: tuple[str, ...] = ()  # of those, what does not lie in one piece
     guarded = False  # whether open and shut do anything
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
@@ -150,6 +153,11 @@ class PlanBucket:
             )
         return views_like(flat, self.tensors)
 
+    @property
+    def low_rank(self) -> LowRank:
+        """See ``bagua.algorithms.Bucket``."""
+        return low_rank_for(self.tensors[0])
+
     def region(self, name: str, side: int) -> Region:
         """Memory of a slot when the bucket is in state ``side``. Raises ValueError if there is none of that name."""
         if name not in self._added:
@@ -167,7 +175,7 @@ class PlanBucket:
 
     def _check(self, step: Step) -> None:
         names = dict.fromkeys((*step.reads, *step.writes))
-        regions = {name: self.region(name, self.side) for name in names}
+        regions = {name: self.region(name, self.side) for name in names if name not in self.scattered}
         if isinstance(step, Local):
             return
         for name, region in regions.items():
