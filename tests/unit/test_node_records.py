@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 
 import pytest
 
@@ -32,12 +33,19 @@ def test_the_journal_keeps_jobs(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"j.json", "half.json", "new.json", "list.json"}
 
 
-def test_sockets_lie_where_their_paths_are_short(tmp_path, monkeypatch):
-    assert runtime_dir.socket_folder(tmp_path) == tmp_path
-    long = tmp_path / ("x" * 100)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def short_path():
+    """pytest's own folders have long names."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_sockets_lie_where_their_paths_are_short(short_path, monkeypatch):
+    assert runtime_dir.socket_folder(short_path) == short_path
+    long = short_path / ("x" * 100)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     folder = runtime_dir.socket_folder(long)
-    assert folder.parent == tmp_path / "bagua" and runtime_dir.socket_folder(long) == folder
+    assert folder.parent == short_path / "bagua" and runtime_dir.socket_folder(long) == folder
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     assert len(str(runtime_dir.data_socket(folder, "j" * 128, 1))) <= runtime_dir.MAX_SOCKET_PATH
     folder.parent.chmod(0o777)
