@@ -3,6 +3,7 @@
 import os
 import stat
 import tempfile
+from pathlib import Path
 
 import pytest
 
