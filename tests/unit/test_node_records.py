@@ -57,9 +57,9 @@ def test_sockets_lie_where_their_paths_are_short(short_path, monkeypatch):
         runtime_dir.socket_folder(long)
 
 
-def test_a_folder_that_is_a_trap(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "bagua").symlink_to(tmp_path / "elsewhere")
+def test_a_folder_that_is_a_trap(short_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    (short_path / "elsewhere").mkdir()
+    (short_path / "bagua").symlink_to(short_path / "elsewhere")
     with pytest.raises(ConfigError, match="not a folder of yours"):
-        runtime_dir.socket_folder(tmp_path / ("x" * 100))
+        runtime_dir.socket_folder(short_path / ("x" * 100))
