@@ -245,20 +245,26 @@ class Connection:
         """One operation on tensors at any address, from submission to the end: the arguments of the core's
         ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
         try:
-            waited = min(FIRST_WARNING_S, self._patience_s)
+            waited = self.first_warning_s
             pending = self._rank.transfer(*request, timeout_s=waited)
             while pending is not None:
-                more = self._go_on(waited, self._patience_s)
+                more = self.go_on(waited)
                 if pending.wait(more):
                     return
                 waited += more
         except self._error as error:
             raise CommunicationError(str(error)) from None
 
-    def _go_on(self, waited: float, limit: float) -> float:
-        """Says who waits for whom, and for how many seconds this rank will wait on. Raises CommunicationError at the
-        limit."""
-        waiting = self._who_waits()
+    @property
+    def first_warning_s(self) -> float:
+        """Seconds after which ``go_on`` is to be asked for the first time."""
+        return min(FIRST_WARNING_S, self._patience_s)
+
+    def go_on(self, waited: float, limit: float = math.inf, more: str = "") -> float:
+        """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: what else is known.
+        Raises CommunicationError at the limit, which is ``env.get_wait_timeout()`` at the latest."""
+        limit = min(limit, self._patience_s)
+        waiting = " ".join(filter(None, (self._who_waits(), more)))
         if waited >= limit:
             hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._patience_s else ""
             raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}{hint}")
@@ -273,12 +279,11 @@ class Connection:
         live and never come (two that receive from each other). ``deadline_s``: sooner, for operations that a process
         which never came could hold up: nobody can see it die.
         """
-        limit = min(deadline_s, self._patience_s)
         try:
-            waited = min(FIRST_WARNING_S, limit)
+            waited = min(self.first_warning_s, deadline_s)
             times = self._rank.wait(ticket, waited)
             while times is None:
-                more = self._go_on(waited, limit)
+                more = self.go_on(waited, deadline_s)
                 times = self._rank.wait(ticket, more)
                 waited += more
             return times

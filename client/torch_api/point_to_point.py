@@ -144,6 +144,11 @@ class _Host:
         self.group = group
         self.stage = session.memory.place_stage
 
+    def behind(self, start: Place, nbytes: int) -> Place:
+        """The place so many bytes behind the beginning of a stage."""
+        segment, offset = start
+        return segment, offset + nbytes
+
 
 class _Device:
     """The same for those of one device."""
@@ -153,6 +158,7 @@ class _Device:
         self.connection: Connection | DeviceConnection = lane
         self.group = lane.twin(group)
         self.stage = functools.partial(lane.place_empty, device=tensor.device)
+        self.behind = lane.behind
 
 
 def _exchange(where: _Host | _Device, gives: _Blocks, takes: _Blocks) -> None:
@@ -163,7 +169,7 @@ def _exchange(where: _Host | _Device, gives: _Blocks, takes: _Blocks) -> None:
     out, out_at = where.stage(sum(gives.counts), dtype)
     into, into_at = where.stage(sum(takes.counts), dtype)
     torch.cat([given[at : at + count] for at, count in zip(gives.displs, gives.counts, strict=True)], out=out)
-    messages = _Messages(where.connection, group, dtype)
+    messages = _Messages(where, dtype)
     for distance in range(1, group.nranks()):  # each rank begins with its next one: nobody gets all messages at once
         messages.submit("send", (me + distance) % group.nranks(), gives.counts, out_at)
         messages.submit("recv", (me - distance) % group.nranks(), takes.counts, into_at)
@@ -183,20 +189,19 @@ class _Messages:
 
     LIMIT = 256
 
-    def __init__(self, connection: Connection | DeviceConnection, group: Communicator, dtype: torch.dtype) -> None:
-        self._connection = connection
-        self._group = group
+    def __init__(self, where: _Host | _Device, dtype: torch.dtype) -> None:
+        self._where = where
+        self._connection = where.connection
         self._dtype = dtype
         self._tickets: deque[int] = deque()
 
     def submit(self, kind: str, peer: int, counts: Sequence[int], start: Place) -> None:
         """Block ``peer`` of blocks that lie one after the other from ``start`` on."""
         self.wait(self.LIMIT)
-        segment, offset = start
-        place = (segment, offset + sum(counts[:peer]) * self._dtype.itemsize)
+        place = self._where.behind(start, sum(counts[:peer]) * self._dtype.itemsize)
         ticket = self._connection.submit(
             self._connection.kinds[kind],
-            comm=self._group.id,
+            comm=self._where.group.id,
             dtype=self._connection.dtypes[DTYPES[self._dtype]],
             count=counts[peer],
             root=peer,

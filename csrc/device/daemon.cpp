@@ -32,6 +32,7 @@ Status Daemon::run(Descriptor descriptor) {
   descriptor.comm = comm_;
   descriptor.root = -1;
   strncpy(descriptor.label, "GPU leg", kLabelBytes - 1);
+  const Waits::Here waiting(&runtime_->waits, "");  // the daemon knows for whom
   HostError error;
   uint64_t ticket = 0;
   if (const int code = host.submit(host.client, &descriptor, &ticket, &error); code != kHostOk) {

@@ -93,6 +93,10 @@ class Leg:
     def times(self, ticket: int) -> tuple[int, int, int]:
         """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known yet is 0. Measured on
         the host: ``started`` when its input was ready (staged) or at the enqueuing, ``done`` when it was seen."""
+    def waiting(self) -> tuple[float, str]:
+        """For how many seconds this rank has been waiting for others, at the longest, and what NCCL knows of it (the
+        daemon says more: ``DescribeWaits``); 0 if for nobody. What counts: operations that have begun on the device
+        and that somebody waits for, and calls that wait."""
     def transcode(
         self,
         codec: int,

@@ -84,6 +84,7 @@ bool Flat::takes(const Operation& operation) const {
 Status Flat::submit(const Operation& operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Status status = runtime_->cuda(cuda.stream_wait_event(stream_, begin, 0), "waiting for the caller's stream");
+  if (status) status = runtime_->cuda(cuda.event_record(operation.begun, stream_), "recording an event");
   if (status) status = run(operation);
   if (!status) return status;
   return runtime_->cuda(cuda.event_record(operation.end, stream_), "recording an event");

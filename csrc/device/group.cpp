@@ -8,7 +8,8 @@ namespace bagua::device {
 
 namespace {
 constexpr int64_t kDrainNs = 10 * kNsPerS;
-}
+constexpr size_t kNamed = 16;  // ranks, in a message
+}  // namespace
 
 std::vector<int> Members::neighbours() const {
   std::vector<int> found;
@@ -16,6 +17,12 @@ std::vector<int> Members::neighbours() const {
     if (host[static_cast<size_t>(i)] == host[static_cast<size_t>(index)]) found.push_back(i);
   }
   return found;
+}
+
+std::string Members::names() const {
+  std::string found;
+  for (size_t i = 0; i < ranks.size() && i < kNamed; ++i) found += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return found + (ranks.size() > kNamed ? ", ..." : "");
 }
 
 bool Members::regular() const {
@@ -28,7 +35,11 @@ bool Members::regular() const {
 }
 
 Group::Group(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members)
-    : runtime_(runtime), table_(table), watcher_(watcher), members_(std::move(members)) {}
+    : runtime_(runtime),
+      table_(table),
+      watcher_(watcher),
+      members_(std::move(members)),
+      carried_(runtime, table, members_.names()) {}
 
 Group::~Group() = default;
 
@@ -76,9 +87,10 @@ Status Group::submit_on(Route route, Operation* operation, CudaEvent begin) {
   if (route == Route::kFlat) counters.ops_flat.fetch_add(1, std::memory_order_relaxed);
   if (route == Route::kHierarchical) counters.ops_hierarchical.fetch_add(1, std::memory_order_relaxed);
   operation->started_ns.store(now_ns(), std::memory_order_relaxed);
-  const Status status =
-      route == Route::kFlat ? flat_->submit(*operation, begin) : hierarchical_->submit(*operation, begin);
-  table_->retire(operation);
+  Status status = carried_.begin(operation);
+  if (status)
+    status = route == Route::kFlat ? flat_->submit(*operation, begin) : hierarchical_->submit(*operation, begin);
+  carried_.enqueued(operation, status.is_ok());
   return status;
 }
 
@@ -110,6 +122,8 @@ bool Group::quiet() {
 
 bool Group::close() {
   std::lock_guard<std::mutex> lock(mutex_);
+  const std::string number = std::to_string(members_.comm);
+  const Waits::Here waiting(&runtime_->waits, "Communicator " + number + " is given up, and has operations under way.");
   for (const auto& [key, lane] : lanes_) lane->wait_empty();
   // CUDA has no wait that another thread could end. After a failure the end of NCCL frees the streams.
   while (!settled() && !runtime_->failure.failed()) poll(nullptr, 0, 1);
@@ -124,6 +138,7 @@ bool Group::close() {
     static_cast<void>(flat_.release());
   }
   lanes_.clear();
+  carried_.clear();
   flat_.reset();
   HostError ignored;
   if (across_ != 0) static_cast<void>(runtime_->host.destroy_comm(runtime_->host.client, across_, &ignored));

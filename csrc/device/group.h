@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/carried.h"
 #include "device/daemon.h"
 #include "device/flat.h"
 #include "device/hierarchical.h"
@@ -33,6 +34,8 @@ struct Members {
   std::vector<int> neighbours() const;
   // The same number of members, more than one, on each of several hosts.
   bool regular() const;
+  // "0, 1, 2"
+  std::string names() const;
 };
 
 // What a rank says about itself before routes are chosen. Travels between ranks as it is.
@@ -91,7 +94,7 @@ class Group {
   Status make_across();
   Status measure(Daemon* daemon, const std::vector<Route>& candidates);
   void drop_slower();
-  Status time_route(Route route, uint64_t bytes, double* seconds);
+  Status time_route(Route route, void* data, uint64_t bytes, double* seconds);
   void drop_nccl();
 
   Route route_of(const Operation& operation) const;
@@ -108,6 +111,8 @@ class Group {
   Excluded excluded_;
   bool kernels_ = true;  // all members have them
   uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
+
+  Carried carried_;
 
   std::mutex mutex_;  // guards what follows, and the order of enqueuing
   std::map<Route, Handles> handles_;

@@ -274,15 +274,21 @@ Status Group::make_across() {
 // The slowest member counts, and all members know it: so all choose the same.
 Status Group::measure(Daemon* daemon, const std::vector<Route>& candidates) {
   std::vector<double> seconds;
-  for (const Route route : candidates) {
+  std::atomic<uint64_t> uncounted{0};
+  const uint64_t room = *std::max_element(std::begin(kMeasured), std::end(kMeasured));
+  void* data = nullptr;
+  Status timed = runtime_->allocate(room, &data, &uncounted);
+  for (size_t i = 0; i < candidates.size() && timed; ++i) {
     double total = 0;
     for (const uint64_t bytes : kMeasured) {
       double one = 0;
-      if (Status status = time_route(route, bytes, &one); !status) return status;
+      if (timed) timed = time_route(candidates[i], data, bytes, &one);
       total += one / static_cast<double>(bytes);  // sizes weigh alike
     }
     seconds.push_back(total);
   }
+  if (data != nullptr) runtime_->keep(data, room);
+  if (!timed) return timed;
   if (Status status = daemon->all_max(seconds.data(), seconds.size()); !status) return status;
   const auto best = std::min_element(seconds.begin(), seconds.end());
   route_ = candidates[static_cast<size_t>(best - seconds.begin())];
@@ -306,14 +312,11 @@ void Group::drop_slower() {
   }
 }
 
-Status Group::time_route(Route route, uint64_t bytes, double* seconds) {
+Status Group::time_route(Route route, void* data, uint64_t bytes, double* seconds) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
-  void* data = nullptr;
   CudaStream stream = nullptr;
-  std::atomic<uint64_t> uncounted{0};
   if (Status status = runtime_->make_stream(Traffic::kCollective, &stream); !status) return status;
-  Status status = runtime_->allocate(bytes, &data, &uncounted);
-  if (status) status = runtime_->cuda(cuda.set(data, 0, bytes, stream), "clearing memory");
+  Status status = runtime_->cuda(cuda.set(data, 0, bytes, stream), "clearing memory");
   int64_t begin = 0;
   for (int round = 0; round < kRounds && status; ++round) {
     if (round == 1) begin = now_ns();
@@ -326,6 +329,7 @@ Status Group::time_route(Route route, uint64_t bytes, double* seconds) {
     operation->descriptor.count = bytes / sizeof(float);
     operation->src = operation->dst = static_cast<char*>(data);
     operation->src_bytes = operation->dst_bytes = bytes;
+    operation->awaited_ns = now_ns();
     status = runtime_->take_event(&start);
     if (status) status = runtime_->cuda(cuda.event_record(start, stream), "recording an event");
     const CudaEvent end = operation->end;
@@ -345,7 +349,6 @@ Status Group::time_route(Route route, uint64_t bytes, double* seconds) {
   }
   *seconds = static_cast<double>(now_ns() - begin) / static_cast<double>(kNsPerS) / (kRounds - 1);
   cuda.stream_destroy(stream);
-  if (data != nullptr && status) cuda.release(data);  // else the device may still use it: the job ends
   return status;
 }
 

@@ -49,6 +49,7 @@ Status Hierarchical::submit(const Operation& operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   const Cut parts = cut(operation);
   Status status = runtime_->cuda(cuda.stream_wait_event(down_stream_, begin, 0), "waiting for the caller's stream");
+  if (status) status = runtime_->cuda(cuda.event_record(operation.begun, down_stream_), "recording an event");
   if (status) status = reduce(operation, parts);
   CudaEvent reduced = nullptr, crossed = nullptr;
   if (status) status = runtime_->take_event(&reduced);

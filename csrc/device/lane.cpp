@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <algorithm>
+
 #include "base/clock.h"
 
 namespace bagua::device {
@@ -40,6 +42,7 @@ Status Lane::open() {
   }
   word_on_device_ = reinterpret_cast<DriverAddress>(address);
   listener_ = runtime_->failure.listen([this] { release_all(); });
+  waits_ = runtime_->waits.add([this] { return look(); });
   thread_ = std::thread([this] { serve(); });
   return Status::ok();
 }
@@ -114,14 +117,14 @@ Status Lane::enqueue_in(Operation* operation, CudaEvent copied) {
   return status;
 }
 
+// On a thread of CUDA: calls nothing of it.
 void Lane::depart_function(void* operation) {
   Operation* const departing = static_cast<Operation*>(operation);
-  departing->lane->depart(departing);
+  departing->started_ns.store(now_ns(), std::memory_order_relaxed);
+  departing->lane->runtime_->departures.depart(departing);
 }
 
-// On a thread of CUDA: calls nothing of it.
-void Lane::depart(Operation* operation) {
-  operation->started_ns.store(now_ns(), std::memory_order_relaxed);
+void Lane::leave(Operation* operation) {
   HostError error;
   uint64_t ticket = 0;
   Status status = runtime_->failure.status();
@@ -181,9 +184,11 @@ void Lane::serve() {
       runtime_->failure.fail(status.message());
       break;
     }
+    runtime_->departures.back();
     {
       std::lock_guard<std::mutex> lock(queue_mutex_);
       queue_.pop_front();
+      progress_ns_ = now_ns();
       changed_.notify_all();
     }
     landing_.push_back(operation);
@@ -221,6 +226,19 @@ bool Lane::empty() {
   return queue_.empty();
 }
 
+// The daemon knows who waits for whom.
+Waiting Lane::look() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  Waiting found;
+  for (const Operation* operation : queue_) {
+    const int64_t awaited = operation->awaited_ns.load(std::memory_order_relaxed);
+    if (awaited == 0 || operation->stage != Operation::Stage::kAtHost) continue;
+    const int64_t since = std::max({awaited, operation->started_ns.load(std::memory_order_relaxed), progress_ns_});
+    if (found.since_ns == 0 || since < found.since_ns) found.since_ns = since;
+  }
+  return found;
+}
+
 bool Lane::drained() {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   const int64_t deadline = now_ns() + kDrainNs;
@@ -243,7 +261,9 @@ bool Lane::close() {
     thread_.join();
   }
   if (listener_ != 0) runtime_->failure.forget(listener_);
+  if (waits_ != 0) runtime_->waits.remove(waits_);
   if (!drained()) return false;
+  runtime_->departures.forget(this);
   landing_.insert(landing_.end(), queue_.begin(), queue_.end());
   queue_.clear();
   for (Operation* operation : landing_) {

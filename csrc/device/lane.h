@@ -1,7 +1,8 @@
 // The staged route: device -> pinned shared memory -> the daemon's operation -> pinned shared memory -> device.
 //
 // For one operation, in the order of enqueuing (see README.md):
-//   out_ stream: wait for the caller's stream; copy src to shared memory; host function: submit to the daemon
+//   out_ stream: wait for the caller's stream; copy src to shared memory; host function: submit to the daemon, or
+//                queue up for it (departures.h)
 //   in_ stream:  wait for out_; wait until `word_` has reached the operation's sequence number; copy the result to dst;
 //                record Operation::end
 // A thread of the lane waits for the daemon and sets `word_`. Operations of a lane are released in their order, so what
@@ -41,6 +42,8 @@ class Lane {
   // Waits until all that was submitted is back from the daemon, or the leg has failed.
   void wait_empty();
   bool empty();
+  // Submits an operation to the daemon. Of Departures alone: the device has copied its input, and its turn has come.
+  void leave(Operation* operation);
   // Operations must be done, or the leg have failed. Ends the thread, waits for the streams, which end by themselves
   // then, and retires what is left. False: the device did not answer for 10 s; everything must stay as it is.
   bool close();
@@ -49,7 +52,6 @@ class Lane {
   Status place(Operation* operation);
   Status enqueue_out(Operation* operation, CudaEvent begin);
   Status enqueue_in(Operation* operation, CudaEvent copied);
-  void depart(Operation* operation);
   void release(uint32_t sequence);
   void release_all();
   void serve();
@@ -57,12 +59,13 @@ class Lane {
   Status await_host(Operation* operation);
   void finish_copied(bool all);
   bool drained();
+  Waiting look();
 
   static void depart_function(void* operation);
 
   Runtime* const runtime_;
   const std::function<void(Operation*)> retire_;
-  uint64_t listener_ = 0;  // constant after open()
+  uint64_t listener_ = 0, waits_ = 0;  // constant after open()
   CudaStream out_ = nullptr, in_ = nullptr;
   std::atomic<uint32_t>* word_ = nullptr;  // in pinned memory; the GPU reads it
   DriverAddress word_on_device_ = 0;
@@ -75,6 +78,7 @@ class Lane {
   std::condition_variable changed_;
   std::deque<Operation*> queue_;  // submitted; the lane's thread takes them off
   bool closing_ = false;
+  int64_t progress_ns_ = 0;  // when the daemon last ended one
 
   std::deque<Operation*> landing_;  // thread only: the result is on its way to dst
   std::thread thread_;

@@ -26,6 +26,11 @@ Status parse_route(const std::string& name, uint8_t* out) {
                               "\"; it must be staged, flat, hierarchical, or empty: then it is measured"};
 }
 
+void note_wait(Operation* operation) {
+  int64_t nobody = 0;
+  operation->awaited_ns.compare_exchange_strong(nobody, now_ns());
+}
+
 }  // namespace
 
 Leg::Leg(const HostApi& host, LegOptions options)
@@ -230,6 +235,7 @@ Status Leg::wait(uint64_t ticket, CudaStream stream) {
   OnDevice here(*runtime_);  // stream 0 is the default stream of the current device
   if (!here.status()) return here.status();
   if (Status status = check_stream(stream); !status) return failed ? status : failed;
+  note_wait(operation);
   const Status waits = runtime_->cuda(runtime_->libraries.cuda.stream_wait_event(stream, operation->end, 0), "waiting");
   return failed ? waits : failed;
 }
@@ -243,6 +249,7 @@ Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::functio
   if (forked()) return usable();
   if (Status status = find(ticket, &operation); !status) return status;
   OnDevice here(*runtime_);
+  note_wait(operation);
   // CUDA has no wait with a deadline: looks often at first, then every millisecond.
   for (int round = 0;; ++round) {
     if (Status status = runtime_->failure.status(); !status) return status;
@@ -264,6 +271,12 @@ Status Leg::times(uint64_t ticket, Times* out) {
   if (Status status = look(operation, &over); !status) return status;
   *out = {operation->submitted_ns.load(), operation->started_ns.load(), operation->done_ns.load()};
   return Status::ok();
+}
+
+Waiting Leg::waiting() {
+  if (forked()) return {};
+  OnDevice here(*runtime_);
+  return runtime_->waits.longest();
 }
 
 Status Leg::transcode(const BaguaTranscode& work, CudaStream stream) {

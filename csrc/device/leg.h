@@ -52,6 +52,8 @@ class Leg {
   // kTimeout: not by the deadline (< 0: none). kAborted: `interrupted` said so; it is asked now and then.
   Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
   Status times(uint64_t ticket, Times* out);
+  // What this rank has been waiting for longest.
+  Waiting waiting();
 
   Status transcode(const BaguaTranscode& work, CudaStream stream);
   Status reduce(const BaguaReduce& work, CudaStream stream);

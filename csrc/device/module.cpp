@@ -125,6 +125,16 @@ class PyLeg {
     return true;
   }
 
+  py::tuple waiting() {
+    Waiting found;
+    {
+      py::gil_scoped_release release;
+      found = leg_->waiting();
+    }
+    const double seconds = found.since_ns == 0 ? 0.0 : static_cast<double>(now_ns() - found.since_ns) / kNsPerS;
+    return py::make_tuple(seconds, text(found.what));
+  }
+
   void transcode(int codec, uint64_t count, const std::vector<uintptr_t>& raw, const std::vector<uintptr_t>& encoded,
                  float scale, uintptr_t residual, uintptr_t message, const std::vector<uintptr_t>& decoded, int density,
                  uintptr_t stream) {
@@ -261,6 +271,7 @@ void bind_leg(py::module_* module) {
             return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
           },
           py::arg("ticket"), Release())
+      .def("waiting", &PyLeg::waiting)
       .def("transcode", &PyLeg::transcode, py::arg("codec"), py::arg("count"), py::kw_only(),
            py::arg("raw") = std::vector<uintptr_t>{}, py::arg("encoded") = std::vector<uintptr_t>{},
            py::arg("scale") = 1.0f, py::arg("residual") = 0, py::arg("message") = 0,

@@ -66,6 +66,8 @@ NcclResult NcclHandle::state_of(NcclComm comm) {
 }
 
 Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
+  if (code != kNcclInProgress) return runtime_->nccl(code, what);
+  const Waits::Here waiting(&runtime_->waits, std::string("NCCL connects with other ranks, for ") + what + ".");
   for (int round = 0; code == kNcclInProgress; ++round) {
     if (runtime_->failure.failed()) return runtime_->failure.status();
     pause(round);

@@ -26,9 +26,11 @@ struct Operation {
   char* dst = nullptr;
   uint64_t src_bytes = 0, dst_bytes = 0;
 
-  CudaEvent end = nullptr;  // recorded behind the operation; constant while the ticket lives
+  CudaEvent end = nullptr;    // recorded behind the operation; constant while the ticket lives
+  CudaEvent begun = nullptr;  // recorded where NCCL's work begins; made by Carried
 
   std::atomic<int64_t> submitted_ns{0}, started_ns{0}, done_ns{0};
+  std::atomic<int64_t> awaited_ns{0};  // since when somebody waits for it; 0: nobody does
 
   // Of the staged route.
   Pinned memory;  // shared with the daemon: the input, and the result at dst_offset

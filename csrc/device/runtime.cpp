@@ -54,6 +54,7 @@ Runtime::~Runtime() {
   if (!libraries.has_cuda()) return;
   OnDevice here(*this);
   for (CudaEvent event : events_) libraries.cuda.event_destroy(event);
+  for (const Spare& spare : spares_) libraries.cuda.release(spare.data);
   HostError ignored;  // the daemon may be gone, and with it the memory
   for (const Pinned& memory : made_) {
     libraries.cuda.host_unregister(memory.data);
@@ -200,11 +201,27 @@ void Runtime::put_pinned(Pinned memory) {
 }
 
 Status Runtime::allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto fits = [bytes](const Spare& spare) { return bytes <= spare.bytes && spare.bytes / 4 <= bytes; };
+    const auto found = std::find_if(spares_.begin(), spares_.end(), fits);
+    if (found != spares_.end()) {
+      *out = found->data;
+      total->fetch_add(bytes);
+      spares_.erase(found);
+      return Status::ok();
+    }
+  }
   counters.host_waits.fetch_add(1);
   const std::string what = "allocating " + std::to_string(bytes) + " bytes";
   if (Status status = cuda(libraries.cuda.allocate(out, bytes), what.c_str()); !status) return status;
   total->fetch_add(bytes);
   return Status::ok();
+}
+
+void Runtime::keep(void* data, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  spares_.push_back({data, bytes});
 }
 
 OnDevice::OnDevice(const Runtime& runtime) : runtime_(runtime) {

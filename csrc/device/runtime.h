@@ -1,9 +1,10 @@
 // What all parts of a leg share: libraries, the rank's channel, the first failure, events, pinned memory, counters.
 //
 // Thread safety: everything here may be used from any thread. Lock order of the leg, outermost first:
-//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_ -> the mutexes of this file and Lane::queue_mutex_ (each alone).
+//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_ -> Waits::mutex_ -> Carried::mutex_ -> Departures::mutex_ ->
+//   Failure::mutex_ -> Lane::queue_mutex_, OperationTable::mutex_ and the other mutexes of this file (each alone).
 // CUDA may call a host function on a thread of its own while it holds up whoever enqueues work. So no mutex that a
-// host function takes (Lane::queue_mutex_, Failure::mutex_) is held while calling CUDA.
+// host function takes (Departures::mutex_, Failure::mutex_, Lane::queue_mutex_) is held while calling CUDA.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,8 @@
 #include "base/status.h"
 #include "channel/host_api.h"
 #include "device/api/libraries.h"
+#include "device/departures.h"
+#include "device/waits.h"
 
 namespace bagua::device {
 
@@ -85,8 +88,10 @@ class Runtime {
   // At least `bytes`; nothing for 0.
   Status take_pinned(uint64_t bytes, Pinned* out);
   void put_pinned(Pinned memory);
-  // Memory of the device, by cudaMalloc. `total` counts it.
+  // Memory of the device, by cudaMalloc, or what `keep` has. `total` counts it.
   Status allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total);
+  // Takes memory back for later. cudaFree waits for all work of the device, which may wait for other ranks.
+  void keep(void* data, uint64_t bytes);
 
   // Whether streams can wait for a word in pinned memory, which the staged route needs: empty, or why not.
   const std::string& no_wait_value() const { return no_wait_value_; }
@@ -95,6 +100,8 @@ class Runtime {
   const int device;
   const Libraries libraries;
   Failure failure;
+  Waits waits;
+  Departures departures;
   LegCounters counters;
   std::atomic<bool> stuck{false};  // a library did not come back: what belongs to it stays until the process ends
 
@@ -104,9 +111,15 @@ class Runtime {
   int least_ = 0, greatest_ = 0;  // priorities of streams; constant after open(), as is the next one
   std::string no_wait_value_;
 
-  std::mutex mutex_;  // guards the next two
+  struct Spare {
+    void* data;
+    uint64_t bytes;
+  };
+
+  std::mutex mutex_;  // guards the next three
   std::vector<CudaEvent> events_;
   std::vector<Pinned> idle_;
+  std::vector<Spare> spares_;
   std::mutex made_mutex_;  // guards the next one
   std::vector<Pinned> made_;
 };

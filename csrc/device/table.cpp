@@ -3,7 +3,10 @@
 namespace bagua::device {
 
 OperationTable::~OperationTable() {
-  for (auto& operation : all_) runtime_->put_event(operation->end);
+  for (auto& operation : all_) {
+    runtime_->put_event(operation->end);
+    runtime_->put_event(operation->begun);
+  }
 }
 
 Status OperationTable::take(Operation** out) {
@@ -25,7 +28,7 @@ Status OperationTable::take(Operation** out) {
   operation->retired = operation->released = false;
   operation->descriptor = Descriptor{};
   operation->lane = nullptr;
-  operation->started_ns = operation->done_ns = 0;
+  operation->started_ns = operation->done_ns = operation->awaited_ns = 0;
   runtime_->counters.in_flight.fetch_add(1);
   *out = operation;
   return Status::ok();

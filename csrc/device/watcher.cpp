@@ -45,6 +45,7 @@ void Watcher::watch() {
 }
 
 void Watcher::look() {
+  static_cast<void>(runtime_->waits.longest());  // notes what NCCL has begun
   // An error of the device that nothing gets over (a wrong address in some kernel) is the answer to every question.
   const CudaError code = probe_ == nullptr ? kCudaOk : runtime_->libraries.cuda.event_query(probe_);
   if (Status status = runtime_->cuda(code, "work"); !status) {

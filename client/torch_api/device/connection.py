@@ -20,6 +20,7 @@ from bagua.algorithms import Codec
 from bagua.base.errors import BaguaError, BuildError, CommunicationError
 from bagua.torch_api.communicator import Communicator
 from bagua.torch_api.connection import AS_IT_IS, NOWHERE, Connection, Encoding, Place, Times
+from bagua.torch_api.device.patience import Patience
 from bagua.torch_api.device.seam import SEAM
 from bagua.torch_api.device.steps import DeviceSteps
 from bagua.torch_api.device.transcoding import DeviceTranscoder
@@ -41,6 +42,8 @@ KERNELS = "BAGUA_DEVICE_KERNELS"
 
 class DeviceConnection:
     """Operations of this rank on one GPU. Thread-safe. Errors of the leg come as CommunicationError with its words.
+
+    Ranks that live and never come are given up as on the CPU (``BAGUA_WAIT_TIMEOUT_S``): the leg fails.
 
     Communicators have a twin here, with a number of its own: what is on its way from the GPU comes to the daemon later
     than it was submitted, and must not meet what this rank does with CPU tensors on the same communicator.
@@ -71,6 +74,7 @@ class DeviceConnection:
         self._say_what_is_missing()
         self._waited: deque[int] = deque()
         self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
+        self._patience = Patience(connection.first_warning_s, self._leg.waiting, self._go_on, self._leg.abort)
         self.clock = self._cuda.clock(index)
         self.steps = DeviceSteps(recorder, self._times)
 
@@ -81,6 +85,9 @@ class DeviceConnection:
         if missing and self.membership.local_rank == 0:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
             LOG.warning("CUDA tensors go without %s (%s). `bagua doctor` says more.", " and ".join(missing), reasons)
+
+    def _go_on(self, waited: float, what: str) -> float:
+        return self.connection.go_on(waited, more=what)
 
     # Communicators
 
@@ -112,6 +119,11 @@ class DeviceConnection:
         """A one-dimensional tensor of zeros in ordinary memory of the device, and where it lies."""
         made = torch.zeros(count, dtype=dtype, device=device)
         return made, DevicePlace(made)
+
+    def behind(self, start: Place, nbytes: int) -> Place:
+        """The place so many bytes behind one that ``place_empty`` gave; it keeps that memory, too."""
+        assert isinstance(start, DevicePlace)
+        return DevicePlace(start.memory, nbytes)
 
     def transcoder(self, codec: Codec, count: int, device: torch.device) -> DeviceTranscoder:
         """What encodes ``count`` float32 in this rank. Raises BaguaError where there are no kernels."""
@@ -205,17 +217,19 @@ class DeviceConnection:
 
     def close(self) -> None:
         """Pending operations fail. Idempotent. Comes before the connection's."""
+        self._patience.stop()
         self._leg.close()
 
 
 class DevicePlace(tuple[int, int]):
-    """(DEVICE, address) of a tensor, which it keeps: torch must not give its memory to something else while the leg's
+    """(DEVICE, address) in a tensor, which it keeps: torch must not give its memory to something else while the leg's
     streams, of which its allocator knows nothing, still work on it."""
 
     memory: torch.Tensor
 
-    def __new__(cls, memory: torch.Tensor) -> DevicePlace:
-        place = super().__new__(cls, (DEVICE, memory.data_ptr()))
+    def __new__(cls, memory: torch.Tensor, offset: int = 0) -> DevicePlace:
+        """``offset``: bytes from the beginning of the tensor."""
+        place = super().__new__(cls, (DEVICE, memory.data_ptr() + offset))
         place.memory = memory
         return place
 

@@ -188,6 +188,21 @@ def test_streams_that_share_queues(make_job: Callable[..., Any]) -> None:
     assert all(result["result"] for result in results.values())
 
 
+def test_more_operations_than_the_daemon_has_room_for(make_job: Callable[..., Any]) -> None:
+    """They leave as others come back, in their order."""
+    job = make_job([[0, 1]])
+    job.start("streams.beyond_slots", count=1100)
+    for rank in job.lines():
+        job.go_on(rank)
+    for result in job.lines().values():
+        assert result == {"result": True, "misuse": []}
+
+
+def test_a_communicator_is_made_while_a_stream_waits(make_job: Callable[..., Any]) -> None:
+    results = make_job([[0], [1]]).run("routes.made_while_another_waits")
+    assert all(result["result"] for result in results.values())
+
+
 def test_another_device_than_the_current_one(make_job: Callable[..., Any]) -> None:
     for result in make_job([[0, 1]]).run("streams.on_another_device").values():
         assert result["result"] == {"result": [3.0, True], "device": 0}

@@ -86,3 +86,24 @@ def test_close_while_operations_are_pending(make_job: Callable[..., Any], route:
     for result in make_job(hosts).run("endings.closed_while_pending", route=route).values():
         assert result["result"]["left"]["streams"] == 1
         assert result["result"]["left"]["communicators"] == 0
+
+
+@pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
+def test_how_long_a_rank_waits(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
+    """Only for what somebody waits for; and NCCL's operations are named, which no daemon knows."""
+    job = make_job(hosts)
+    job.start("endings.waiting", route=route)
+    last = max(job.tokens)
+    for rank in (0, last):
+        assert job.line(rank) == {"ready": True}
+    for rank in (last, 0):
+        job.go_on(rank)
+    for rank, result in job.lines().items():
+        assert "raised" not in result and result["misuse"] == [], result
+        found = result["result"]
+        assert found["unasked"] == found["over"] == 0
+        if rank == 0:
+            assert found["seconds"] >= 0.05
+            assert ("NCCL has not ended all-reduce of world between ranks 0, 1, 2" in found["what"]) == (
+                route != "staged"
+            ), found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sys
+import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ import test_torch_primitives as primitives
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.data_parallel.parameters import _refuse_several_devices
+from bagua.torch_api.device.connection import DeviceConnection
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
@@ -72,6 +76,68 @@ def test_primitives(ranks: Any, route: str) -> None:
     found = ranks.run(rank_primitives, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))
     for counters in found:
         assert counters["ops"] > 100 and counters[f"ops_{route}"] > 0, counters
+
+
+def rank_alltoall_fails_half_way() -> list[bool]:
+    """Whether the memory of what is still on its way is kept."""
+    bagua.init_process_group()
+    submit, place_empty = DeviceConnection.submit, DeviceConnection.place_empty
+    kinds: list[int] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def submit_two(self: DeviceConnection, kind: int, **what: Any) -> int:
+        kinds.append(kind)
+        if len(kinds) > 2:
+            raise CommunicationError("half-way")
+        return submit(self, kind, **what)
+
+    def place(self: DeviceConnection, *what: Any, **more: Any) -> Any:
+        found = place_empty(self, *what, **more)
+        made.append(weakref.ref(found[0]))
+        return found
+
+    DeviceConnection.submit, DeviceConnection.place_empty = submit_two, place  # type: ignore[assignment, method-assign]
+    try:
+        bagua.alltoall_v(torch.ones(9), [3] * 3, [0, 3, 6], torch.zeros(9), [3] * 3, [0, 3, 6])
+    except CommunicationError as error:
+        assert str(error) == "half-way"
+    gc.collect()
+    return [one() is not None for one in made]
+
+
+def test_memory_of_an_exchange_that_fails_is_kept(ranks: Any) -> None:
+    found = ranks.run(rank_alltoall_fails_half_way, 3, environment=placing.environment("fake", "staged"))
+    assert found == [[True, True]] * 3
+
+
+def rank_does_not_come(folder: str) -> str:
+    """The last rank lives and never comes, until the others have given it up."""
+    me, told = int(os.environ["RANK"]), ""
+    if me != 3:
+        os.environ["BAGUA_WAIT_TIMEOUT_S"] = "1"
+    bagua.init_process_group()
+    tensor = torch.ones(1000)
+    bagua.allreduce_inplace(tensor)
+    if me != 3:
+        with pytest.raises(CommunicationError) as error:
+            for _ in range(2):  # the first one's result is garbage, as after an abort of NCCL
+                bagua.allreduce_inplace(tensor)
+        told = str(error.value)
+        (Path(folder) / f"given-up-{me}").touch()
+    while me == 3 and len(list(Path(folder).glob("given-up-*"))) < 3:
+        time.sleep(0.05)
+    return told
+
+
+@pytest.mark.parametrize("route", placing.ROUTES)
+def test_a_rank_that_never_comes_is_given_up(ranks: Any, route: str, tmp_path: Path) -> None:
+    """As on the CPU: by one at least; others may learn first that it has left, or that NCCL's connection is gone."""
+    hosts, environment = [[0, 1], [2, 3]], placing.environment("fake", route)
+    told = ranks.run(rank_does_not_come, hosts=hosts, environment=environment, folder=str(tmp_path))
+    gave_up = [text for text in told if "gave up after 1 s" in text and "BAGUA_WAIT_TIMEOUT_S" in text]
+    assert gave_up and all(told[:3]), told
+    who = "waiting for rank 3" if route == "staged" else "NCCL has not ended all-reduce of communicator"
+    assert any(who in text for text in gave_up), told
 
 
 def rank_counts_waits() -> tuple[int, int, str, bool]:

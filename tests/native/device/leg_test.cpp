@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/clock.h"
 #include "channel/host_api.h"
 #include "engine_rig.h"
 
@@ -166,6 +167,7 @@ TEST(several_threads) {
         bool done = false;
         static_cast<void>(user.leg().done((1u << 20) + 1, &done));  // a ticket that may live
         static_cast<void>(user.leg().times((1u << 20) + 1, &times));
+        EXPECT(user.leg().waiting().since_ns <= now_ns());
         usleep(100);
       }
     });
@@ -178,6 +180,36 @@ TEST(several_threads) {
     }
     submitting.join();
     over = true;
+  });
+  no_misuse();
+}
+
+// Lanes of several communicators queue up for room at the daemon, and an abort ends those that still do.
+TEST(beyond_the_slots_of_the_daemon) {
+  Job job(kOneHost);
+  std::atomic<int> ready{0};
+  job.each([&](Rank& rank) {
+    std::vector<float> data(1100, 1.0f);
+    User user(&rank, kOneHost, "staged");
+    for (uint32_t comm = 1; comm <= 2; ++comm) CHECK_OK(user.leg().create_comm(comm, {0, 1}));
+    const auto submit_all = [&] {
+      std::vector<uint64_t> tickets;
+      for (size_t i = 0; i < data.size(); ++i) {
+        tickets.push_back(user.start(Kind::kAllReduce, &data[i], 1, 1 + static_cast<uint32_t>(i % 2)));
+      }
+      return tickets;
+    };
+    while (rank.rank() == 1 && ready == 0) usleep(1000);
+    const auto tickets = submit_all();
+    ++ready;
+    user.finish(tickets);
+    for (const float value : data) EXPECT_EQ(value, 2.0f);
+    while (ready < 2) usleep(1000);
+    if (rank.rank() == 0) submit_all();
+    if (rank.rank() == 0) job.engine(0).abort("the moon fell");
+    while (user.leg().error().empty()) usleep(1000);
+    user.drain();
+    user.leg().close();
   });
   no_misuse();
 }

@@ -111,3 +111,30 @@ def closed_while_pending(test: Member, route: str) -> dict[str, Any]:
     test.close()
     test.fakes.drain(test.stream)
     return {"left": test.fakes.left()}
+
+
+def waiting(test: Member, route: str) -> dict[str, Any]:
+    """What the leg says of an operation for which another rank does not come."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    if test.me == test.world - 1:
+        pause()
+    ticket = test.submit("allreduce", data, data, 1000)
+    while test.me == 0 and test.leg.times(ticket)[1] == 0:
+        time.sleep(0.01)
+    unasked = test.leg.waiting()[0]
+    test.leg.wait(ticket, test.stream)
+    seconds, what, deadline = 0.0, "", time.monotonic() + 60
+    while test.me == 0 and seconds < 0.05 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        seconds, what = test.leg.waiting()
+    if test.me == 0:
+        pause()
+    test.finish(ticket)
+    assert test.leg.synchronize(test.submit("allreduce", data, data, 1000))
+    while test.leg.waiting()[0] > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    over = test.leg.waiting()[0]
+    test.close()
+    return {"unasked": unasked, "seconds": seconds, "what": what, "over": over}

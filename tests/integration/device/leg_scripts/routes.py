@@ -115,3 +115,16 @@ def refused(test: Member) -> list[str]:
     assert (data == test.world).all()
     test.close()
     return said
+
+
+def made_while_another_waits(test: Member) -> bool:
+    """Routes of a communicator are measured while a stream waits for another rank, which makes that communicator
+    first: nothing may wait for the whole device."""
+    test.open()
+    data = np.full(1000, test.me, np.float32)
+    sent = test.submit("send", data, None, 1000, root=1) if test.me == 0 else None
+    test.leg.create_comm(30, [0, 1])
+    test.finish(test.submit("recv", None, data, 1000, root=0) if sent is None else sent)
+    test.leg.destroy_comm(30)
+    test.close()
+    return bool((data == 0).all())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leg_scripts.member import Member
+from leg_scripts.member import Member, pause
 
 
 def order(test: Member, route: str) -> dict[str, Any]:
@@ -133,3 +133,17 @@ def during_a_capture(test: Member, route: str) -> None:
     test.leg.destroy_comm(7)
     test.fakes.cuda.fake_cuda_set_capturing(elsewhere, 0)
     test.close()
+
+
+def beyond_slots(test: Member, count: int) -> bool:
+    """More staged operations under way than the daemon has room for: rank 0 has submitted all before rank 1 comes."""
+    test.open("staged")
+    data = np.full((count, 4), test.me + 1, np.float32)
+    if test.me == 1:
+        pause()
+    tickets = [test.submit("allreduce", row, row, 4) for row in data]
+    if test.me == 0:
+        pause()
+    test.finish(*tickets)
+    test.close()
+    return bool((data == 3).all())
