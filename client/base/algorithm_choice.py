@@ -1,6 +1,7 @@
 """An algorithm as a text, ``NAME[:key=value,...]``: what ``bagua run --algorithm`` takes and what BAGUA_ALGORITHM says.
 
-The command line checks such a text without torch, so the names stand here; a test compares them with the registry.
+The command line checks such a text without torch, so names and parameters stand here; a test compares them with the
+registry.
 """
 
 from __future__ import annotations
@@ -11,25 +12,69 @@ from bagua.base.errors import ConfigError
 
 VARIABLE = "BAGUA_ALGORITHM"
 
-NAMES = (
-    "async",
-    "bytegrad",
-    "combine",
-    "decentralized",
-    "diloco",
-    "gradient_allreduce",
-    "local_sgd",
-    "low_precision_decentralized",
-    "no_loco",
-    "one_bit_adam",
-    "power_sgd",
-    "qadam",
-    "streaming_diloco",
-    "top_k",
-    "zero_one_adam",
-)
-"""Algorithms that come with the library. A program may register others; those it names itself."""
+CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 
+PARAMETERS: dict[str, dict[str, str]] = {
+    "async": {
+        "peer_selection_mode": "str",
+        "sync_interval_ms": "int",
+        "warmup_steps": "int",
+        "codec": "codec",
+        "everywhere": "bool",
+    },
+    "bytegrad": {"hierarchical": "bool", "average": "bool"},
+    "combine": {"synchronous": "bool", "centralised": "bool", "codec": "codec", "everywhere": "bool"},
+    "decentralized": {
+        "hierarchical": "bool",
+        "peer_selection_mode": "str",
+        "communication_interval": "int",
+        "codec": "codec",
+        "everywhere": "bool",
+    },
+    "diloco": {
+        "interval": "int",
+        "outer_lr": "float",
+        "outer_momentum": "float",
+        "warmup_steps": "int",
+        "codec": "codec",
+    },
+    "gradient_allreduce": {"hierarchical": "bool", "average": "bool", "codec": "codec", "everywhere": "bool"},
+    "local_sgd": {"interval": "int", "warmup_steps": "int", "codec": "codec"},
+    "low_precision_decentralized": {"hierarchical": "bool", "communication_interval": "int", "codec": "codec"},
+    "no_loco": {
+        "interval": "int",
+        "outer_lr": "float",
+        "outer_momentum": "float",
+        "consensus": "float",
+        "hierarchical": "bool",
+        "seed": "int",
+        "warmup_steps": "int",
+        "codec": "codec",
+    },
+    "one_bit_adam": {"codec": "codec", "everywhere": "bool"},
+    "power_sgd": {"rank": "int", "start_after": "int", "min_compression_rate": "float", "seed": "int"},
+    "qadam": {"hierarchical": "bool", "codec": "codec", "scaled": "bool"},
+    "streaming_diloco": {
+        "interval": "int",
+        "fragments": "int",
+        "overlap": "int",
+        "mixing": "float",
+        "outer_lr": "float",
+        "outer_momentum": "float",
+        "warmup_steps": "int",
+        "codec": "codec",
+    },
+    "top_k": {"density": "float", "warmup_steps": "int", "everywhere": "bool"},
+    "zero_one_adam": {"codec": "codec"},
+}
+"""Algorithms that come with the library, and what they can be given as a text: parameters and their types. A program
+may register others; those it names itself."""
+
+NAMES = tuple(PARAMETERS)
+OPEN = ("combine",)
+"""Take more parameters: those of the algorithm that they choose."""
+
+_MUST_BE = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -51,11 +96,29 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check(text: str) -> str:
-    """The text, if it can be read and names an algorithm of the library. Raises ConfigError that lists the names."""
-    name, _ = parse(text)
-    if name not in NAMES:
+    """The text, if it can be read, names an algorithm of the library and gives it what it knows. Raises ConfigError
+    that lists names or parameters. What values mean together is left to the algorithm."""
+    name, arguments = parse(text)
+    if name not in PARAMETERS:
         raise ConfigError(f"There is no algorithm {name!r}. Known: {', '.join(NAMES)}.")
+    known = PARAMETERS[name]
+    for key, value in arguments.items():
+        if key in known:
+            _check_value(key, value, known[key])
+        elif name not in OPEN:
+            raise ConfigError(f"Algorithm {name} has no parameter {key!r}. Known: {', '.join(known)}.")
     return text.strip()
+
+
+def _check_value(key: str, value: Any, kind: str) -> None:
+    if kind == "codec":
+        if value is not None and value not in CODECS:
+            raise ConfigError(f"{key} is {value!r}: it must be one of {', '.join(CODECS)}.")
+        return
+    number = not isinstance(value, bool) and isinstance(value, int | float if kind == "float" else int)
+    fits = {"bool": value in (True, False), "str": isinstance(value, str)}.get(kind, number)
+    if not fits:
+        raise ConfigError(f"{key} is {value!r}: it must be {_MUST_BE[kind]}.")
 
 
 def _value(text: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from bagua.base.algorithm_choice import check
+from bagua.base.algorithm_choice import CODECS, check
 from bagua.base.errors import ConfigError
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, check_possible
@@ -22,7 +22,6 @@ from bagua.cli.options import Output, UsageError
 
 bench = typer.Typer(help="Measure: all-reduce, codecs, training steps, networks.", no_args_is_help=True)
 
-CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 GLOO = "gloo"
 ALONE = "no communication"
@@ -109,7 +108,9 @@ def finish(
 @bench.command()
 def allreduce(
     sizes: str = typer.Option("4K,64K,1M,16M,64M", help="Bytes of the vector, with commas."),
-    nnodes: int | None = typer.Option(None, "--nnodes", min=1, max=64, help="Node daemons.", show_default="1"),
+    nnodes: int | None = typer.Option(
+        None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
+    ),
     nproc_per_node: options.NprocOption = 2,
     dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
     codec: str = typer.Option(
@@ -239,7 +240,9 @@ def train(
         show_default=False,
     ),
     peers: str = typer.Option("ddp,fp16", help=f"With commas: {', '.join(PEERS)} (hooks of DDP), or none."),
-    nnodes: int | None = typer.Option(None, "--nnodes", min=1, max=64, help="Node daemons.", show_default="1"),
+    nnodes: int | None = typer.Option(
+        None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
+    ),
     nproc_per_node: int | None = typer.Option(
         None, "--nproc-per-node", min=1, max=1024, help="Default: 2; with --emulate 1.", show_default=False
     ),
