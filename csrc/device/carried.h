@@ -40,10 +40,11 @@ class Carried {
   Runtime* const runtime_;
   OperationTable* const table_;
   const std::string members_;
-  const uint64_t waits_;
 
   std::mutex mutex_;  // guards the next one
   std::deque<Entry> queue_;
+
+  const uint64_t waits_;  // the last one made: from then on the watcher looks
 };
 
 }  // namespace bagua::device

@@ -8,26 +8,30 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROBE_DEADLINE_S = 120.0
 _PROBE = """
-import json, torch
+import importlib, json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "card": "", "arch": "", "nccl": ""}
 if torch.cuda.is_available():
     found["card"] = torch.cuda.get_device_name(0)
     found["arch"] = "%d.%d" % torch.cuda.get_device_capability(0)
     found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-import grpc, google.protobuf, numpy
-found["grpc"], found["protobuf"] = grpc.__version__, google.protobuf.__version__
+for name, module in {"grpc": "grpc", "protobuf": "google.protobuf", "numpy": "numpy", "pytest": "pytest"}.items():
+    try:
+        found[name] = importlib.import_module(module).__version__
+    except Exception:
+        found[name] = ""
 print(json.dumps(found))
 """
 
 
 @dataclass(frozen=True)
 class Machine:
-    """``python``: the interpreter to use; ``card`` and ``arch`` ("9.0") of the GPU, "" without one."""
+    """``python``: the interpreter to use; ``card`` and ``arch`` ("9.0") of the GPU, "" without one; versions, "" for
+    what is not there. ``blind``: why torch does not see the card, "" if it does."""
 
     python: str
     torch: str
@@ -37,6 +41,15 @@ class Machine:
     nccl: str
     grpc: str
     protobuf: str
+    numpy: str
+    pytest: str
+    blind: str = ""
+
+    def lacking(self) -> dict[str, str]:
+        """What sections may need and this machine does not have, and why."""
+        missing = [name for name in ("grpc", "protobuf", "numpy", "pytest") if not getattr(self, name)]
+        found = {name: f"{self.python} has no {name}" for name in missing}
+        return {**found, "torch with CUDA": self.blind} if self.blind else found
 
 
 class NoMachine(RuntimeError):
@@ -50,8 +63,10 @@ def candidates() -> list[str]:
 
 
 def find(pythons: Sequence[str], gpu: bool = True) -> Machine:
-    """The first Python that has torch, grpcio, protobuf and numpy (and sees a GPU). Raises NoMachine."""
-    reasons = []
+    """The Python that has torch (which sees a GPU), and of the rest the most. Raises NoMachine.
+
+    Where no torch sees a GPU that is there, some sections can run all the same."""
+    reasons, found = [], []
     for python in pythons:
         try:
             done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_DEADLINE_S)
@@ -62,25 +77,44 @@ def find(pythons: Sequence[str], gpu: bool = True) -> Machine:
         if done.returncode or not lines:
             reasons.append(f"{python}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")
             continue
-        machine = Machine(python, **json.loads(lines[-1]))
-        if machine.card or not gpu:
-            return machine
-        kind = f"was built for CUDA {machine.cuda}" if machine.cuda else "was built without CUDA"
-        reasons.append(f"{python}: torch {machine.torch} {kind} and sees no GPU")
-    raise NoMachine("No GPU can be used here. " + "; ".join(reasons))
+        one = Machine(python, **json.loads(lines[-1]))
+        if gpu and not one.card:
+            kind = f"was built for CUDA {one.cuda}" if one.cuda else "was built without CUDA"
+            one = replace(one, blind=f"{python}: torch {one.torch} {kind} and sees no GPU")
+            reasons.append(one.blind)
+        if (one.card or not gpu) and not one.lacking():
+            return one
+        found.append(one)
+    card, arch = ("", "") if not gpu or any(one.card for one in found) else card_of_the_driver()
+    found = [replace(one, card=card, arch=arch) if one.blind and card else one for one in found]
+    fit = [one for one in found if one.card or not gpu]
+    if not fit:
+        raise NoMachine("No GPU can be used here. " + "; ".join(reasons))
+    return min(fit, key=lambda one: len(one.lacking()) + 10 * bool(one.blind))
+
+
+def _nvidia_smi(query: str) -> str:
+    """Its answer; empty where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def card_of_the_driver() -> tuple[str, str]:
+    """Name and architecture of the first card as nvidia-smi says them; empty without one."""
+    first = (_nvidia_smi("name,compute_cap").strip().splitlines() or [""])[0]
+    name, comma, arch = (part.strip() for part in first.rpartition(","))
+    return (name, arch) if comma else ("", "")
 
 
 def memory_used_mib() -> int | None:
     """MiB in use on the card, by whatever process. None where nvidia-smi does not say."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse_memory(done.stdout)
+    return parse_memory(_nvidia_smi("memory.used"))
 
 
 def parse_memory(text: str) -> int | None:

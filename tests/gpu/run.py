@@ -32,9 +32,8 @@ WHOLE_S = 525.0
 BUILD_LIMIT_S = 200.0
 PATIENCE = 4
 """A rehearsal may take so many times as long: it runs on small machines that do other things, too."""
-NEEDED = "core"
 BUILDS = {
-    NEEDED: "import bagua.csrc; print(bagua.csrc.load().__file__)",
+    "core": "import bagua.csrc; print(bagua.csrc.load().__file__)",
     "GPU leg": "import bagua.csrc; print(bagua.csrc.load_device().__file__)",
     "Bagua-Net": "import bagua.csrc; print(bagua.csrc.net_plugin())",
     "kernels": "import bagua.csrc; print(bagua.csrc.kernels_library())",
@@ -57,11 +56,13 @@ class Run:
         self.device = "fake" if options.rehearse else "cuda"
         self.patience = PATIENCE if options.rehearse else 1
         digest = f"{tree.digest()} {found.card or 'cpu'} {found.torch}"
-        path = options.out / "report.json"
-        previous = json.loads(path.read_text()) if path.exists() and not options.again else None
+        previous = None if options.again else _previous(options.out / "report.json")
         names = [section.name for section in sections.by_name(options.sections)]
         self.to_do = sections.by_name(left) if (left := report.to_do(previous, names, digest)) else []
         kept = previous["sections"] if previous and previous.get("digest") == digest else {}
+        self.cache = os.environ.get("BAGUA_CACHE_DIR") or str(cache_folder(work))
+        self.lacking = found.lacking()
+        self.running: list[tuple[sections.Section, float]] = []
         self.report: dict[str, Any] = {
             "date": time.strftime("%Y-%m-%d %H:%M:%S"),
             "digest": digest,
@@ -81,7 +82,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join([str(self.work / "site"), str(tests)]),
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
-            "BAGUA_CACHE_DIR": os.environ.get("BAGUA_CACHE_DIR") or str(self.work / "cache"),
+            "BAGUA_CACHE_DIR": self.cache,
             "BAGUA_STATE_DIR": str(self.work / "state"),
             "NCCL_SOCKET_IFNAME": "lo",
             **more,
@@ -91,7 +92,7 @@ class Run:
         """Seconds until the whole must be over."""
         return float(self.options.seconds) - (time.monotonic() - self.started) / self.patience
 
-    def build(self) -> bool:
+    def build(self) -> None:
         """Builds everything side by side; what fails is told, and the sections that don't need it run all the same."""
         wanted = {**BUILDS, **STAND_INS} if self.options.rehearse else BUILDS
         if self.options.rehearse and not shutil.which("nvcc"):
@@ -116,6 +117,8 @@ class Run:
             logs[name].seek(0)
             words = logs[name].read().strip()
             found["checks"].append({"name": f"build {name}", "ok": code == 0, "detail": words[-1500:]})
+            if code:
+                self.lacking[name] = "it could not be built"
             found["tables"]["seconds to build"].append({"what": name, "at most": seconds})
             print(f"built {name}: {'ok' if code == 0 else f'FAILED ({code}): {words[-1500:]}'}", flush=True)
         sweep()
@@ -123,7 +126,6 @@ class Run:
         one = {"title": "Everything is built, side by side", "status": status, "seconds": time.monotonic() - begun}
         self.report["sections"] = {"build": {**one, "found": found}, **self.report["sections"]}
         self.write()
-        return bool(found["checks"][0]["ok"])
 
     def do_group(self, group: Sequence[sections.Section], limit_s: float) -> None:
         """Runs sections side by side, each in a process of its own, and takes their results."""
@@ -135,6 +137,10 @@ class Run:
         begun = time.monotonic()
         started = []
         for section in group:
+            missing = [f"{name} ({self.lacking[name]})" for name in section.needs if name in self.lacking]
+            if missing:
+                self._take(section, report.FAILED, 0.0, f"It needs {', '.join(missing)}.")
+                continue
             print(f"\n== {section.name}: {section.title} ({limit_s:.0f} s)", flush=True)
             result = self.work / f"{section.name}.json"
             result.unlink(missing_ok=True)
@@ -145,11 +151,11 @@ class Run:
                     command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
                 )
             started.append((section, process))
+            self.running.append((section, begun))
         for section, process in started:
             # A little more than it was told: it may still write down what it has.
             code = _wait(process, limit_s + 5 - (time.monotonic() - begun))
-            file = self.work / f"{section.name}.json"
-            found = json.loads(file.read_text()) if file.exists() else None
+            found = self._found(section)
             status = report.status_of(found, code)
             why = f"Stopped at its limit of {limit_s:.0f} s." if code is None else ""
             if code and found is None:
@@ -157,12 +163,25 @@ class Run:
             self._take(section, status, time.monotonic() - begun, why, found)
         sweep()
 
+    def _found(self, section: sections.Section) -> dict[str, Any] | None:
+        """What the section has written down."""
+        return _previous(self.work / f"{section.name}.json")
+
+    def end(self) -> None:
+        """Ends what runs, where this run itself is ended from outside, and keeps what it had found."""
+        sweep()
+        for section, begun in list(self.running):
+            seconds = time.monotonic() - begun
+            self._take(section, report.STOPPED, seconds, "The run was ended.", self._found(section))
+        self.write()
+
     def _take(
         self, section: sections.Section, status: str, seconds: float, why: str, found: dict[str, Any] | None = None
     ) -> None:
         one: dict[str, Any] = {"title": section.title, "status": status, "seconds": seconds, "why": why}
         if found is not None:
             one["found"] = found
+        self.running = [other for other in self.running if other[0] is not section]
         self.report["sections"][section.name] = one
         print(f"{section.name}: {status}, {seconds:.0f} s {why}", flush=True)
         self.write()
@@ -171,10 +190,37 @@ class Run:
         """Writes the report as it is now."""
         self.report["seconds"] = time.monotonic() - self.started
         out: Path = self.options.out
-        (out / "report.json").write_text(json.dumps(self.report, indent=1))
-        (out / "report.md").write_text(report.markdown(self.report))
-        logs = sorted(self.work.glob("*.log"))
-        (out / "log.txt").write_text("".join(f"==== {log.stem}\n{log.read_text()[-200_000:]}\n" for log in logs))
+        _replace(out / "report.json", json.dumps(self.report, indent=1))
+        _replace(out / "report.md", report.markdown(self.report))
+        logs = [(log.stem, log.read_text(errors="replace")) for log in sorted(self.work.glob("*.log"))]
+        _replace(out / "log.txt", "".join(f"==== {name}\n{text[-200_000:]}\n" for name, text in logs))
+
+
+def _previous(path: Path) -> dict[str, Any] | None:
+    """The document in a file; None if there is none, or half of one."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes the file whole, whenever this run may be killed."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
+def cache_folder(work: Path) -> Path:
+    """Where builds are kept for the next run on this machine: where the library keeps them, or in ``work`` if nothing
+    can be written there."""
+    try:
+        found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+        found.mkdir(parents=True, exist_ok=True)
+        return found if os.access(found, os.W_OK) else work / "cache"
+    except (OSError, RuntimeError):
+        return work / "cache"
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
@@ -206,7 +252,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder of the report")
-    parser.add_argument("--sections", nargs="*", default=[], help="only these")
+    parser.add_argument("--sections", "--only", nargs="*", default=[], help="only these")
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="for the whole run")
     parser.add_argument("--again", action="store_true", help="forget an earlier report in the folder")
     parser.add_argument("--rehearse", action="store_true", help="go through it all without a GPU: do the programs run?")
@@ -233,17 +279,16 @@ def main() -> int:
         run = Run(options, found, work.resolve())
         tree.make_site(run.work / "site")
         print(f"{found.card or 'CPU'}, torch {found.torch}, {len(run.to_do)} sections to do", flush=True)
-        if run.to_do and not run.build():
-            print("The core could not be built: nothing can run.", file=sys.stderr)
-            return 1
+        run.write()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         groups = sections.groups(run.to_do)
         try:
+            if groups:
+                run.build()
             for number, group in enumerate(groups):
                 run.do_group(group, sections.time_for(group, groups[number + 1 :], run.left_s()))
         finally:  # also where this run itself is ended from outside: nothing of it stays on the card
-            sweep()
-            run.write()
+            run.end()
     print("\n" + report.markdown(run.report))
     good = all(one["status"] in (report.OK, report.SKIPPED) for one in run.report["sections"].values())
     return 0 if good else 1

@@ -9,27 +9,46 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Section:
     """``module``: run as ``python -m gpu.<module>``. ``limit_s``: the most that it may take; ``least_s``: less is no
-    use. ``alone``: it measures times (or the card's memory), so nothing else may run beside it."""
+    use. ``needs``: what was built, and what Machine.lacking knows. ``alone``: it measures times (or the card's memory),
+    so nothing else may run beside it."""
 
     name: str
     module: str
     title: str
     limit_s: float
     least_s: float
+    needs: tuple[str, ...] = ()
     alone: bool = True
 
 
+KERNELS = ("core", "kernels")
+RANKS = ("core", "GPU leg", "torch with CUDA", "grpc", "protobuf", "pytest")
+"""Ranks on real engines: the rig of the tests starts them."""
+
+
 SECTIONS = (
-    Section("kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20),
-    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 75, 30),
-    Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30),
-    Section("step", "step", "Step time beside DDP with NCCL", 45, 25),
-    Section("waits", "waits", "Waits of the host in a step", 35, 15),
-    Section("faults", "faults", "A rank is killed in an all-reduce", 55, 20),
-    Section("algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, False),
-    Section("features", "features", "Mixed precision, CUDA graphs, expandable segments", 60, 25, False),
-    Section("kernels_random", "kernels_random", "Kernels: random calls against the CPU's bits", 40, 10, False),
-    Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, False),
+    Section(
+        "kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20, (*KERNELS, "numpy")
+    ),
+    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 75, 30, ("Bagua-Net", "torch with CUDA")),
+    Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
+    Section("step", "step", "Step time beside DDP with NCCL", 45, 25, RANKS),
+    Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),
+    Section("faults", "faults", "A rank is killed in an all-reduce", 55, 20, RANKS),
+    Section(
+        "algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, RANKS, False
+    ),
+    Section("features", "features", "Mixed precision, CUDA graphs, expandable segments", 60, 25, RANKS, False),
+    Section(
+        "kernels_random",
+        "kernels_random",
+        "Kernels: random calls against the CPU's bits",
+        40,
+        10,
+        (*KERNELS, "torch with CUDA", "numpy"),
+        False,
+    ),
+    Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, (*KERNELS, "numpy"), False),
 )
 """In the order in which they run: those that measure first, then side by side those that only check."""
 

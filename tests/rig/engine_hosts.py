@@ -176,9 +176,8 @@ class Ranks:
         argv = [str(word) for word in command]
         whole = {**os.environ, **{name: str(value) for name, value in variables.items()}, **environment}
         with log.open("wb") as output:
-            if forking.can_fork(environment):
-                return RankProcess(rank, forking.server().fork(argv, whole, output.fileno()), log, result_file)
-            process = subprocess.Popen(
+            forked = forking.server().fork(argv, whole, output.fileno()) if forking.can_fork(environment) else None
+            process = forked or subprocess.Popen(
                 [sys.executable, *argv], env=whole, stdout=output, stderr=output, start_new_session=True
             )
         return RankProcess(rank, process, log, result_file)

@@ -42,8 +42,10 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
                 return None
             request = json.loads(message)
             output = array.array("i", rights[0][2])[0]
-            threads = len(os.listdir("/proc/self/task"))
-            assert threads == 1, f"{threads} threads: a fork is not safe"
+            if len(os.listdir("/proc/self/task")) > 1:  # a library has started some: a fork is not safe
+                os.close(output)
+                channel.send(json.dumps({"started": 0}).encode())
+                continue
             pid = os.fork()
             if pid == 0:
                 become(output)

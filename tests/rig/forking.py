@@ -87,8 +87,9 @@ class ForkServer:
         self._answer: int | None = None
         atexit.register(self.close)
 
-    def fork(self, argv: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess:
-        """A process that runs rank_main.py with these arguments, its output going to the descriptor ``output``."""
+    def fork(self, argv: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
+        """A process that runs rank_main.py with these arguments, its output going to the descriptor ``output``; None
+        where what ranks import starts threads, so that no fork is safe."""
         request = json.dumps({"argv": list(argv), "environment": dict(environment), "cwd": os.getcwd()}).encode()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output]))]
         self._socket.sendmsg([request], rights)
@@ -97,7 +98,7 @@ class ForkServer:
         while self._answer is None:
             if not self._receive(deadline - time.monotonic()):
                 raise RuntimeError(f"The server that forks ranks gave no answer in {READY_S:.0f} s.")
-        return ForkedProcess(self, self._answer)
+        return ForkedProcess(self, self._answer) if self._answer else None
 
     def hear(self, timeout: float | None, pid: int) -> None:
         """Waits until the process has ended."""

@@ -19,6 +19,7 @@ from rig import placing
 
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.4 warns of calls that it makes itself
+warnings.filterwarnings("ignore", "Protobuf gencode version")  # protobuf 6 does, of what 7 takes without a word
 
 
 def main() -> None:

@@ -112,6 +112,11 @@ pathlib.Path(sys.argv[sys.argv.index("--result") + 1]).write_text(json.dumps(fou
 """
 
 
+def this_machine(**other: str) -> machine.Machine:
+    names = ("torch", "cuda", "card", "nccl", "grpc", "protobuf", "numpy", "pytest")
+    return machine.Machine(**{**dict.fromkeys(names, "1"), "python": sys.executable, "arch": "9.0", **other})
+
+
 def has_ended(pid: int) -> bool:
     """Or does soon: what was killed takes a moment."""
     try:
@@ -129,7 +134,7 @@ def test_what_hangs_or_dies_stops_nothing_else(tmp_path: Path, capsys: pytest.Ca
     for name, code in {"__init__": "", "hangs": HANGS, "dies": DIES, "fine": FINE}.items():
         (package / f"{name}.py").write_text(code)
     options = run.arguments(["--out", str(tmp_path), "--work", str(tmp_path / "work")])
-    here = machine.Machine(sys.executable, "2", "13", "card", "9.0", "2", "1", "5")
+    here = this_machine()
     whole = run.Run(options, here, tmp_path / "work")
     for name in ("hangs", "dies", "fine"):
         whole.do_group([Section(name, name, name, 3, 1)], 3.0)
@@ -143,6 +148,57 @@ def test_what_hangs_or_dies_stops_nothing_else(tmp_path: Path, capsys: pytest.Ca
     assert has_ended(int(child["detail"]))
     assert report.to_do(told, ["hangs", "dies", "fine"], told["digest"]) == ["hangs", "dies"]
     assert "Stopped at its limit" in (tmp_path / "report.md").read_text()
+
+
+def test_what_lacks_something_is_told_and_the_others_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = tmp_path / "work" / "site" / "gpu"
+    package.mkdir(parents=True)
+    for name, code in {"__init__": "", "fine": FINE}.items():
+        (package / f"{name}.py").write_text(code)
+    options = run.arguments(["--out", str(tmp_path), "--work", str(tmp_path / "work"), "--only", "kernels"])
+    (tmp_path / "report.json").write_text('{"half of')  # an earlier run that was killed
+    whole = run.Run(options, this_machine(grpc="", blind="torch was built without CUDA"), tmp_path / "work")
+    assert [section.name for section in whole.to_do] == ["kernels"]
+    lost, fine = Section("lost", "lost", "", 3, 1, ("core", *sections.RANKS)), Section("fine", "fine", "", 3, 1)
+    whole.do_group([lost, fine], 3.0)
+    told = json.loads((tmp_path / "report.json").read_text())["sections"]
+    assert told["fine"]["status"] == report.OK and told["lost"]["status"] == report.FAILED
+    assert "torch was built without CUDA" in told["lost"]["why"] and "has no grpc" in told["lost"]["why"]
+
+
+def test_a_run_that_is_ended_keeps_what_its_sections_had_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run.Run(run.arguments(["--out", str(tmp_path)]), this_machine(), tmp_path)
+    whole.running = [(Section("cut", "cut", "", 3, 1), 0.0)]
+    (tmp_path / "cut.json").write_text(json.dumps(found_of(True, finished=False)))
+    whole.end()
+    told = json.loads((tmp_path / "report.json").read_text())["sections"]["cut"]
+    assert told["status"] == report.STOPPED and len(told["found"]["checks"]) == 1
+
+
+def test_builds_are_kept_where_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run.cache_folder(tmp_path / "work") == tmp_path / "bagua"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert run.cache_folder(tmp_path / "work") == tmp_path / "work" / "cache"
+
+
+def test_a_card_that_torch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs no torch for CUDA can run."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0'\n")
+    program.chmod(0o755)
+    probe = "import json; print(json.dumps(dict.fromkeys('torch grpc protobuf numpy pytest'.split(), '1') | "
+    monkeypatch.setattr(machine, "_PROBE", probe + "dict.fromkeys('cuda card arch nccl'.split(), '')))")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = machine.find([sys.executable])
+    assert (found.card, found.arch) == ("NVIDIA H200", "9.0")
+    assert "built without CUDA and sees no GPU" in found.lacking()["torch with CUDA"]
+    program.unlink()
+    with pytest.raises(machine.NoMachine, match="built without CUDA"):
+        machine.find([sys.executable])
 
 
 def test_report_for_people() -> None:
@@ -180,7 +236,7 @@ def test_no_gpu_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.arguments(["--sections", "net"]).sections == ["net"]
+    assert run.arguments(["--sections", "net"]).sections == run.arguments(["--only", "net"]).sections == ["net"]
     with pytest.raises(SystemExit):
         run.arguments(["--sections", "nett"])
     assert "No section nett" in capsys.readouterr().err
