@@ -6,6 +6,7 @@ have become too long: half a minute, where the limit is not shorter.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ class Patience:
         self._waiting = waiting
         self._go_on = go_on
         self._give_up = give_up
+        self._pid = os.getpid()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bagua-patience", daemon=True)
         self._thread.start()
@@ -51,6 +53,8 @@ class Patience:
                 return
 
     def stop(self) -> None:
-        """Returns when the thread has ended. Idempotent."""
+        """Returns when the thread has ended. Idempotent. A forked child has no such thread."""
+        if os.getpid() != self._pid:
+            return
         self._stopped.set()
         self._thread.join()
