@@ -10,7 +10,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,10 @@ COLUMNS = (
     Column("times_nccl", "x NCCL"),
     Column("latency_over_nccl", "latency / NCCL"),
 )
+
+
+Arguments = Callable[["Place"], Sequence[str]]
+"""Arguments of net_bench at a place."""
 
 
 def multiple(streams: int) -> str:
@@ -135,7 +139,7 @@ class End:
 class Pair:
     """Two processes with a connection in each direction; they wait without work between two measurements."""
 
-    def __init__(self, program: Path, arguments: Callable[[Place], Sequence[str]], ends: tuple[Place, Place]) -> None:
+    def __init__(self, program: Path, arguments: Arguments, ends: tuple[Place, Place]) -> None:
         self._ends: list[End] = []
         try:
             for place, cores in zip(ends, halves(os.sched_getaffinity(0)), strict=True):
@@ -180,7 +184,7 @@ def plugin() -> Path:
         raise BuildError(str(error)) from error
 
 
-def arguments_of(system: str, streams: int) -> Callable[[Place], Sequence[str]]:
+def arguments_of(system: str, streams: int) -> Arguments:
     """Arguments of net_bench, by place. Raises BuildError."""
     if system == BAGUA:
         library = str(plugin())
@@ -209,33 +213,44 @@ def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[
     with ExitStack() as stack:
         emulation = stack.enter_context(Emulation(network)) if network is not None else None
         ends = places(emulation)
-        pairs = {name: stack.enter_context(Pair(program, make, ends)) for name, make in systems.items()}
         found = []
-        for size in config["sizes"]:
+        for size in config["sizes"] if systems else ():
             note(f"{network.name if network else 'loopback'}, {size_text(size)}")
-            found += measure_size(pairs, size, config)
+            found += measure_size(lambda: _open(program, systems, ends), size, config)
         if IPERF in config["systems"]:
             note(f"{network.name if network else 'loopback'}, {IPERF}")
             found += [measure_iperf(ends, count, config) for count in dict.fromkeys((1, config["streams"]))]
         return found
 
 
-def measure_size(pairs: Mapping[str, Pair], size: int, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One size: as many messages per turn as the quickest system passes in its share of the time."""
+@contextmanager
+def _open(program: Path, systems: Mapping[str, Arguments], ends: tuple[Place, Place]) -> Iterator[dict[str, Pair]]:
+    """A pair of each system. Raises ServiceError."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Pair(program, make, ends)) for name, make in systems.items()}
+
+
+def measure_size(
+    open_pairs: Callable[[], AbstractContextManager[Mapping[str, Pair]]], size: int, config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """One size: as many messages per turn as the quickest system passes in its share of the time. Every round has
+    processes and connections of its own: where their memory lies, and what TCP makes of a connection, is worth a
+    tenth, and would go into the medians of all rounds otherwise."""
     first = max(1, min(64, FIRST_BYTES // size))
-    share = config["seconds"] / max(1, config["rounds"]) / max(1, len(pairs)) / 2
-    counts = {}
-    for pattern, most in (("stream", MOST_MESSAGES), ("ping", MOST_PINGS)):
-        # Twice: buffers are touched, windows of TCP are open.
-        warm = [min(pair.measure(pattern, size, first) for _ in range(2)) for pair in pairs.values()]
-        counts[pattern] = max(1, min(most, int(share / max(min(warm), 1e-9))))
-    times: dict[tuple[str, str], list[float]] = {(name, pattern): [] for name in pairs for pattern in counts}
-    names = list(pairs)
+    counts: dict[str, int] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     for turn in range(config["rounds"]):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            for pattern, count in counts.items():
-                times[name, pattern].append(pairs[name].measure(pattern, size, count))
+        with open_pairs() as pairs:
+            share = config["seconds"] / max(1, config["rounds"]) / max(1, len(pairs)) / 2
+            for pattern, most in (("stream", MOST_MESSAGES), ("ping", MOST_PINGS)):
+                # Twice: buffers are touched, windows of TCP are open.
+                warm = [min(pair.measure(pattern, size, first) for _ in range(2)) for pair in pairs.values()]
+                counts.setdefault(pattern, max(1, min(most, int(share / max(min(warm), 1e-9)))))
+            names = list(pairs)
+            start = turn % max(1, len(names))
+            for name in names[start:] + names[:start]:
+                for pattern, count in counts.items():
+                    times.setdefault((name, pattern), []).append(pairs[name].measure(pattern, size, count))
     return [
         {
             "system": name,

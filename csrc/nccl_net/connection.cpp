@@ -71,7 +71,8 @@ Result Connection::test(Request* request, int* done, int* sizes) {
 }
 
 Request* Connection::take_slot(void* data, size_t size) {
-  for (Request& slot : slots_) {
+  for (size_t i = 0; i < kMaxRequests; ++i) {
+    Request& slot = slots_[(next_message_ + i) % kMaxRequests];
     if (slot.used) continue;
     slot.data = static_cast<char*>(data);
     slot.capacity = size;
@@ -79,6 +80,14 @@ Request* Connection::take_slot(void* data, size_t size) {
     slot.sized = false;
     slot.begun = 0;
     return &slot;
+  }
+  return nullptr;
+}
+
+Request* Connection::slot_of(uint64_t message) {
+  for (size_t i = 0; i < kMaxRequests; ++i) {
+    Request& slot = slots_[(message + i) % kMaxRequests];
+    if (slot.used && slot.message == message) return &slot;
   }
   return nullptr;
 }

@@ -77,7 +77,10 @@ class Connection {
   // Why a request that is not complete never will be, beyond a failure of the connection; "" if it may.
   virtual std::string hopeless(const Request& request) const = 0;
 
+  // A free slot for the next message, mostly the one that slot_of() tries first; nullptr if there is none. mutex_.
   Request* take_slot(void* data, size_t size);
+  // The slot of a message that is in flight; nullptr if it is not. mutex_.
+  Request* slot_of(uint64_t message);
   // Remembers and logs the first error of the connection: "<direction> <peer>: <what>".
   Result fail(Result result, const std::string& what);
   Result failure() const { return failure_.load(std::memory_order_acquire); }

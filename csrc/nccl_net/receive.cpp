@@ -164,21 +164,24 @@ bool ReceiveConnection::read_control() {
   return any;
 }
 
-// Takes one header of what is staged. False if it is not complete or has no buffer.
+// Takes one header of what is staged. False if it is not complete, wrong, or has no buffer.
 bool ReceiveConnection::parse_control() {
-  if (staged_end_ - staged_begin_ < sizeof(Header)) return false;
-  Header header;
+  SmallHeader header;
+  if (staged_end_ - staged_begin_ < sizeof header) return false;
   std::memcpy(&header, staged_ + staged_begin_, sizeof header);
-  if (!begin_small(header)) return false;
-  staged_begin_ += sizeof header;
+  const uint32_t total = header.mark & SmallHeader::kMostBytes;
+  const uint32_t ahead = header.message - static_cast<uint32_t>(next_control_);
+  if (header.mark - total != SmallHeader::kMark || ahead > INT32_MAX) {
+    wrong({header.mark, 0, header.message, 0, total}, "the header on the control socket is none");
+    return false;
+  }
+  if (staged_end_ - staged_begin_ < small_header_bytes(total)) return false;
+  if (!begin_small({Header::kSmall, 0, next_control_ + ahead, 0, total})) return false;
+  staged_begin_ += small_header_bytes(total);
   return true;
 }
 
 bool ReceiveConnection::begin_small(const Header& header) {
-  if (header.kind != Header::kInline || header.message < next_control_ || header.offset != 0) {
-    wrong(header, "the header on the control socket is none");
-    return false;
-  }
   Request* request = nullptr;
   const Found found = find(header, nullptr, &request);
   control_parked_ = found == Found::kParked;
@@ -216,7 +219,7 @@ bool ReceiveConnection::fill_control(bool* drained) {
   iovec parts[2];
   size_t count = 0;
   if (small_ != nullptr) parts[count++] = {small_->data + (small_->total - small_left_), small_left_};
-  const size_t most = last_total_ > kCopiedBytes ? sizeof(Header) : kStagedBytes;
+  const size_t most = last_total_ < kPaddedFrom ? kStagedBytes : kPaddedBytes;
   parts[count++] = {staged_ + staged_end_, most - staged_end_};
   const size_t room = most - staged_end_ + (small_ != nullptr ? small_left_ : 0);
   const ssize_t got = receive_parts(control_.fd(), parts, count);
@@ -339,10 +342,8 @@ ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveSt
     if (stream != nullptr) stream->parked.store(true, std::memory_order_release);
     return Found::kParked;
   }
-  const auto found = std::find_if(std::begin(slots_), std::end(slots_), [&](const Request& slot) {
-    return slot.used && slot.message == header.message && !slot.complete();
-  });
-  if (found == std::end(slots_)) {
+  Request* const found = slot_of(header.message);
+  if (found == nullptr || found->complete()) {
     wrong(header, "bytes come for a message that is complete");
     return Found::kWrong;
   }
@@ -353,7 +354,7 @@ ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveSt
   if (!found->sized) {
     found->sized = true;
     found->total = header.total;
-    if (header.kind != Header::kInline) {
+    if (header.kind != Header::kSmall) {
       outstanding_.fetch_add(static_cast<int64_t>(header.total), std::memory_order_relaxed);
       large_begun_.store(true, std::memory_order_relaxed);
     }
@@ -368,7 +369,7 @@ ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveSt
     return Found::kWrong;
   }
   found->begun += begins;
-  *out = &*found;
+  *out = found;
   return Found::kBuffer;
 }
 

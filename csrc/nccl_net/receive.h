@@ -20,9 +20,8 @@ class ReceiveConnection final : public Connection {
   bool pump() override;
 
  private:
+  // Messages of less than kPaddedFrom bytes are staged, several at once; what is larger is read to its place.
   static constexpr size_t kStagedBytes = 16 << 10;
-  // Larger ones among the small messages are read to their place; of smaller ones several are staged at once.
-  static constexpr uint64_t kCopiedBytes = 8 << 10;
 
   struct ReceiveStream : Stream {
     // mutex

@@ -19,7 +19,11 @@ namespace {
 
 constexpr size_t kTurnBytes = 1 << 20;     // that one stream moves before others get their turn
 constexpr uint64_t kLargeChunk = 1 << 20;  // of a stream that takes everything at once
-constexpr int64_t kPatienceNs = 50'000;    // that a stream without room is waited for before another one is taken
+// A message that comes so soon after others were sent is one of several: it is held back until the next ones have
+// joined it, at most for that time and until they are so many bytes.
+constexpr int64_t kTogetherNs = 2'000;
+constexpr size_t kTogetherBytes = 512 << 10;
+constexpr int64_t kPatienceNs = 50'000;  // that a stream without room is waited for before another one is taken
 
 // The kernel's tcp_info is longer than the C library's: in microseconds, since Linux 4.6.
 constexpr size_t kShortestRoundTripAt = 148;
@@ -88,30 +92,51 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
     if (!small) large_[(large_head_ + large_count_++) % kMaxRequests] = slot;
   }
   if (small) {
-    Control& entry = control_queue_[(control_head_ + control_count_++) % kMaxRequests];
-    entry.request = slot;
-    entry.header = {Header::kInline, 0, slot->message, 0, size};
-    entry.sent = 0;
-    entry.size = sizeof(Header) + size;
-    inline_bytes_ += size;
-    flush_control();
+    queue_small(slot, size);
   } else {
     if (outstanding_.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) == 0) {
       behind_since_ns_.store(0, std::memory_order_relaxed);
     }
     call_helper();
-    pass(false);
   }
+  held_bytes_ += size;
+  joined_ = holds();
+  if (!joined_) flush(false);
   *request = slot;
   return kSuccess;
 }
 
+void SendConnection::queue_small(Request* request, size_t size) {
+  Control& entry = control_queue_[(control_head_ + control_count_++) % kMaxRequests];
+  entry.request = request;
+  entry.header = {SmallHeader::kMark | static_cast<uint32_t>(size), static_cast<uint32_t>(request->message)};
+  entry.header_bytes = small_header_bytes(size);
+  entry.sent = 0;
+  entry.size = entry.header_bytes + size;
+  inline_bytes_ += size;
+}
+
+// What has begun waits for more to join it: one call of the kernel takes many messages. NCCL begins those that it has
+// one after the other, so the second call of test() without a new message ends the wait.
+bool SendConnection::holds() const {
+  return held_bytes_ < kTogetherBytes && !control_refused_ && control_count_ < kMaxRequests &&
+         now_ns() - sent_ns_ < kTogetherNs;
+}
+
 void SendConnection::progress() {
-  if (control_count_ > 0) flush_control();
-  if (outstanding_.load(std::memory_order_relaxed) > 0) {
-    if (turn()) return;
-  }
+  const bool joined = joined_;
+  joined_ = false;
+  if ((joined && holds()) || flush(true)) return;
   check_peer();
+}
+
+// Sends what can be sent; `again`: tries sockets that had no room before, too. True if bytes of large messages moved.
+bool SendConnection::flush(bool again) {
+  if (control_count_ > 0 && (again || !control_refused_)) flush_control();
+  const bool moved = outstanding_.load(std::memory_order_relaxed) > 0 && (again ? turn() : pass(false));
+  held_bytes_ = 0;
+  sent_ns_ = now_ns();
+  return moved;
 }
 
 bool SendConnection::pump() {
@@ -148,25 +173,28 @@ void SendConnection::check_peer() {
 
 // Small messages of the queue, as many as fit into one call, until the kernel takes no more.
 void SendConnection::flush_control() {
-  constexpr size_t kBatch = 8;
   while (control_count_ > 0 && failure() == kSuccess) {
-    iovec parts[2 * kBatch];
+    iovec parts[2 * kMaxRequests];
     size_t count = 0;
-    for (size_t i = 0; i < std::min(control_count_, kBatch); ++i) {
+    size_t asked = 0;
+    for (size_t i = 0; i < control_count_; ++i) {
       Control& entry = control_queue_[(control_head_ + i) % kMaxRequests];
       size_t skip = entry.sent;
-      if (skip < sizeof(Header)) {
-        parts[count++] = {reinterpret_cast<char*>(&entry.header) + skip, sizeof(Header) - skip};
-        skip = sizeof(Header);
+      asked += entry.size - skip;
+      if (skip < entry.header_bytes) {
+        parts[count++] = {reinterpret_cast<char*>(&entry.header) + skip, entry.header_bytes - skip};
+        skip = entry.header_bytes;
       }
-      if (skip < entry.size) parts[count++] = {entry.request->data + (skip - sizeof(Header)), entry.size - skip};
+      if (skip < entry.size) parts[count++] = {entry.request->data + (skip - entry.header_bytes), entry.size - skip};
     }
     const ssize_t put = send_parts(control_.fd(), parts, count);
+    control_refused_ = put < static_cast<ssize_t>(asked);
     if (put < 0) {
       if (!would_block(errno)) broke("", control_queue_[control_head_].request->message, 0, errno);
       return;
     }
     control_sent(static_cast<size_t>(put));
+    if (control_refused_) return;
   }
 }
 
@@ -177,9 +205,10 @@ void SendConnection::control_sent(size_t bytes) {
     entry.sent += part;
     bytes -= part;
     if (entry.sent < entry.size) return;
+    const size_t payload = entry.size - entry.header_bytes;
     control_head_ = (control_head_ + 1) % kMaxRequests;
     --control_count_;
-    entry.request->finish(static_cast<int64_t>(entry.size - sizeof(Header)) + 1);
+    entry.request->finish(static_cast<int64_t>(payload) + 1);
   }
 }
 
@@ -224,35 +253,51 @@ bool SendConnection::pump_stream(SendStream* stream, bool begins) {
   // First, so that an event that comes while the kernel says no is not lost.
   stream->ready.store(false, std::memory_order_release);
   while (moved < kTurnBytes && failure() == kSuccess) {
-    Chunk& chunk = stream->chunk;
-    if (chunk.request == nullptr && (!begins || !claim(stream))) break;
-    iovec parts[2];
-    size_t count = 0;
-    if (chunk.header_left > 0) {
-      parts[count++] = {reinterpret_cast<char*>(&chunk.header) + (sizeof(Header) - chunk.header_left),
-                        chunk.header_left};
+    if (stream->count == 0 && begins) {
+      while (claim(stream)) continue;
     }
-    parts[count++] = {const_cast<char*>(chunk.data), chunk.left};
-    const size_t asked = chunk.header_left + chunk.left;
-    const ssize_t put = send_parts(stream->socket.fd(), parts, count);
+    if (stream->count == 0) break;
+    const bool fresh = stream->chunks[stream->first].header_left == sizeof(Header);
+    size_t asked = 0;
+    const ssize_t put = send_chunks(stream, &asked);
     if (put < 0) {
       if (would_block(errno)) {
         refused(stream);
-        return moved > 0;
+      } else {
+        broke(" (a chunk)", stream->chunks[stream->first].header.message, stream->number, errno);
       }
-      broke(" (a chunk)", chunk.header.message, stream->number, errno);
       return moved > 0;
     }
     moved += static_cast<size_t>(put);
-    chunk_sent(stream, static_cast<size_t>(put));
+    chunks_sent(stream, static_cast<size_t>(put));
     if (static_cast<size_t>(put) < asked) {  // there is no more room: the kernel says when there is
       refused(stream);
       return true;
     }
+    if (fresh) {  // all at once
+      stream->takes = std::min<uint64_t>(2 * stream->takes, std::max<uint64_t>(kLargeChunk, settings().chunk_bytes));
+    }
   }
-  stream->partial.store(stream->chunk.request != nullptr, std::memory_order_relaxed);
+  stream->partial.store(stream->count > 0, std::memory_order_relaxed);
   stream->ready.store(true, std::memory_order_release);
   return moved > 0;
+}
+
+// One call of the kernel for all that the stream has claimed; *asked: their bytes with headers.
+ssize_t SendConnection::send_chunks(SendStream* stream, size_t* asked) {
+  iovec parts[2 * kMostChunks];
+  size_t count = 0;
+  *asked = 0;
+  for (size_t i = 0; i < stream->count; ++i) {
+    Chunk& chunk = stream->chunks[(stream->first + i) % kMostChunks];
+    if (chunk.header_left > 0) {
+      char* const end = reinterpret_cast<char*>(&chunk.header) + sizeof(Header);
+      parts[count++] = {end - chunk.header_left, chunk.header_left};
+    }
+    parts[count++] = {const_cast<char*>(chunk.data), chunk.left};
+    *asked += chunk.header_left + chunk.left;
+  }
+  return send_parts(stream->socket.fd(), parts, count);
 }
 
 void SendConnection::refused(SendStream* stream) {
@@ -266,43 +311,48 @@ void SendConnection::refused(SendStream* stream) {
   round_trip_ns_.store(shortest_round_trip_ns(stream->socket.fd()), std::memory_order_relaxed);
 }
 
-void SendConnection::chunk_sent(SendStream* stream, size_t bytes) {
-  Chunk& chunk = stream->chunk;
-  const size_t header = std::min(bytes, chunk.header_left);
-  chunk.header_left -= header;
-  const size_t payload = bytes - header;
-  chunk.data += payload;
-  chunk.left -= payload;
-  stream->bytes.fetch_add(payload, std::memory_order_relaxed);
-  outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed);
-  Request* request = chunk.request;
-  if (chunk.left == 0) {
-    chunk.request = nullptr;
-    if (header > 0) {  // at once
-      stream->takes = std::min<uint64_t>(2 * stream->takes, std::max<uint64_t>(kLargeChunk, settings().chunk_bytes));
+void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {
+  while (bytes > 0) {
+    Chunk& chunk = stream->chunks[stream->first];
+    const size_t header = std::min(bytes, chunk.header_left);
+    const size_t payload = std::min(bytes - header, chunk.left);
+    bytes -= header + payload;
+    chunk.header_left -= header;
+    chunk.data += payload;
+    chunk.left -= payload;
+    stream->claimed -= payload;
+    stream->bytes.fetch_add(payload, std::memory_order_relaxed);
+    outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed);
+    if (chunk.left == 0) {
+      stream->first = (stream->first + 1) % kMostChunks;
+      --stream->count;
     }
+    chunk.request->finish(static_cast<int64_t>(payload));
   }
-  request->finish(static_cast<int64_t>(payload));
 }
 
-// Cuts the next chunk for `stream` off the first large message that has bytes left. False if there is none.
+// Cuts the next chunk for `stream` off the first large message that has bytes left. Beside others it claims only what
+// is left of a message as a whole. False if there is none, or if it has claimed enough.
 bool SendConnection::claim(SendStream* stream) {
+  if (stream->count == kMostChunks) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (large_count_ == 0) return false;
   Request* request = large_[large_head_];
   const uint64_t rest = request->capacity - large_offset_;
+  if (stream->count > 0 && stream->claimed + rest > stream->takes) return false;
   uint64_t most = stream->takes;
   if (large_count_ == 1 && settings().threads > 0) {  // helpers are to have a share
     const uint64_t share = rest / (static_cast<uint64_t>(settings().threads) + 1);
     most = std::min(most, std::max<uint64_t>(share, settings().chunk_bytes));
   }
   const uint64_t length = std::min(most, rest);
-  Chunk& chunk = stream->chunk;
+  Chunk& chunk = stream->chunks[(stream->first + stream->count++) % kMostChunks];
   chunk.request = request;
   chunk.header = {Header::kChunk, static_cast<uint32_t>(length), request->message, large_offset_, request->capacity};
   chunk.header_left = sizeof(Header);
   chunk.data = request->data + large_offset_;
   chunk.left = length;
+  stream->claimed += length;
   large_offset_ += length;
   if (length == rest) {
     large_offset_ = 0;

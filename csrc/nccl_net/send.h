@@ -28,16 +28,23 @@ class SendConnection final : public Connection {
     const char* data = nullptr;
     size_t left = 0;
   };
+  static constexpr size_t kMostChunks = 8;  // that go with one call
   struct SendStream : Stream {
-    Chunk chunk;                       // mutex
-    uint64_t takes = 0;                // bytes of its next chunk: more while the kernel takes whole ones at once; mutex
+    // mutex: what it has claimed, in order, from `first` on.
+    Chunk chunks[kMostChunks];
+    size_t first = 0;
+    size_t count = 0;
+    uint64_t claimed = 0;              // their bytes
+    uint64_t takes = 0;                // bytes that it claims: more while the kernel takes all at once
     std::atomic<bool> partial{false};  // a chunk has begun and waits for room
   };
   // What is to go over the control socket, in the order of messages.
   struct Control {
     Request* request;
-    Header header;
-    size_t sent;  // of header and, for a small message, payload
+    SmallHeader header;
+    char zeros[kPaddedBytes - sizeof(SmallHeader)];  // go with the header
+    size_t header_bytes;
+    size_t sent;  // of header and payload
     size_t size;
   };
 
@@ -45,6 +52,9 @@ class SendConnection final : public Connection {
   Status watch_for_helper() override { return Status::ok(); }  // from the beginning: only what waits for room costs
   void progress() override;
   std::string hopeless(const Request& request) const override;
+  void queue_small(Request* request, size_t size);
+  bool holds() const;
+  bool flush(bool again);
   void flush_control();
   void control_sent(size_t bytes);
   bool turn();
@@ -52,7 +62,8 @@ class SendConnection final : public Connection {
   void refused(SendStream* stream);
   bool serve(SendStream* stream, bool begins);
   bool pump_stream(SendStream* stream, bool begins);
-  void chunk_sent(SendStream* stream, size_t bytes);
+  static ssize_t send_chunks(SendStream* stream, size_t* asked);
+  void chunks_sent(SendStream* stream, size_t bytes);
   bool claim(SendStream* stream);
   void check_peer();
   void broke(const char* what, uint64_t message, size_t stream, int error);
@@ -60,9 +71,13 @@ class SendConnection final : public Connection {
   Socket control_;
   std::vector<std::unique_ptr<SendStream>> streams_;
   // NCCL's thread: a ring of what waits for the control socket.
-  Control control_queue_[kMaxRequests];
+  Control control_queue_[kMaxRequests] = {};
   size_t control_head_ = 0;
   size_t control_count_ = 0;
+  bool control_refused_ = false;             // the kernel had no room for them
+  size_t held_bytes_ = 0;                    // begun since bytes were last sent
+  bool joined_ = false;                      // a message was held back, and test() has not been called since
+  int64_t sent_ns_ = 0;                      // when bytes were last sent
   int64_t checked_ns_ = 0;                   // when the peer's acknowledgements were last looked at; NCCL's thread
   std::atomic<size_t> current_{0};           // the stream on which chunks begin
   std::atomic<int64_t> refused_ns_{0};       // when the kernel last had no room on a stream

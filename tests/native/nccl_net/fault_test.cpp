@@ -9,74 +9,10 @@
 #include <random>
 #include <thread>
 
-#include "base/clock.h"
-#include "nccl_net/wire.h"
-#include "net/socket.h"
-#include "rig.h"
+#include "forged.h"
 
 namespace bagua::nccl_net::rig {
 namespace {
-
-// A plain connection to a listener of the plugin.
-Socket dial(const Handle& handle) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(handle.port);
-  std::memcpy(&address.sin_addr, handle.address, sizeof address.sin_addr);
-  Socket out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK(::connect(out.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
-  return out;
-}
-
-void put(const Socket& socket, const void* data, size_t size) {
-  CHECK_EQ(::send(socket.fd(), data, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
-}
-
-Hello greeting(const Handle& handle, uint16_t streams, uint16_t index) {
-  Hello hello{};
-  hello.magic = Hello::kMagic;
-  hello.version = kProtocolVersion;
-  hello.streams = streams;
-  hello.nonce = handle.nonce;
-  hello.index = index;
-  return hello;
-}
-
-// A receiver whose sender is made by hand: control and one data socket.
-struct Forged {
-  void* listener = nullptr;
-  void* receiver = nullptr;
-  Socket control;
-  Socket data;
-
-  Forged() {
-    Handle handle;
-    CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
-    control = dial(handle);
-    data = dial(handle);
-    const Hello first = greeting(handle, 1, 0);
-    const Hello second = greeting(handle, 1, 1);
-    put(control, &first, sizeof first);
-    put(data, &second, sizeof second);
-    const int64_t deadline = now_ns() + 30 * kNsPerS;
-    while (receiver == nullptr) {
-      CHECK_EQ(net().accept(listener, &receiver, nullptr), kSuccess);
-      CHECK(now_ns() < deadline);
-      std::this_thread::yield();
-    }
-  }
-  ~Forged() {
-    net().close_recv(receiver);
-    net().close_listen(listener);
-  }
-  void* receive(void* buffer, size_t size) const { return rig::receive({nullptr, nullptr, receiver}, buffer, size); }
-};
-
-bool warned_of(const std::string& part) {
-  bool found = false;
-  for (const std::string& line : warnings()) found = found || line.find(part) != std::string::npos;
-  return found;
-}
 
 TEST(a_closed_sender_fails_all_that_wait) {
   Pair pair = connected();
@@ -237,18 +173,22 @@ TEST(a_damaged_handle_is_an_error) {
 }
 
 TEST(forged_headers_are_errors) {
-  const Header wrong[] = {
-      {0, 0, 0, 0, 0},                                // no kind
-      {Header::kChunk, 1, 0, 0, 1},                   // on the wrong socket
-      {Header::kInline, 0, 0, 1, 4},                  // with an offset
-      {Header::kInline, 0, 0, 0, 65},                 // larger than the buffer
-      {Header::kInline, 0, 0, 0, uint64_t{1} << 63},  // far larger
+  const SmallHeader wrong[] = {
+      {0, 0},                                               // no mark
+      {Header::kChunk, 1},                                  // of the other kind of socket
+      {SmallHeader::kMark ^ 0x80000000, 0},                 // a bit of the mark is wrong
+      {SmallHeader::kMark | 65, 0},                         // larger than the buffer
+      {SmallHeader::kMark | SmallHeader::kMostBytes, 0},    // far larger
+      {SmallHeader::kMark, 0x80000000},                     // so far ahead that it goes back
+      {SmallHeader::kMark | SmallHeader::kMostBytes, ~0u},  // before the first
   };
-  for (const Header& header : wrong) {
+  for (const SmallHeader& header : wrong) {
     const Forged forged;
     char buffer[64];
     void* request = forged.receive(buffer, sizeof buffer);
+    const char zeros[kPaddedBytes - sizeof header] = {};
     put(forged.control, &header, sizeof header);
+    put(forged.control, zeros, sizeof zeros);
     EXPECT_EQ(finish(request), kInternalError);
   }
 }
@@ -297,8 +237,7 @@ TEST(a_message_in_both_forms_is_an_error) {
   put(forged.data, buffer, 8);
   int done = 0;
   CHECK_EQ(net().test(request, &done, nullptr), kSuccess);
-  const Header whole{Header::kInline, 0, 0, 0, 64};
-  put(forged.control, &whole, sizeof whole);
+  put(forged.control, small_header(0, 64));
   EXPECT_EQ(finish(request), kInternalError);
 }
 
@@ -306,8 +245,7 @@ TEST(small_messages_that_go_back_are_an_error) {
   const Forged forged;
   void* first = forged.receive(nullptr, 0);
   void* second = forged.receive(nullptr, 0);
-  const Header headers[] = {{Header::kInline, 0, 1, 0, 0}, {Header::kInline, 0, 0, 0, 0}};
-  put(forged.control, headers, sizeof headers);
+  put(forged.control, small_header(1, 0) + small_header(0, 0));
   EXPECT_EQ(finish(first), kInternalError);
   EXPECT_EQ(finish(second), kSuccess);  // it was complete before
 }
@@ -318,11 +256,9 @@ TEST(small_messages_pass_large_ones_of_which_nothing_came) {
   char small_in[4] = {};
   void* large = forged.receive(large_in, sizeof large_in);
   void* small = forged.receive(small_in, sizeof small_in);
-  const Header third{Header::kInline, 0, 2, 0, 0};  // waits for its buffer
-  const Header second{Header::kInline, 0, 1, 0, 4};
-  put(forged.control, &second, sizeof second);
+  put(forged.control, small_header(1, 4));
   put(forged.control, "abc", 4);
-  put(forged.control, &third, sizeof third);
+  put(forged.control, small_header(2, 0));  // waits for its buffer
   EXPECT_EQ(finish(small), kSuccess);
   EXPECT_EQ(std::string(small_in), "abc");
   int done = 0;
@@ -371,9 +307,8 @@ TEST(headers_cut_anywhere_are_read) {
   char text[] = "a message of some length, cut into single bytes on its way";
   void* small = forged.receive(buffer, sizeof text);
   void* large = forged.receive(buffer, sizeof buffer);
-  const Header first{Header::kInline, 0, 0, 0, sizeof text};
   const Header chunk{Header::kChunk, sizeof text, 1, 0, sizeof text};
-  std::string control(reinterpret_cast<const char*>(&first), sizeof first);
+  std::string control = small_header(0, sizeof text);
   control.append(text, sizeof text);
   std::string data(reinterpret_cast<const char*>(&chunk), sizeof chunk);
   data.append(text, sizeof text);
