@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ WAITS = (
     "cuStreamSynchronize",
     "cuCtxSynchronize",
 )
-STARTED = "STARTED"
+STARTED, STEPS = "STARTED", "the steps"
 
 
 def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
@@ -95,8 +98,8 @@ def step_times_of(width: int, layers: int, batch: int, device: torch.device) -> 
 
 
 def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s: float, steps: int) -> dict[str, Any]:
-    """Waits of this thread for the card in ``steps`` steps: calls by name, from a profile; what torch itself sees; what
-    the leg counted."""
+    """Waits for the card in ``steps`` steps: calls by name, from a profile; what torch itself sees; what the leg
+    counted."""
     quiet()
     device = device_of(kind)
     join(port, device, limit_s)
@@ -110,21 +113,30 @@ def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s:
         torch.cuda.set_sync_debug_mode("error")
     before = leg_waits()
     with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(steps):
-            training.step()
+        with torch.profiler.record_function(STEPS):
+            for _ in range(steps):
+                training.step()
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
             end = torch.cuda.Event()
             end.record()
             while not end.query():
                 time.sleep(0.001)
-    counted: dict[str, int] = {}
-    seen = 0
-    for event in profile.events():
-        seen += event.name.startswith(("cuda", "cu"))
-        if event.name in WAITS:
-            counted[event.name] = counted.get(event.name, 0) + 1
-    return {"waits": counted, "runtime_calls": seen, "leg": leg_waits() - before, "agreed": agreed(1.0, device)}
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        calls = runtime_calls(json.loads(Path(folder, "trace.json").read_text())["traceEvents"])
+    waits = {name: calls.count(name) for name in WAITS if name in calls}
+    return {"waits": waits, "runtime_calls": len(calls), "leg": leg_waits() - before, "agreed": agreed(1.0, device)}
+
+
+def runtime_calls(trace: list[dict[str, Any]]) -> list[str]:
+    """Calls of CUDA in the steps, by the threads that carry out operations of torch: those of the leg may wait, and the
+    profiler does, at its end."""
+    workers = {event["tid"] for event in trace if event.get("cat") == "cpu_op"}
+    [steps] = [event for event in trace if event.get("name") == STEPS and event.get("cat") == "user_annotation"]
+    calls = [event for event in trace if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    inside = [call for call in calls if steps["ts"] <= call["ts"] <= steps["ts"] + steps["dur"]]
+    return [call["name"] for call in inside if call["tid"] in workers]
 
 
 def leg_waits() -> int:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu import algorithms, findings, kernels, machine, net, report, run, sanitizer, sections, tree
+from gpu import algorithms, findings, kernels, machine, net, report, run, sanitizer, sections, training_rank, tree
 from gpu.sections import SECTIONS, Section
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -316,3 +316,19 @@ def test_left_overs_are_found_by_their_mark() -> None:
         for process in (child, other):
             process.kill()
             process.wait()
+
+
+def test_waits_in_a_trace() -> None:
+    """Those of torch's threads, between the first step and the last."""
+    steps = {"name": training_rank.STEPS, "cat": "user_annotation", "ts": 10.0, "dur": 5.0, "tid": 1}
+    works = [{"name": "aten::add", "cat": "cpu_op", "ts": 11.0, "dur": 1.0, "tid": tid} for tid in (1, 2)]
+    calls = [
+        {"name": name, "cat": "cuda_runtime", "ts": ts, "dur": 1.0, "tid": tid}
+        for name, ts, tid in (
+            ("cudaLaunchKernel", 12.0, 1),
+            ("cudaStreamSynchronize", 13.0, 2),
+            ("cudaEventSynchronize", 13.0, 9),  # a thread of the leg
+            ("cudaDeviceSynchronize", 16.0, 1),  # the profiler's own
+        )
+    ]
+    assert training_rank.runtime_calls([steps, *works, *calls]) == ["cudaLaunchKernel", "cudaStreamSynchronize"]
