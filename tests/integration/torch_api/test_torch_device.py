@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_torch_primitives as primitives
 
 import bagua.torch_api as bagua
+import bagua.torch_api.connection as connection
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.data_parallel.parameters import _refuse_several_devices
 from bagua.torch_api.device.connection import DeviceConnection
@@ -112,13 +113,14 @@ def test_memory_of_an_exchange_that_fails_is_kept(ranks: Any) -> None:
 
 def rank_does_not_come(folder: str) -> str:
     """The last rank lives and never comes, until the others have given it up."""
-    me, last, told = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1, ""
-    if me != last:
-        os.environ["BAGUA_WAIT_TIMEOUT_S"] = "1"
+    connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
     bagua.init_process_group()
+    me, last, told = bagua.get_rank(), bagua.get_world_size() - 1, ""
     tensor = torch.ones(1000)
     bagua.allreduce_inplace(tensor)
     if me != last:
+        # As if BAGUA_WAIT_TIMEOUT_S had said so, but for the start, when ranks wait for slow ones.
+        bagua.communication.current().connection._patience_s = 1.0
         with pytest.raises(CommunicationError) as error:
             for _ in range(2):  # the first one's result is garbage, as after an abort of NCCL
                 bagua.allreduce_inplace(tensor)
