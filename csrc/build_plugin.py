@@ -9,6 +9,8 @@ from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 
 LIBRARY = "libnccl-net-bagua.so"
 FOLDERS = ("nccl_net", "net", "base")
+# Of the daemons' transport.
+SHARED = ("transport/stream_count.cpp", "transport/stream_count.h")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 # The standard library's templates ignore -fvisibility: beside torch's libraries nothing but the tables may be seen.
 EXPORTS = "{ global: ncclNetPlugin_v*; local: *; };"
@@ -16,8 +18,15 @@ EXPORTS = "{ global: ncclNetPlugin_v*; local: *; };"
 LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-pthread")
 
 
+def _sources(suffixes: tuple[str, ...]) -> list[Path]:
+    """What it is made from. What is missing of the shared ones, the compiler tells."""
+    shared = (SOURCE_DIR / name for name in SHARED)
+    found = [path for path in shared if path.suffix in suffixes and path.is_file()]
+    return [*build_cache.files_of(SOURCE_DIR, FOLDERS, suffixes), *found]
+
+
 def _path(cache_dir: Path | None) -> Path:
-    files = build_cache.files_of(SOURCE_DIR, FOLDERS, (".cpp", ".h"))
+    files = _sources((".cpp", ".h"))
     parts = [
         build_cache.digest(SOURCE_DIR, files),
         " ".join([*FLAGS, *LINK_FLAGS, EXPORTS, *build_cache.march_flags()]),
@@ -42,7 +51,7 @@ def net_plugin(cache_dir: Path | None = None) -> Path:
 
 
 def _compile(folder: Path) -> None:
-    sources = build_cache.files_of(SOURCE_DIR, FOLDERS, (".cpp",))
+    sources = _sources((".cpp",))
     if not any(path.is_relative_to(SOURCE_DIR / "nccl_net") for path in sources):
         raise BuildError(f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete.")
     compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), f"-I{SOURCE_DIR}"]

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -41,6 +42,15 @@ bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
 
+// What was found out about the hosts that this process sends to, for those connections that come later. It stays until
+// the process ends.
+StreamVerdict* verdict_on(const std::string& peer) {
+  static std::mutex mutex;
+  static auto* const verdicts = new std::map<std::string, StreamVerdict>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return &(*verdicts)[peer.substr(0, peer.rfind(':'))];
+}
+
 // sendmsg that begins anew after a signal; -1 with errno.
 ssize_t send_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
@@ -62,6 +72,7 @@ SendConnection::SendConnection(std::vector<Socket> sockets, const std::string& p
     add_stream(streams_.back().get(), std::move(sockets[i]));
     streams_.back()->takes = settings().chunk_bytes;
   }
+  stream_count_.share(verdict_on(peer));
 }
 
 std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets, const std::string& peer,
@@ -136,7 +147,25 @@ bool SendConnection::flush(bool again) {
   const bool moved = outstanding_.load(std::memory_order_relaxed) > 0 && (again ? turn() : pass(false));
   held_bytes_ = 0;
   sent_ns_ = now_ns();
+  count_streams(sent_ns_);
   return moved;
+}
+
+// Whether large messages may go on to other data sockets, which only a trial can tell: where one fills the link,
+// several compete, and the oldest message, which NCCL waits for, is late on one of them.
+void SendConnection::count_streams(int64_t now) {
+  const size_t current = current_.load(std::memory_order_relaxed);
+  const bool waits =
+      outstanding_.load(std::memory_order_relaxed) > 0 && !streams_[current]->ready.load(std::memory_order_relaxed);
+  const int64_t drained = drained_ns_.exchange(0, std::memory_order_relaxed);
+  if (drained <= counted_ns_ && !stream_count_.due(now, waits)) return;
+  uint64_t sent = 0;
+  for (const auto& stream : streams_) sent += stream->bytes.load(std::memory_order_relaxed);
+  // A helper may have sent the last of it long ago.
+  if (drained > counted_ns_) stream_count_.update(std::min(drained, now), sent, false);
+  stream_count_.update(now, sent, waits);
+  counted_ns_ = now;
+  spreads_.store(stream_count_.all(), std::memory_order_relaxed);
 }
 
 bool SendConnection::pump() {
@@ -212,10 +241,12 @@ void SendConnection::control_sent(size_t bytes) {
   }
 }
 
-// True if bytes were moved. A stream that takes nothing for long is not waited for, unless what is left may be gone
-// before another one, which begins slowly, has come up to its speed: that takes some round trips.
+// True if bytes were moved. Where several sockets carry more than one, a stream that takes nothing for long is not
+// waited for, unless what is left may be gone before another one, which begins slowly, has come up to its speed: that
+// takes some round trips.
 bool SendConnection::turn() {
   if (pass(false) || (look() && pass(false))) return true;
+  if (!spreads_.load(std::memory_order_relaxed)) return false;
   const int64_t now = now_ns();
   return now - refused_ns_.load(std::memory_order_relaxed) >= kPatienceNs &&
          now - behind_since_ns_.load(std::memory_order_relaxed) >= 2 * round_trip_ns_.load(std::memory_order_relaxed) &&
@@ -322,7 +353,10 @@ void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {
     chunk.left -= payload;
     stream->claimed -= payload;
     stream->bytes.fetch_add(payload, std::memory_order_relaxed);
-    outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed);
+    if (outstanding_.fetch_sub(static_cast<int64_t>(payload), std::memory_order_relaxed) ==
+        static_cast<int64_t>(payload)) {
+      drained_ns_.store(now_ns(), std::memory_order_relaxed);
+    }
     if (chunk.left == 0) {
       stream->first = (stream->first + 1) % kMostChunks;
       --stream->count;

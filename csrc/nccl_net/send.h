@@ -6,6 +6,7 @@
 
 #include "nccl_net/connection.h"
 #include "nccl_net/wire.h"
+#include "transport/stream_count.h"
 
 namespace bagua::nccl_net {
 
@@ -58,6 +59,7 @@ class SendConnection final : public Connection {
   void flush_control();
   void control_sent(size_t bytes);
   bool turn();
+  void count_streams(int64_t now);
   bool pass(bool spread);
   void refused(SendStream* stream);
   bool serve(SendStream* stream, bool begins);
@@ -74,10 +76,14 @@ class SendConnection final : public Connection {
   Control control_queue_[kMaxRequests] = {};
   size_t control_head_ = 0;
   size_t control_count_ = 0;
-  bool control_refused_ = false;             // the kernel had no room for them
-  size_t held_bytes_ = 0;                    // begun since bytes were last sent
-  bool joined_ = false;                      // a message was held back, and test() has not been called since
-  int64_t sent_ns_ = 0;                      // when bytes were last sent
+  bool control_refused_ = false;  // the kernel had no room for them
+  size_t held_bytes_ = 0;         // begun since bytes were last sent
+  bool joined_ = false;           // a message was held back, and test() has not been called since
+  int64_t sent_ns_ = 0;           // when bytes were last sent
+  StreamCount stream_count_;      // NCCL's thread; its answer:
+  std::atomic<bool> spreads_{false};
+  int64_t counted_ns_ = 0;                   // when it was last told something; NCCL's thread
+  std::atomic<int64_t> drained_ns_{0};       // when the kernel had taken all large messages; 0: told
   int64_t checked_ns_ = 0;                   // when the peer's acknowledgements were last looked at; NCCL's thread
   std::atomic<size_t> current_{0};           // the stream on which chunks begin
   std::atomic<int64_t> refused_ns_{0};       // when the kernel last had no room on a stream

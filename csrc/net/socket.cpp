@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "net/pacing.h"
 
 namespace bagua {
 namespace {
@@ -100,6 +101,7 @@ bool connected_to_itself(int fd) {
 int connect_once(const addrinfo& target, int64_t deadline_ns, Socket* out) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return errno;
+  begin_without_pacing(socket.fd());
   if (::connect(socket.fd(), target.ai_addr, target.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
     if (!wait_ready(socket.fd(), POLLOUT, deadline_ns)) return ETIMEDOUT;
@@ -110,6 +112,7 @@ int connect_once(const addrinfo& target, int64_t deadline_ns, Socket* out) {
   }
   if (connected_to_itself(socket.fd())) return ECONNREFUSED;
   tune(socket.fd());
+  pace_if_far(socket.fd());
   *out = std::move(socket);
   return 0;
 }
@@ -171,6 +174,7 @@ Status parse_address(const std::string& address, std::string* host, uint16_t* po
 }
 
 Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
+  if (Status status = check_congestion_setting(); !status) return status;
   Addresses addresses;
   if (Status status = resolve(address, AI_PASSIVE, &addresses); !status) return status;
   const addrinfo& target = *addresses;
@@ -178,6 +182,7 @@ Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
   if (!socket.valid()) return {Code::kResource, "can't create a socket: " + errno_text(errno)};
   const int on = 1;
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  begin_without_pacing(socket.fd());
   if (::bind(socket.fd(), target.ai_addr, target.ai_addrlen) != 0 || ::listen(socket.fd(), 512) != 0) {
     const int error = errno;
     std::string host;
@@ -239,6 +244,7 @@ Status accept_tcp(int listener, Socket* out, std::string* peer) {
   }
   *out = Socket(fd);
   tune(fd);
+  pace_if_far(fd);
   *peer = numeric(reinterpret_cast<sockaddr*>(&from), length);
   return Status::ok();
 }

@@ -2,13 +2,17 @@
 #include "net/socket.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <thread>
 
 #include "base/clock.h"
 #include "harness.h"
+#include "net/pacing.h"
 
 namespace bagua {
 namespace {
@@ -181,6 +185,73 @@ TEST(sockets_move) {
   EXPECT_EQ(third.release(), fd);
   EXPECT(!third.valid());
   ::close(fd);
+}
+
+// ---- pacing
+
+std::string congestion(int fd) {
+  char name[17] = {};
+  socklen_t length = sizeof name - 1;
+  CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0);
+  return name;
+}
+
+// What the system gives a new socket, and both ends of a new connection of ours.
+struct Congestion {
+  std::string system;
+  Socket near_end;
+  Socket far_end;
+  Congestion() {
+    const Socket plain(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    system = congestion(plain.fd());
+    Listener listener;
+    CHECK_OK(connect_tcp(listener.address, in_ms(5000), &near_end));
+    std::string peer;
+    CHECK_OK(accept_tcp(listener.socket.fd(), &far_end, &peer));
+  }
+};
+
+// BAGUA_TCP_CONGESTION while a test runs.
+struct Setting {
+  explicit Setting(const char* value) { ::setenv("BAGUA_TCP_CONGESTION", value, 1); }
+  ~Setting() { ::unsetenv("BAGUA_TCP_CONGESTION"); }
+};
+
+TEST(no_pacing_nearby) {
+  const Congestion found;
+  const bool paces = found.system.rfind("bbr", 0) == 0;
+  for (const Socket* end : {&found.near_end, &found.far_end}) {
+    const std::string name = congestion(end->fd());
+    if (paces) {
+      EXPECT(name == "cubic" || name == "reno");
+    } else {
+      EXPECT_EQ(name, found.system);
+    }
+  }
+}
+
+TEST(far_connections_have_what_the_system_chose) {
+  const Congestion found;
+  for (const Socket* end : {&found.near_end, &found.far_end}) {
+    pace_if_far(end->fd(), 0);
+    EXPECT_EQ(congestion(end->fd()), found.system);
+  }
+}
+
+TEST(congestion_is_left_to_the_system) {
+  const Setting setting("system");
+  const Congestion found;
+  EXPECT_EQ(congestion(found.near_end.fd()), found.system);
+  EXPECT_EQ(congestion(found.far_end.fd()), found.system);
+}
+
+TEST(congestion_setting_that_is_none) {
+  const Setting setting("fast");
+  Socket socket;
+  std::string bound;
+  const Status status = listen_tcp("127.0.0.1:0", &socket, &bound);
+  EXPECT(status.code() == Code::kInvalid);
+  has(status, "BAGUA_TCP_CONGESTION is 'fast'");
 }
 
 }  // namespace

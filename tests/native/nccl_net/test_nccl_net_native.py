@@ -27,6 +27,7 @@ def sources() -> list[Path]:
     shared = [csrc / "net" / "socket.cpp", *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text"))]
     return [
         *sorted((csrc / "nccl_net").glob("*.cpp")),
+        csrc / "transport" / "stream_count.cpp",
         *shared,
         HERE.parent / "harness.cpp",
         *sorted(HERE.glob("*.cpp")),
