@@ -32,6 +32,8 @@ MOST_MESSAGES = 20_000
 MOST_PINGS = 500
 FIRST_BYTES = 8 << 20
 """So much the first, uncounted stream carries."""
+FIRST_PINGS = 4
+"""So many come first, uncounted."""
 
 COLUMNS = (
     Column("network", "network", text),
@@ -237,14 +239,15 @@ def measure_size(
     processes and connections of its own: where their memory lies, and what TCP makes of a connection, is worth a
     tenth, and would go into the medians of all rounds otherwise."""
     first = max(1, min(64, FIRST_BYTES // size))
+    patterns = (("stream", first, MOST_MESSAGES), ("ping", min(first, FIRST_PINGS), MOST_PINGS))
     counts: dict[str, int] = {}
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(config["rounds"]):
         with open_pairs() as pairs:
             share = config["seconds"] / max(1, config["rounds"]) / max(1, len(pairs)) / 2
-            for pattern, most in (("stream", MOST_MESSAGES), ("ping", MOST_PINGS)):
+            for pattern, some, most in patterns:
                 # Twice: buffers are touched, windows of TCP are open.
-                warm = [min(pair.measure(pattern, size, first) for _ in range(2)) for pair in pairs.values()]
+                warm = [min(pair.measure(pattern, size, some) for _ in range(2)) for pair in pairs.values()]
                 counts.setdefault(pattern, max(1, min(most, int(share / max(min(warm), 1e-9)))))
             names = list(pairs)
             start = turn % max(1, len(names))
