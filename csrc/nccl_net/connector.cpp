@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "base/text.h"
 #include "nccl_net/settings.h"
+#include "net/pacing.h"
 
 namespace bagua::nccl_net {
 namespace {
@@ -106,7 +107,10 @@ Status Connector::step(std::unique_ptr<SendConnection>* out) {
   if (!refused) return refused;
   if (!accepted) return Status::ok();
   std::vector<Socket> sockets;
-  for (Pending& pending : sockets_) sockets.push_back(std::move(pending.socket));
+  for (Pending& pending : sockets_) {
+    pace_if_far(pending.socket.fd());
+    sockets.push_back(std::move(pending.socket));
+  }
   Status status;
   *out = SendConnection::open(std::move(sockets), address_text(address_), &status);
   return status;
@@ -122,6 +126,7 @@ int Connector::begin() {
     pending.socket = Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!pending.socket.valid()) return errno;
     tune(pending.socket.fd(), &pending == &sockets_.front());
+    begin_without_pacing(pending.socket.fd());
     pending.stage = Stage::kConnecting;
     if (::connect(pending.socket.fd(), &address_.any, address_bytes(address_)) == 0) {
       pending.stage = Stage::kGreeting;

@@ -24,7 +24,10 @@ SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 def sources() -> list[Path]:
     """The plugin, what it is linked with, the harness, the suites."""
     csrc: Path = native.CSRC
-    shared = [csrc / "net" / "socket.cpp", *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text"))]
+    shared = [
+        *sorted((csrc / "net").glob("*.cpp")),
+        *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text")),
+    ]
     return [
         *sorted((csrc / "nccl_net").glob("*.cpp")),
         csrc / "transport" / "stream_count.cpp",
