@@ -1,4 +1,5 @@
 // Every reduction against a reference in the widest type, over types, sizes, alignments and numbers of buffers.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
