@@ -1,9 +1,8 @@
 // The kernels of csrc/kernel/low_rank.h for algorithms in Python; typed by ../core.pyi.
-#include "kernel/low_rank.h"
-
 #include <pybind11/pybind11.h>
 
 #include "bindings/held.h"
+#include "kernel/low_rank.h"
 
 namespace py = pybind11;
 
