@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "nccl_net/log.h"
+#include "net/pacing.h"
 
 extern char** environ;
 
@@ -89,6 +90,9 @@ bool parse_bytes(const std::string& text, uint64_t* out) {
 
 Settings read_settings() {
   warn_of_unknown_names();
+  if (Status status = check_congestion_setting(); !status) {
+    BAGUA_NET_WARN(status.message() + "; the system's congestion control is used");
+  }
   // The threads of the program and of NCCL keep two or three cores of each rank busy. A helper that has to share a core
   // with them costs more than it brings: it may be put off with a socket in its hands.
   const char* local = std::getenv("LOCAL_WORLD_SIZE");

@@ -87,6 +87,12 @@ def test_unknown_settings_are_told(look: Any) -> None:
     assert "BAGUA_NET_STREAM " in warning.replace(":", " ") and "BAGUA_NET_STREAMS" in warning
 
 
+def test_an_unknown_congestion_setting_is_told(look: Any) -> None:
+    found = look(BAGUA_TCP_CONGESTION="fast")
+    (warning,) = found["warnings"]
+    assert "BAGUA_TCP_CONGESTION is 'fast': set it to auto or system" in warning and "the system's" in warning
+
+
 def test_good_settings_are_silent(look: Any, tmp_path: Path) -> None:
     good = {"STREAMS": "2", "CHUNK": "256K", "INLINE": "0", "THREADS": "1", "STATS": str(tmp_path / "stats")}
     found = look(NCCL_SOCKET_IFNAME="lo", **{f"BAGUA_NET_{name}": value for name, value in good.items()})

@@ -121,11 +121,12 @@ def waiting(test: Member, route: str) -> dict[str, Any]:
     if test.me == test.world - 1:
         pause()
     ticket = test.submit("allreduce", data, data, 1000)
-    while test.me == 0 and test.leg.times(ticket)[1] == 0:
+    deadline = time.monotonic() + 60
+    while test.me == 0 and test.leg.times(ticket)[1] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     unasked = test.leg.waiting()[0]
     test.leg.wait(ticket, test.stream)
-    seconds, what, deadline = 0.0, "", time.monotonic() + 60
+    seconds, what = 0.0, ""
     while test.me == 0 and seconds < 0.05 and time.monotonic() < deadline:
         time.sleep(0.01)
         seconds, what = test.leg.waiting()
