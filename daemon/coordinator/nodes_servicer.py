@@ -22,6 +22,7 @@ from bagua.proto import node_pb2, node_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _HELLO_S = 10.0
+_LEASE_PARTS = 10
 
 log = structlog.get_logger("coordinator.nodes")
 
@@ -133,16 +134,28 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
 
     async def _read(self, session: NodeSession, context: Context) -> None:
         while True:
+            read = asyncio.ensure_future(context.read())
             try:
-                async with asyncio.timeout(self._lease_s):
-                    fact = await context.read()
-            except TimeoutError:
-                session.close(f"nothing was heard of this daemon for {self._lease_s:g} s")
-                return
+                if not await self._comes(read):
+                    session.close(f"nothing was heard of this daemon for {self._lease_s:g} s")
+                    return
+                fact = await read
+            finally:
+                read.cancel()
             if not isinstance(fact, node_pb2.NodeFact):  # end of stream
                 return
             session.note_heard()
             await self._take(session, fact)
+
+    async def _comes(self, read: asyncio.Future[Any]) -> bool:
+        """Whether ``read`` is done within a lease. The lease is waited for in parts, so that time in which this process
+        stood still (a suspended machine, a starved processor) counts as one part at most: what daemons sent
+        meanwhile lies unread, and is read in the next."""
+        for _ in range(_LEASE_PARTS):
+            done, _ = await asyncio.wait([read], timeout=self._lease_s / _LEASE_PARTS)
+            if done:
+                return True
+        return False
 
     async def _take(self, session: NodeSession, fact: node_pb2.NodeFact) -> None:
         kind = fact.WhichOneof("fact")

@@ -79,6 +79,24 @@ def test_a_running_job_does_not_notice_a_killed_coordinator(start, connect, unti
         assert events == [event.seq for event in client.events(job.job_id)]
 
 
+def test_a_coordinator_that_stood_still_blames_no_node(start, connect, until):
+    """A machine that sleeps, or a starved processor: what was sent meanwhile is read before anybody counts as lost."""
+    coordinator = start()
+    a = connect(coordinator, "a")
+    with coordinator.client() as client:
+        job = submit(client)
+        run = a.expect(n.RunJob)
+        a.report(run, n.LOCAL_PHASE_STARTED, {0: RUNNING})
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        for _ in range(3):
+            coordinator.process.send_signal(signal.SIGSTOP)
+            time.sleep(2.0)  # longer than a lease
+            coordinator.process.send_signal(signal.SIGCONT)
+            time.sleep(0.3)
+        assert client.get(job.job_id).state == c.JOB_STATE_RUNNING
+        assert a.quiet(0.1)
+
+
 def test_a_job_that_ended_meanwhile_is_taken_over(start, connect, until):
     first = start()
     a = connect(first, "a")
