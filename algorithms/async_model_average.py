@@ -17,12 +17,13 @@ from bagua.algorithms.base import (
     DataParallel,
     ProcessGroup,
 )
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.decentralized import MODES, check_everywhere
 from bagua.algorithms.pairs import Pairs
-from bagua.algorithms.periodic import check_count
-from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import GRADIENT, WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype, where_needed
 
 
@@ -39,11 +40,11 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def __init__(self, process_group: ProcessGroup, settings: AsyncModelAverageAlgorithm) -> None:
         super().__init__(process_group)
         self.sync_interval_ms = settings.sync_interval_ms
-        self.warmup_steps = settings.warmup_steps
+        self.warm_up = settings.warm_up
         self.peer_selection_mode = settings.peer_selection_mode
         self.codec = where_needed(settings.codec, settings.everywhere, process_group)
         self.everywhere = settings.everywhere and self.codec is not None
-        self.exchanged = GRADIENT if self.warmup_steps > 0 else WEIGHT
+        self.exchanged = GRADIENT if self.warm_up.steps > 0 else WEIGHT
         self.passes = 0
         self.begun = 0
         self.rounds = 0
@@ -56,7 +57,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def need_reset(self) -> bool:
         """Once, in the first forward pass after the warm-up: weights take the place of gradients."""
         self.passes += 1
-        if self.exchanged == WEIGHT or self.passes <= self.warmup_steps:
+        if self.exchanged == WEIGHT or self.passes <= self.warm_up.steps:
             return False
         self.exchanged = WEIGHT
         return True
@@ -70,7 +71,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
         """The mean of gradients in the warm-up; then that of snapshots of the weights."""
         if self.exchanged == GRADIENT:
-            bucket.set_plan(Plan((AllReduce("AVG"),)))
+            bucket.set_plan(self.warm_up.plan())
             return
         own = ddp.own_communicator()
         if self.peer_selection_mode == "shift_one":
@@ -161,6 +162,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
         codec: How what crosses between hosts is encoded: a name, a ``Codec``, or None. Differences to the last common
             mean are, never weights; see ``DecentralizedAlgorithm``.
         everywhere: With a codec: encode inside hosts, too. "shift_one" always does so, if there are several hosts.
+        warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
 
     ``model.bagua_algorithm.abort(model)`` and ``.resume(model)`` are local and never wait. A rank that ends its
     training leaves the others without averages and without an error. It waits for them when it wraps the model anew,
@@ -174,12 +176,13 @@ class AsyncModelAverageAlgorithm(Algorithm):
         warmup_steps: int = 0,
         codec: Codec | str | None = None,
         everywhere: bool = False,
+        warmup_codec: Codec | str | None = None,
     ) -> None:
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: choose one of {', '.join(MODES)}.")
         self.peer_selection_mode = peer_selection_mode
         self.sync_interval_ms = check_count("sync_interval_ms", sync_interval_ms, 0)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.codec = codec_of_differences(codec)
         self.everywhere = check_everywhere(everywhere, self.codec, hierarchical=False)
 

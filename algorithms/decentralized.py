@@ -9,9 +9,9 @@ import torch
 
 from bagua.algorithms.averaging import PEER, mean_of_all, mean_of_pair
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, BucketLayout, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
-from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype, where_needed

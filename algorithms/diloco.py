@@ -8,18 +8,12 @@ from contextlib import suppress
 import torch
 
 from bagua.algorithms.base import Algorithm, Bucket, BucketLayout, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.periodic import (
-    ANCHOR,
-    DELTA,
-    PeriodicImpl,
-    check_count,
-    check_positive,
-    check_share,
-    plan_differences,
-)
+from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import WEIGHT
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences
 
 VELOCITY = "velocity"
@@ -29,7 +23,7 @@ class DiLoCoAlgorithmImpl(PeriodicImpl):
     """``DiLoCoAlgorithm`` at work on one model."""
 
     def __init__(self, process_group: ProcessGroup, settings: DiLoCoAlgorithm) -> None:
-        super().__init__(process_group, settings.interval, settings.warmup_steps)
+        super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings
 
     def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
@@ -72,6 +66,7 @@ class DiLoCoAlgorithm(Algorithm):
         warmup_steps: Optimizer steps with gradient all-reduce before the first local one. A tenth of the training is
             a good choice where it begins from random weights.
         codec: How float32 pseudo-gradients are encoded between hosts; None: as they are.
+        warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
     """
 
     def __init__(
@@ -81,11 +76,12 @@ class DiLoCoAlgorithm(Algorithm):
         outer_momentum: float = 0.9,
         warmup_steps: int = 0,
         codec: Codec | str | None = None,
+        warmup_codec: Codec | str | None = None,
     ) -> None:
         self.interval = check_count("interval", interval, 1)
         self.outer_lr = check_positive("outer_lr", outer_lr)
         self.outer_momentum = check_share("outer_momentum", outer_momentum)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> DiLoCoAlgorithmImpl:
@@ -193,8 +189,9 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         interval: H.
         fragments: P, at most H.
         overlap: τ, in steps, below H; 0 waits for the fragment at once.
-        mixing: α: the share of a rank's own weights when a fragment arrives; 0: the anchor replaces them.
-        outer_lr, outer_momentum, warmup_steps: As for ``DiLoCoAlgorithm``.
+        mixing: α: the share of a rank's own weights when a fragment arrives; 0: the anchor replaces them. On charlm
+            0.15 and 0.25 were better than more and less.
+        outer_lr, outer_momentum, warmup_steps, warmup_codec: As for ``DiLoCoAlgorithm``.
         codec: "int4", "minmax8", or None for float32.
     """
 
@@ -208,8 +205,9 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         outer_momentum: float = 0.9,
         warmup_steps: int = 0,
         codec: Codec | str | None = "int4",
+        warmup_codec: Codec | str | None = None,
     ) -> None:
-        super().__init__(interval, outer_lr, outer_momentum, warmup_steps, codec)
+        super().__init__(interval, outer_lr, outer_momentum, warmup_steps, codec, warmup_codec)
         self.fragments = check_count("fragments", fragments, 1)
         self.overlap = check_count("overlap", overlap, 0)
         self.mixing = check_share("mixing", mixing)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from bagua.algorithms.base import Algorithm, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, check_count, plan_differences
+from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import WEIGHT, AllReduce, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences
 
 
 class LocalSGDAlgorithmImpl(PeriodicImpl):
     """``LocalSGDAlgorithm`` at work on one model."""
 
-    def __init__(self, process_group: ProcessGroup, interval: int, warmup_steps: int, codec: Codec | None) -> None:
-        super().__init__(process_group, interval, warmup_steps)
+    def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp, codec: Codec | None) -> None:
+        super().__init__(process_group, interval, warm_up)
         self.codec = codec
 
     def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
@@ -49,16 +51,23 @@ class LocalSGDAlgorithm(Algorithm):
         interval: H. 4 to 8 kept the accuracy of gradient all-reduce on the examples.
         warmup_steps: Optimizer steps with gradient all-reduce before the first local one.
         codec: How float32 differences are encoded between hosts; None: weights travel as they are.
+        warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
     """
 
-    def __init__(self, interval: int = 4, warmup_steps: int = 0, codec: Codec | str | None = None) -> None:
+    def __init__(
+        self,
+        interval: int = 4,
+        warmup_steps: int = 0,
+        codec: Codec | str | None = None,
+        warmup_codec: Codec | str | None = None,
+    ) -> None:
         self.interval = check_count("interval", interval, 1)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> LocalSGDAlgorithmImpl:
         """A new implementation for one model."""
-        return LocalSGDAlgorithmImpl(process_group, self.interval, self.warmup_steps, self.codec)
+        return LocalSGDAlgorithmImpl(process_group, self.interval, self.warm_up, self.codec)
 
 
 GlobalAlgorithmRegistry.register("local_sgd", LocalSGDAlgorithm, "mean of all ranks' weights every few steps")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import EVERYONE, HOST, LEADERS, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Plan, Step
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import begin_with_weights, check_optimizers, expose

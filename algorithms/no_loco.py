@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.diloco import VELOCITY
-from bagua.algorithms.periodic import ANCHOR, PeriodicImpl, check_count, check_positive, check_share, exchange
+from bagua.algorithms.periodic import ANCHOR, PeriodicImpl, exchange
 from bagua.algorithms.plan import WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import begin_with_weights
 
 MIXED = "mixed"
@@ -20,7 +22,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
     """``NoLoCoAlgorithm`` at work on one model. ``round``: exchanges so far, the same on all ranks."""
 
     def __init__(self, process_group: ProcessGroup, settings: NoLoCoAlgorithm) -> None:
-        super().__init__(process_group, settings.interval, settings.warmup_steps)
+        super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings
         self.round = 0
         self._partners: Communicator | None = None
@@ -104,6 +106,7 @@ class NoLoCoAlgorithm(Algorithm):
         warmup_steps: Optimizer steps with gradient all-reduce before the first local one.
         codec: "fp16", "bf16" or None. Coarser ones are refused: weights themselves travel, and pairs have no common
             reference to send differences to.
+        warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class NoLoCoAlgorithm(Algorithm):
         seed: int = 0,
         warmup_steps: int = 0,
         codec: Codec | str | None = None,
+        warmup_codec: Codec | str | None = None,
     ) -> None:
         self.interval = check_count("interval", interval, 1)
         self.outer_lr = check_positive("outer_lr", outer_lr)
@@ -128,7 +132,7 @@ class NoLoCoAlgorithm(Algorithm):
             )
         self.hierarchical = hierarchical
         self.seed = check_count("seed", seed, 0)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.codec = Codec.of(codec)
         if self.codec is not None and self.codec.name not in ("fp16", "bf16"):
             raise ValueError(

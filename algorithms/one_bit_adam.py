@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
-from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import GRADIENT, RESULT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import check_optimizers

@@ -9,6 +9,7 @@ import torch
 from bagua.algorithms.base import AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
 from bagua.algorithms.weights import begin_with_weights, check_optimizers
 
 ANCHOR = "anchor"
@@ -19,22 +20,22 @@ DELTA = "delta"
 
 
 class PeriodicImpl(AlgorithmImpl):
-    """``warmup_steps`` optimizer steps with gradient all-reduce, then local steps with an exchange when ``due``.
+    """``warm_up.steps`` optimizer steps with gradient all-reduce, then local steps with an exchange when ``due``.
 
     A step is a step of the last of the optimizers given to ``with_bagua``. A subclass gives buckets of weights their
     plan (``plan_weights``), and may change when (``due``) and how (``after_step``) they are exchanged.
     """
 
-    def __init__(self, process_group: ProcessGroup, interval: int, warmup_steps: int) -> None:
+    def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp = NO_WARM_UP) -> None:
         super().__init__(process_group)
         self.interval = interval
-        self.warmup_steps = warmup_steps
+        self.warm_up = warm_up
         self.steps = 0
-        self.exchanged = GRADIENT if warmup_steps > 0 else WEIGHT
+        self.exchanged = GRADIENT if warm_up.steps > 0 else WEIGHT
 
     def need_reset(self) -> bool:
         """Once, when the warm-up is over: buckets of gradients make room for buckets of weights."""
-        if self.exchanged == WEIGHT or self.steps < self.warmup_steps:
+        if self.exchanged == WEIGHT or self.steps < self.warm_up.steps:
             return False
         self.exchanged = WEIGHT
         return True
@@ -53,7 +54,7 @@ class PeriodicImpl(AlgorithmImpl):
 
     def plan_gradients(self, ddp: DataParallel, bucket: Bucket) -> None:
         """In the warm-up."""
-        bucket.set_plan(Plan((AllReduce("AVG"),)))
+        bucket.set_plan(self.warm_up.plan())
 
     def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
         """After it."""
@@ -67,7 +68,7 @@ class PeriodicImpl(AlgorithmImpl):
                 return
             self.steps += 1
             if self.exchanged == WEIGHT:
-                self.after_step(ddp, self.steps - self.warmup_steps)
+                self.after_step(ddp, self.steps - self.warm_up.steps)
 
         return after
 
@@ -113,26 +114,3 @@ def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucke
             )
         )
     )
-
-
-def check_count(name: str, value: int, at_least: int) -> int:
-    """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: pass a whole number.")
-    if value < at_least:
-        raise ValueError(f"{name} is {value}: it must be at least {at_least}.")
-    return value
-
-
-def check_share(name: str, value: float, *, below_one: bool = True) -> float:
-    """``value`` as a float. Raises ValueError unless 0 <= value < 1, or <= 1 where 1 is allowed."""
-    if not 0 <= value <= 1 or (below_one and value == 1):
-        raise ValueError(f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1.")
-    return float(value)
-
-
-def check_positive(name: str, value: float) -> float:
-    """``value`` as a float. Raises ValueError unless it is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name} is {value}: it must be above 0.")
-    return float(value)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
-from bagua.algorithms.periodic import check_count
+from bagua.algorithms.checks import check_count
+from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import FRESH, RESULT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 
 LEFT = "left"
 """Slot: gradients that travel as they are, then P of every matrix."""
@@ -205,12 +207,12 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         super().__init__(process_group)
         self.settings = settings
         self.steps = 0
-        self.compresses = settings.start_after == 0
+        self.compresses = settings.warm_up.steps == 0
         self._states: dict[str, _State] = {}
 
     def need_reset(self) -> bool:
-        """Once, when the full-precision steps are over."""
-        if self.compresses or self.steps < self.settings.start_after:
+        """Once, when the warm-up is over."""
+        if self.compresses or self.steps < self.settings.warm_up.steps:
             return False
         self.compresses = True
         return True
@@ -224,7 +226,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
                 bucket.add_slot(RIGHT, compressed.right_elements)
                 bucket.set_plan(compressed.plan())
                 return
-        bucket.set_plan(Plan((AllReduce("AVG"),)))
+        bucket.set_plan(Plan((AllReduce("AVG"),)) if self.compresses else self.settings.warm_up.plan())
 
     def _state_of(self, name: str, rows: int, columns: int, rank: int, like: torch.Tensor) -> _State:
         if name not in self._states:
@@ -266,15 +268,23 @@ class PowerSGDAlgorithm(Algorithm):
 
     Args:
         rank: r. 2 kept the accuracy of full gradients on digits from the first step on; 4 is safer.
-        start_after: Steps with full-precision all-reduce before the first compressed one. Gradients of the first steps
-            are large and turn quickly: a few per cent of the training help.
+        start_after: Steps with all-reduce of all gradients before the first compressed one. Gradients of the first
+            steps are large and turn quickly: a few per cent of the training help.
         min_compression_rate: A parameter is compressed if P and Q have fewer than 1/this of its elements.
         seed: Of the first Q; the same on all ranks.
+        warmup_codec: How gradients are encoded between hosts before that; None: as they are.
     """
 
-    def __init__(self, rank: int = 2, start_after: int = 0, min_compression_rate: float = 2.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int = 2,
+        start_after: int = 0,
+        min_compression_rate: float = 2.0,
+        seed: int = 0,
+        warmup_codec: Codec | str | None = None,
+    ) -> None:
         self.rank = check_count("rank", rank, 1)
-        self.start_after = check_count("start_after", start_after, 0)
+        self.warm_up = WarmUp.of(start_after, warmup_codec, "start_after")
         if not min_compression_rate >= 1:
             raise ValueError(f"min_compression_rate is {min_compression_rate}: it must be at least 1.")
         self.min_compression_rate = float(min_compression_rate)

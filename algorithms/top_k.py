@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import DEFAULT_DENSITY, Codec
-from bagua.algorithms.periodic import check_count
 from bagua.algorithms.plan import AllReduce, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.warm_up import WarmUp
 
 
 class TopKAlgorithmImpl(AlgorithmImpl):
     """``TopKAlgorithm`` at work on one model."""
 
-    def __init__(self, process_group: ProcessGroup, codec: Codec, warmup_steps: int, everywhere: bool) -> None:
+    def __init__(self, process_group: ProcessGroup, codec: Codec, warm_up: WarmUp, everywhere: bool) -> None:
         super().__init__(process_group)
         self.codec = codec
-        self.warmup_steps = warmup_steps
+        self.warm_up = warm_up
         self.everywhere = everywhere
         self.steps = 0
-        self.encodes = warmup_steps == 0
+        self.encodes = warm_up.steps == 0
 
     def need_reset(self) -> bool:
-        """Once, when the full-precision steps are over."""
-        if self.encodes or self.steps < self.warmup_steps:
+        """Once, when the warm-up is over."""
+        if self.encodes or self.steps < self.warm_up.steps:
             return False
         self.encodes = True
         return True
@@ -32,7 +32,7 @@ class TopKAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
         encoded = AllReduce("AVG", codec=self.codec, everywhere=self.everywhere)
-        bucket.set_plan(Plan((encoded if self.encodes else AllReduce("AVG"),)))
+        bucket.set_plan(Plan((encoded,)) if self.encodes else self.warm_up.plan())
 
     def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
         """Counts steps."""
@@ -62,18 +62,25 @@ class TopKAlgorithm(Algorithm):
     Args:
         density: d, in (0, 1]. On digits with AdamW 0.05 kept the accuracy of full gradients, 0.01 without a warm-up
             lost two points.
-        warmup_steps: Steps with full-precision all-reduce before the first sparse one; a tenth of the training.
+        warmup_steps: Steps with all-reduce of all gradients before the first sparse one; a tenth of the training.
         everywhere: Ranks of one host exchange sparse gradients, too, instead of full ones.
+        warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
     """
 
-    def __init__(self, density: float = DEFAULT_DENSITY, warmup_steps: int = 0, everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        density: float = DEFAULT_DENSITY,
+        warmup_steps: int = 0,
+        everywhere: bool = False,
+        warmup_codec: Codec | str | None = None,
+    ) -> None:
         self.codec = Codec("topk", density)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.everywhere = everywhere
 
     def reify(self, process_group: ProcessGroup) -> TopKAlgorithmImpl:
         """A new implementation for one model."""
-        return TopKAlgorithmImpl(process_group, self.codec, self.warmup_steps, self.everywhere)
+        return TopKAlgorithmImpl(process_group, self.codec, self.warm_up, self.everywhere)
 
 
 GlobalAlgorithmRegistry.register("top_k", TopKAlgorithm, "the largest gradients now, the others when they have grown")

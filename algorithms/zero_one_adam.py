@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.one_bit_adam import find_optimizer
-from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, check_count, plan_differences
+from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences
@@ -120,7 +121,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
     def __init__(
         self, process_group: ProcessGroup, optimizer: ZeroOneAdamOptimizer | None, codec: Codec | None
     ) -> None:
-        super().__init__(process_group, interval=1, warmup_steps=0)
+        super().__init__(process_group, interval=1)
         self._given = optimizer
         self.codec = codec
 

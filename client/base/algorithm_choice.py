@@ -21,6 +21,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "warmup_steps": "int",
         "codec": "codec",
         "everywhere": "bool",
+        "warmup_codec": "codec",
     },
     "bytegrad": {"hierarchical": "bool", "average": "bool"},
     "combine": {"synchronous": "bool", "centralised": "bool", "codec": "codec", "everywhere": "bool"},
@@ -37,9 +38,10 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "outer_momentum": "float",
         "warmup_steps": "int",
         "codec": "codec",
+        "warmup_codec": "codec",
     },
     "gradient_allreduce": {"hierarchical": "bool", "average": "bool", "codec": "codec", "everywhere": "bool"},
-    "local_sgd": {"interval": "int", "warmup_steps": "int", "codec": "codec"},
+    "local_sgd": {"interval": "int", "warmup_steps": "int", "codec": "codec", "warmup_codec": "codec"},
     "low_precision_decentralized": {"hierarchical": "bool", "communication_interval": "int", "codec": "codec"},
     "no_loco": {
         "interval": "int",
@@ -50,9 +52,16 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "seed": "int",
         "warmup_steps": "int",
         "codec": "codec",
+        "warmup_codec": "codec",
     },
     "one_bit_adam": {"codec": "codec", "everywhere": "bool"},
-    "power_sgd": {"rank": "int", "start_after": "int", "min_compression_rate": "float", "seed": "int"},
+    "power_sgd": {
+        "rank": "int",
+        "start_after": "int",
+        "min_compression_rate": "float",
+        "seed": "int",
+        "warmup_codec": "codec",
+    },
     "qadam": {"hierarchical": "bool", "codec": "codec", "scaled": "bool"},
     "streaming_diloco": {
         "interval": "int",
@@ -63,8 +72,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "outer_momentum": "float",
         "warmup_steps": "int",
         "codec": "codec",
+        "warmup_codec": "codec",
     },
-    "top_k": {"density": "float", "warmup_steps": "int", "everywhere": "bool"},
+    "top_k": {"density": "float", "warmup_steps": "int", "everywhere": "bool", "warmup_codec": "codec"},
     "zero_one_adam": {"codec": "codec"},
 }
 """Algorithms that come with the library, and what they can be given as a text: parameters and their types. A program

@@ -81,8 +81,7 @@ SETTINGS = (
     Setting("diloco", "diloco:interval=8,outer_momentum=0.5,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting(
         "streaming_diloco",
-        "streaming_diloco:interval=8,mixing=0.25,outer_momentum=0.5,warmup_steps={quarter}",
-        rates={"charlm": 2},
+        "streaming_diloco:interval=12,overlap=3,mixing=0.15,warmup_steps={quarter},warmup_codec=minmax8",
     ),
     Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting("qadam", "qadam", "qadam:floor=0.1"),

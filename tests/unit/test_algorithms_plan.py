@@ -33,6 +33,10 @@ class Bucket:
         self.plan = plan
 
 
+class TwoHosts:
+    hosts = ((0,), (1,))
+
+
 class Model:
     """A wrapped model as an algorithm sees it."""
 
@@ -66,6 +70,30 @@ def test_codec_of_an_algorithm(codec: Codec | str | None, wanted: Codec | None) 
     bucket = Bucket()
     Algorithm.init("gradient_allreduce", codec=codec).reify(None).init_operations(Model(), bucket)
     assert bucket.plan == Plan((AllReduce("AVG", codec=wanted),))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("async", "warmup_steps"),
+        ("diloco", "warmup_steps"),
+        ("local_sgd", "warmup_steps"),
+        ("no_loco", "warmup_steps"),
+        ("power_sgd", "start_after"),
+        ("streaming_diloco", "warmup_steps"),
+        ("top_k", "warmup_steps"),
+    ],
+)
+def test_warm_up_is_an_all_reduce_with_a_codec_of_its_own(name: str, steps: str) -> None:
+    for codec, wanted in ((None, None), ("minmax8", Codec("minmax8"))):
+        bucket = Bucket()
+        algorithm = Algorithm.init(name, **{steps: 3, "warmup_codec": codec})
+        algorithm.reify(TwoHosts()).init_operations(Model(), bucket)
+        assert bucket.plan == Plan((AllReduce("AVG", codec=wanted),))
+    with pytest.raises(ValueError, match=f"warmup_codec without {steps} makes no sense"):
+        Algorithm.init(name, warmup_codec="minmax8")
+    with pytest.raises(ValueError, match="no codec 'zip'"):
+        Algorithm.init(name, **{steps: 3, "warmup_codec": "zip"})
 
 
 def test_codecs_have_defaults() -> None:

@@ -62,6 +62,11 @@ def half_encoded(world: World, step: int) -> float:
     return 0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 2e-6
 
 
+def common_encoded(world: World, step: int) -> float:
+    """8 bits of gradients of at most 1, twice, at rate 0.05, in the common steps."""
+    return 0.05 * 2 / 255 * min(step + 1, WARM_UP) + 2e-6 if len(world.hosts) > 1 else 2e-6
+
+
 CASES = [
     Case(
         "local_sgd",
@@ -79,6 +84,14 @@ CASES = [
         partial(LocalSGDAlgorithm, interval=INTERVAL, warmup_steps=WARM_UP),
         averaged_later,
         tolerance=close,
+        replicas_equal=lambda step: step < WARM_UP or met(step),
+    ),
+    Case(
+        "local_sgd after encoded common steps",
+        partial(LocalSGDAlgorithm, interval=INTERVAL, warmup_steps=WARM_UP, warmup_codec="minmax8"),
+        averaged_later,
+        optimizers=plain_sgd,
+        tolerance=common_encoded,
         replicas_equal=lambda step: step < WARM_UP or met(step),
     ),
     Case(

@@ -1,0 +1,26 @@
+"""Checks of arguments that several algorithms take: the value, or an error that names it."""
+
+from __future__ import annotations
+
+
+def check_count(name: str, value: int, at_least: int) -> int:
+    """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: pass a whole number.")
+    if value < at_least:
+        raise ValueError(f"{name} is {value}: it must be at least {at_least}.")
+    return value
+
+
+def check_share(name: str, value: float, *, below_one: bool = True) -> float:
+    """``value`` as a float. Raises ValueError unless 0 <= value < 1, or <= 1 where 1 is allowed."""
+    if not 0 <= value <= 1 or (below_one and value == 1):
+        raise ValueError(f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1.")
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> float:
+    """``value`` as a float. Raises ValueError unless it is above 0."""
+    if not value > 0:
+        raise ValueError(f"{name} is {value}: it must be above 0.")
+    return float(value)
