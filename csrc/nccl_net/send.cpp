@@ -42,15 +42,6 @@ bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
 
-// What was found out about the hosts that this process sends to, for those connections that come later. It stays until
-// the process ends.
-StreamVerdict* verdict_on(const std::string& peer) {
-  static std::mutex mutex;
-  static auto* const verdicts = new std::map<std::string, StreamVerdict>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  return &(*verdicts)[peer.substr(0, peer.rfind(':'))];
-}
-
 // sendmsg that begins anew after a signal; -1 with errno.
 ssize_t send_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
@@ -65,14 +56,28 @@ ssize_t send_parts(int fd, iovec* parts, size_t count) {
 
 }  // namespace
 
+SendHost* SendHost::of(const std::string& peer) {
+  static std::mutex mutex;
+  static auto* const hosts = new std::map<std::string, SendHost>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return &(*hosts)[peer.substr(0, peer.rfind(':'))];
+}
+
+void SendHost::tell(int64_t now, int change) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  told_ns_ = std::max(told_ns_, now);  // another connection may have told something later
+  waiting_ += change;
+  count_.update(told_ns_, sent_.load(std::memory_order_relaxed), 0, waiting_ > 0);
+  spreads_.store(count_.all(), std::memory_order_relaxed);
+}
+
 SendConnection::SendConnection(std::vector<Socket> sockets, const std::string& peer)
-    : Connection("send to", peer), control_(std::move(sockets.front())) {
+    : Connection("send to", peer), control_(std::move(sockets.front())), host_(SendHost::of(peer)) {
   for (size_t i = 1; i < sockets.size(); ++i) {
     streams_.push_back(std::make_unique<SendStream>());
     add_stream(streams_.back().get(), std::move(sockets[i]));
     streams_.back()->takes = settings().chunk_bytes;
   }
-  stream_count_.share(verdict_on(peer));
 }
 
 std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets, const std::string& peer,
@@ -85,6 +90,7 @@ std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets
 
 SendConnection::~SendConnection() {
   close();
+  if (waits_) host_->tell(now_ns(), -1);
 }
 
 Result SendConnection::isend(void* data, size_t size, Request** request) {
@@ -151,21 +157,20 @@ bool SendConnection::flush(bool again) {
   return moved;
 }
 
-// Whether large messages may go on to other data sockets, which only a trial can tell: where one fills the link,
-// several compete, and the oldest message, which NCCL waits for, is late on one of them.
+// Tells the host whether large messages wait for room.
 void SendConnection::count_streams(int64_t now) {
   const size_t current = current_.load(std::memory_order_relaxed);
   const bool waits =
       outstanding_.load(std::memory_order_relaxed) > 0 && !streams_[current]->ready.load(std::memory_order_relaxed);
   const int64_t drained = drained_ns_.exchange(0, std::memory_order_relaxed);
-  if (drained <= counted_ns_ && !stream_count_.due(now, waits)) return;
-  uint64_t sent = 0;
-  for (const auto& stream : streams_) sent += stream->bytes.load(std::memory_order_relaxed);
-  // A helper may have sent the last of it long ago.
-  if (drained > counted_ns_) stream_count_.update(std::min(drained, now), sent, false);
-  stream_count_.update(now, sent, waits);
+  if (drained > counted_ns_ && waits_) {  // a helper may have sent the last of it long ago
+    host_->tell(std::min(drained, now), -1);
+    waits_ = false;
+  }
+  if (waits == waits_ && now - counted_ns_ < StreamCount::kLookNs) return;
+  host_->tell(now, static_cast<int>(waits) - static_cast<int>(waits_));
+  waits_ = waits;
   counted_ns_ = now;
-  spreads_.store(stream_count_.all(), std::memory_order_relaxed);
 }
 
 bool SendConnection::pump() {
@@ -246,7 +251,7 @@ void SendConnection::control_sent(size_t bytes) {
 // takes some round trips.
 bool SendConnection::turn() {
   if (pass(false) || (look() && pass(false))) return true;
-  if (!spreads_.load(std::memory_order_relaxed)) return false;
+  if (!host_->spreads()) return false;
   const int64_t now = now_ns();
   return now - refused_ns_.load(std::memory_order_relaxed) >= kPatienceNs &&
          now - behind_since_ns_.load(std::memory_order_relaxed) >= 2 * round_trip_ns_.load(std::memory_order_relaxed) &&
@@ -343,6 +348,7 @@ void SendConnection::refused(SendStream* stream) {
 }
 
 void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {
+  host_->sent(bytes);
   while (bytes > 0) {
     Chunk& chunk = stream->chunks[stream->first];
     const size_t header = std::min(bytes, chunk.header_left);

@@ -10,6 +10,28 @@
 
 namespace bagua::nccl_net {
 
+// Whether the connections to one host go on to other data sockets, which only a trial can tell: where one fills the
+// link, several compete, and the oldest message, which NCCL waits for, is late on one of them. All connections are
+// tried and counted together: one that spreads by itself takes from the others on the link, and seems faster.
+class SendHost {
+ public:
+  // That of a peer's "address:port". It stays until the process ends: what was found out is for later connections, too.
+  static SendHost* of(const std::string& peer);
+  bool spreads() const { return spreads_.load(std::memory_order_relaxed); }
+  // The kernel took so many bytes.
+  void sent(size_t bytes) { sent_.fetch_add(bytes, std::memory_order_relaxed); }
+  // From `now` on so many more connections wait for room: -1, 0 or 1.
+  void tell(int64_t now, int change);
+
+ private:
+  std::atomic<uint64_t> sent_{0};
+  std::atomic<bool> spreads_{false};
+  std::mutex mutex_;
+  StreamCount count_;    // mutex_
+  int64_t told_ns_ = 0;  // mutex_
+  int waiting_ = 0;      // connections; mutex_
+};
+
 class SendConnection final : public Connection {
  public:
   // Takes connected, greeted, non-blocking sockets: control, then data. nullptr with the reason if the kernel refuses.
@@ -80,9 +102,9 @@ class SendConnection final : public Connection {
   size_t held_bytes_ = 0;         // begun since bytes were last sent
   bool joined_ = false;           // a message was held back, and test() has not been called since
   int64_t sent_ns_ = 0;           // when bytes were last sent
-  StreamCount stream_count_;      // NCCL's thread; its answer:
-  std::atomic<bool> spreads_{false};
-  int64_t counted_ns_ = 0;                   // when it was last told something; NCCL's thread
+  SendHost* const host_;
+  bool waits_ = false;                       // for room, as the host was told; NCCL's thread
+  int64_t counted_ns_ = 0;                   // when the host was last told something; NCCL's thread
   std::atomic<int64_t> drained_ns_{0};       // when the kernel had taken all large messages; 0: told
   int64_t checked_ns_ = 0;                   // when the peer's acknowledgements were last looked at; NCCL's thread
   std::atomic<size_t> current_{0};           // the stream on which chunks begin

@@ -121,14 +121,15 @@ void Mesh::Impl::pump(Peer* peer) {
   }
   if (!peer->stream_count.due(now_ns(), !peer->data.empty())) return;
   const int64_t now = now_ns();
-  uint64_t arrived = 0;
+  uint64_t arrived = 0, on_way = 0;
   for (int i = 0; i < options.streams; ++i) {
     Stream* stream = peer->streams[static_cast<size_t>(i)].get();
     if (stream == nullptr) continue;
     measure(stream, now);
     arrived += stream->rate.arrived();
+    on_way += stream->rate.backlog(stream->written);
   }
-  peer->stream_count.update(now, arrived, !peer->data.empty());
+  peer->stream_count.update(now, arrived, on_way, !peer->data.empty());
 }
 
 void Mesh::Impl::flush(Peer* peer, Stream* stream) {

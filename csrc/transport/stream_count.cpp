@@ -1,29 +1,43 @@
 #include "transport/stream_count.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <ctime>
 #include <utility>
 
 namespace bagua {
 
-void StreamCount::update(int64_t now, uint64_t arrived, bool saturated) {
+void StreamCount::update(int64_t now, uint64_t arrived, uint64_t on_way, bool waiting) {
   if (!std::exchange(started_, true)) go_by_verdict(now);
-  if (saturated_) {
+  const uint64_t came = arrived > arrived_ ? arrived - arrived_ : 0;  // a stream may have gone, with what it brought
+  if (waiting_ || (on_way_ >= kBusyBytes && came < on_way_)) {
     const int64_t span = now - now_;
     if (settled_ns_ < kSettleNs) {
       settled_ns_ += span;
     } else {
       ns_ += span;
-      bytes_ += arrived > arrived_ ? arrived - arrived_ : 0;  // a stream may have gone, with what it brought
+      bytes_ += came;
+      if (phase_ == Phase::kTryOne) note_window();
     }
   }
+  came_ += came;
   now_ = now;
   arrived_ = arrived;
-  saturated_ = saturated;
+  on_way_ = on_way;
+  waiting_ = waiting;
   if (enough()) decide(now);
 }
 
+void StreamCount::note_window() {
+  const int64_t span = ns_ - window_ns_;
+  if (span < kWindowNs) return;
+  one_ = std::max(one_, static_cast<double>(bytes_ - window_bytes_) / static_cast<double>(span));
+  window_ns_ = ns_;
+  window_bytes_ = bytes_;
+}
+
 bool StreamCount::enough() const {
-  if (phase_ == Phase::kTryAll) return ns_ >= kAllNs || bytes_ >= kAllBytes;
+  if (phase_ == Phase::kTryAll) return ns_ >= kAllNs || bytes_ >= kAllBytes || came_ >= kAllIdleBytes;
   return ns_ >= kOneNs || bytes_ >= kOneBytes;
 }
 
@@ -36,9 +50,17 @@ bool StreamCount::go_by_verdict(int64_t now) {
 }
 
 void StreamCount::decide(int64_t now) {
+  if (phase_ == Phase::kTryOne || phase_ == Phase::kTryAll) {
+    FILE* f = fopen("/tmp/count.log", "a");
+    timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    fprintf(f, "%ld.%03ld %p phase %d rate %.1f one %.1f ns %.0f ms for_all %d\n", t.tv_sec, t.tv_nsec / 1000000,
+            (void*)this, (int)phase_, rate() * 1e3, one_ * 1e3, ns_ * 1e-6, for_all_);
+    fclose(f);
+  }
   switch (phase_) {
     case Phase::kTryOne:
-      one_ = rate();
+      one_ = std::max(one_, rate());
       return begin(Phase::kTryAll);
     case Phase::kTryAll:
       if (rate() <= kGain * one_) return hold(false, now);
@@ -54,7 +76,8 @@ void StreamCount::hold(bool all, int64_t now) {
   StreamVerdict* const shared = verdict_ != nullptr ? verdict_ : &own_;
   const StreamVerdict::Value before = shared->get();
   const bool confirmed = before.until_ns > 0 && before.all == all;
-  const int64_t hold = confirmed ? std::min(2 * before.hold_ns, kLongestHoldNs) : kHoldNs;
+  const int64_t first = all ? kHoldAllNs : kHoldNs;
+  const int64_t hold = confirmed ? std::min(2 * before.hold_ns, kLongestHoldNs) : first;
   shared->set({all, all ? rate() : one_, now + hold, hold});
   for_all_ = 0;
   begin(all ? Phase::kAll : Phase::kOne);
@@ -68,6 +91,7 @@ void StreamCount::look(int64_t now) {
   const bool doubted = slow_looks_ >= kSlowLooks && now >= verdict.until_ns - verdict.hold_ns + kDoubtNs;
   if (!doubted && go_by_verdict(now)) return;
   slow_looks_ = 0;
+  one_ = 0;
   begin(Phase::kTryOne);
 }
 
@@ -76,6 +100,9 @@ void StreamCount::begin(Phase phase) {
   settled_ns_ = 0;
   ns_ = 0;
   bytes_ = 0;
+  came_ = 0;
+  window_ns_ = 0;
+  window_bytes_ = 0;
 }
 
 }  // namespace bagua

@@ -5,9 +5,11 @@
 // stream, 80 % with four). Where each stream is limited (per-flow limits of clouds, loss on long links, one core per
 // stream), several carry more. Nothing but a trial tells the two apart.
 //
-// A trial begins with one stream and is short with all, so that nobody sees it where it changes nothing. A trial that
-// says "all" must say so twice: a busy processor slows either down. The verdict belongs to the two hosts, not to one
-// mesh: those that come later go by it. It is believed for a minute, and each time it is confirmed for twice as long.
+// A trial begins with one stream and is short with all, so that nobody sees it where it changes nothing. A busy
+// processor and a connection that still looks for its rate make one stream look slower than it is, never faster: what
+// counts is the best that it was seen to do for a while, and a trial that says "all" must say so twice. The verdict
+// belongs to the two hosts, not to one mesh: those that come later go by it. "One" is believed for a minute, "all" for
+// a quarter of that, because a wrong one costs more; each time it is confirmed for twice as long.
 #pragma once
 
 #include <cstdint>
@@ -40,13 +42,17 @@ class StreamVerdict {
 
 class StreamCount {
  public:
-  static constexpr int64_t kOneNs = 400'000'000;      // of transfer: the trial of one stream ends after this or
-  static constexpr uint64_t kOneBytes = 64u << 20;    // after this;
-  static constexpr int64_t kAllNs = 150'000'000;      // that of all streams after this or
-  static constexpr uint64_t kAllBytes = 32u << 20;    // after this
-  static constexpr int64_t kSettleNs = 100'000'000;   // not counted: TCP looks for the rate
-  static constexpr int64_t kLookNs = 5'000'000;       // between two updates
-  static constexpr int64_t kHoldNs = 60'000'000'000;  // how long a first verdict is believed; at most:
+  static constexpr int64_t kOneNs = 400'000'000;            // of work: the trial of one stream ends after this or
+  static constexpr uint64_t kOneBytes = 64u << 20;          // after this;
+  static constexpr int64_t kAllNs = 150'000'000;            // that of all streams after this or
+  static constexpr uint64_t kAllBytes = 32u << 20;          // after this; or when
+  static constexpr uint64_t kAllIdleBytes = 8 * kAllBytes;  // came, mostly when there was little work
+  static constexpr int64_t kSettleNs = 100'000'000;         // not counted: TCP looks for the rate
+  static constexpr int64_t kLookNs = 5'000'000;             // between two updates
+  static constexpr uint64_t kBusyBytes = 512u << 10;        // on their way: fewer may be a matter of latency
+  static constexpr int64_t kWindowNs = 100'000'000;         // one stream is as fast as in the best of these
+  static constexpr int64_t kHoldNs = 60'000'000'000;        // how long a first verdict is believed; for all:
+  static constexpr int64_t kHoldAllNs = kHoldNs / 4;        // and at most:
   static constexpr int64_t kLongestHoldNs = 16 * kHoldNs;
   static constexpr int kSlowLooks = 4;               // so often in a row at half the rate: it must be tried again,
   static constexpr int64_t kDoubtNs = kHoldNs / 12;  // but not sooner than this after the latest verdict
@@ -57,10 +63,12 @@ class StreamCount {
   // Should chunks go to all streams now (true), or to one while it has room?
   bool all() const { return phase_ == Phase::kTryAll || phase_ == Phase::kAll; }
   // Is there something to tell update()?
-  bool due(int64_t now, bool saturated) const { return saturated != saturated_ || now - now_ >= kLookNs; }
-  // At time `now` so many bytes to this peer were known to have arrived. `saturated`: chunks wait for a stream. Only
-  // time that begins saturated is counted.
-  void update(int64_t now, uint64_t arrived, bool saturated);
+  bool due(int64_t now, bool waiting) const { return waiting != waiting_ || now - now_ >= kLookNs; }
+  // At time `now` so many bytes to this peer were known to have arrived, and so many were on their way, in sockets.
+  // `waiting`: more wait for a stream. Only time in which the link had work from beginning to end is counted: it begins
+  // with bytes that wait, or with many on their way that have not all arrived when it ends. (All streams together hold
+  // so much that bytes may never wait.)
+  void update(int64_t now, uint64_t arrived, uint64_t on_way, bool waiting);
 
  private:
   enum class Phase : uint8_t { kTryOne, kTryAll, kOne, kAll };
@@ -68,6 +76,7 @@ class StreamCount {
   bool go_by_verdict(int64_t now);
   bool enough() const;
   double rate() const { return ns_ > 0 ? static_cast<double>(bytes_) / static_cast<double>(ns_) : 0; }
+  void note_window();
   void decide(int64_t now);
   void hold(bool all, int64_t now);
   void look(int64_t now);
@@ -76,14 +85,18 @@ class StreamCount {
   StreamVerdict* verdict_ = nullptr;  // nullptr: own_
   Phase phase_ = Phase::kTryOne;
   bool started_ = false;
-  bool saturated_ = false;  // at the last update
+  bool waiting_ = false;  // at the last update
+  uint64_t on_way_ = 0;   // then
   int64_t now_ = 0;
   uint64_t arrived_ = 0;
-  int64_t settled_ns_ = 0;  // saturated time of this trial that was not counted
-  int64_t ns_ = 0;          // saturated time of this trial, or since the latest look at a held result
+  int64_t settled_ns_ = 0;  // busy time of this trial that was not counted
+  int64_t ns_ = 0;          // busy time of this trial, or since the latest look at a held result
   uint64_t bytes_ = 0;
-  double one_ = 0;   // rate measured, bytes per ns
-  int for_all_ = 0;  // trials in a row that were for all streams
+  uint64_t came_ = 0;          // in this trial, busy or not
+  int64_t window_ns_ = 0;      // at the beginning of the present window: ns_
+  uint64_t window_bytes_ = 0;  // and bytes_
+  double one_ = 0;             // the best rate of one stream, bytes per ns
+  int for_all_ = 0;            // trials in a row that were for all streams
   int slow_looks_ = 0;
 };
 

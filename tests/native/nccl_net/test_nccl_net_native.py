@@ -63,6 +63,16 @@ def build(name: str, folder: Path) -> Path:
     return program
 
 
+def suites(name: str, helpers: str) -> list[str]:
+    """All with helper threads, what moves large messages without them. spread_test, which waits for the network for
+    seconds, is run once in each build: with them where races are looked for."""
+    chosen = {"transfer_test", "fault_test"} if helpers == "0" else set(SUITES)
+    chosen.discard("spread_test")
+    if (helpers != "0") == (name == "tsan"):
+        chosen.add("spread_test")
+    return sorted(chosen)
+
+
 # Helpers join in wherever the machine has two cores or twenty.
 def run(name: str, program: Path, arguments: list[str], helpers: str) -> "subprocess.CompletedProcess[str]":
     """Runs suites with so many helper threads."""
@@ -96,7 +106,7 @@ def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
 def test_nccl_net_native(program: tuple[str, Path], helpers: str) -> None:
     """All suites under one build, without helper threads and with them."""
     name, path = program
-    result = run(name, path, SUITES if helpers != "0" else ["transfer_test", "fault_test"], helpers)
+    result = run(name, path, suites(name, helpers), helpers)
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
