@@ -1,6 +1,7 @@
 """``torch.distributed`` for the user's own calls, on Gloo (and NCCL for CUDA tensors). Nothing of ours goes through it.
 
 Gloo starts three threads and a listening socket per rank; ranks connect to each other when they first communicate.
+Before torch 2.8 they connect at once, all to all: there either all ranks of a job have it or none.
 Processes that are forked (DataLoader workers) inherit its objects without the threads, and freeing these would wait for
 threads for ever: in a forked child they are never freed.
 """
@@ -26,13 +27,14 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ign
 from bagua.base.address import is_loopback
 from bagua.torch_api import env
 from bagua.torch_api.session import Session
-from bagua.torch_api.transfer import transfer
+from bagua.torch_api.transfer import ReduceOp, transfer
 
 LOG = logging.getLogger("bagua")
 
 SWITCH = "BAGUA_TORCH_DISTRIBUTED"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
+LAZY_SINCE = (2, 8)
 TIMEOUT = timedelta(minutes=30)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
@@ -52,6 +54,8 @@ class TorchGroup:
         self._mine: object = None
         self._interface: str | None = None
         type(self)._uses += 1
+        if not connects_lazily():
+            wanted = _all_want(session, wanted)
         try:
             store = self._meet(session, wanted)
             if store is not None:
@@ -64,7 +68,7 @@ class TorchGroup:
             )
 
     def _bring_up(self, session: Session, store: Store) -> None:
-        """Waits for no other rank."""
+        """Waits for no other rank, if this torch connects lazily."""
         membership = session.membership
         address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(env.get_master_addr())
         interface = _interface_of(address)
@@ -143,6 +147,12 @@ def wanted() -> bool:
     )
 
 
+def connects_lazily() -> bool:
+    """Whether Gloo's ranks of this torch connect when they first communicate."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= LAZY_SINCE
+
+
 def backends() -> str:
     """What carries the user's own tensors: Gloo, and NCCL those on CUDA devices where there are any."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
@@ -169,6 +179,20 @@ def _setting(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
 
 
+def _all_want(session: Session, wanted: bool) -> bool:
+    """Whether all ranks do; a word to those that would have liked to."""
+    vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
+    transfer(session, "allreduce", vote, vote, 1, session.world, op=ReduceOp.MIN, together=True)
+    if wanted and not vote.item():
+        LOG.info(
+            "Rank %d has no torch.distributed of ours: another rank wants none, and before torch %d.%d all or none can "
+            "have it.",
+            session.membership.rank,
+            *LAZY_SINCE,
+        )
+    return bool(vote.item())
+
+
 def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
     """A store that listens on a free port of ``address``, and where it is."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
@@ -177,7 +201,14 @@ def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
         listener.listen(1024)
         host, port = listener.getsockname()[:2]
         store = TCPStore(
-            host, port, world_size, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
+            host,
+            port,
+            world_size,
+            True,
+            MEETING,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,  # which takes no listening socket in torch 2.4
         )
     return store, f"{host}:{port}".encode()
 

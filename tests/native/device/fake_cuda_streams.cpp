@@ -12,6 +12,12 @@ using namespace fake_cuda;
 
 namespace {
 
+void write_bus_id(char* out, int length, int device) {
+  const char* const given = getenv("FAKE_CUDA_BUS_ID");
+  snprintf(out, static_cast<size_t>(length), "%s", given != nullptr ? given : "0000:00:00.0");
+  if (given == nullptr && length > 7) out[6] = static_cast<char>('0' + device % 10);
+}
+
 // One thread for all host functions of the process, as CUDA is free to do.
 void serve_host() {
   this_thread().in_host_function = true;
@@ -60,10 +66,12 @@ FAKE int cudaSetDevice(int device) {
   return entered("cudaSetDevice");
 }
 FAKE int cudaDeviceGetPCIBusId(char* out, int length, int device) {
-  const char* const given = getenv("FAKE_CUDA_BUS_ID");
-  snprintf(out, static_cast<size_t>(length), "%s", given != nullptr ? given : "0000:00:00.0");
-  if (given == nullptr && length > 7) out[6] = static_cast<char>('0' + device % 10);
+  write_bus_id(out, length, device);
   return entered("cudaDeviceGetPCIBusId");
+}
+FAKE void fake_cuda_here(int* device, char* bus_id, int length) {
+  *device = this_thread().current_device;
+  write_bus_id(bus_id, length, *device);
 }
 FAKE int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;

@@ -19,11 +19,6 @@
 #include "fake_nccl_link.h"
 #include "kernel/reduce.h"
 
-extern "C" {
-int cudaGetDevice(int*);
-int cudaDeviceGetPCIBusId(char*, int, int);
-}
-
 namespace {
 
 using bagua::DType;
@@ -319,8 +314,7 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
   Comm* const comm = new Comm;
   comm->ranks = ranks;
   comm->rank = rank;
-  cudaGetDevice(&comm->device);
-  cudaDeviceGetPCIBusId(comm->about, 32, comm->device);
+  fake_cuda_here(&comm->device, comm->about, 32);
   const char* const host = getenv("NCCL_HOSTID");
   strncpy(comm->about + 32, host != nullptr ? host : "this machine", 31);
   comm->busy = true;
