@@ -184,9 +184,9 @@ def _all_want(session: Session, wanted: bool) -> bool:
     vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
     transfer(session, "allreduce", vote, vote, 1, session.world, op=ReduceOp.MIN, together=True)
     if wanted and not vote.item():
-        LOG.info(
-            "Rank %d has no torch.distributed of ours: another rank wants none, and before torch %d.%d all or none can "
-            "have it.",
+        LOG.warning(
+            "Rank %d could not bring up torch.distributed, which only your own calls of it need: another rank wants "
+            "none (BAGUA_TORCH_DISTRIBUTED=0, or one of its own), and before torch %d.%d all have one or none.",
             session.membership.rank,
             *LAZY_SINCE,
         )
