@@ -97,6 +97,13 @@ def join(store: Store | None) -> Session:
     if world_size == 1:
         info = _start_all(Place(0, 1, 1))
         return _join(info["socket"], info["job_id"], 0)
+    session = _join_others(rank, world_size, store)
+    # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
+    session.connection.barrier(deadline_s=RENDEZVOUS_DEADLINE.total_seconds())
+    return session
+
+
+def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
     exchange = Exchange(store if store is not None else _rendezvous())
     place = _locate(rank, world_size, exchange)
     job_id, path = _meet(place, exchange)

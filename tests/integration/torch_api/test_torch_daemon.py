@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 SCRIPT = """
-    import datetime, os, sys
+    import os, sys, time
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
     import bagua.torch_api as bagua
+    from bagua.torch_api import ephemeral
     from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
     def train():
@@ -44,6 +45,8 @@ SCRIPT = """
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         if torch_too == "before":
             dist.init_process_group("gloo")
+        if rank == 0:  # which takes its time to let go of MASTER_PORT: nobody else goes on before
+            ephemeral.Exchange.__del__ = lambda exchange: time.sleep(1.0)
         bagua.init_process_group()
         assert dist.is_initialized() == (torch_too != "after")
         if torch_too == "after":
