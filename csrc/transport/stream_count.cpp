@@ -1,8 +1,6 @@
 #include "transport/stream_count.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <ctime>
 #include <utility>
 
 namespace bagua {
@@ -50,14 +48,6 @@ bool StreamCount::go_by_verdict(int64_t now) {
 }
 
 void StreamCount::decide(int64_t now) {
-  if (phase_ == Phase::kTryOne || phase_ == Phase::kTryAll) {
-    FILE* f = fopen("/tmp/count.log", "a");
-    timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    fprintf(f, "%ld.%03ld %p phase %d rate %.1f one %.1f ns %.0f ms for_all %d\n", t.tv_sec, t.tv_nsec / 1000000,
-            (void*)this, (int)phase_, rate() * 1e3, one_ * 1e3, ns_ * 1e-6, for_all_);
-    fclose(f);
-  }
   switch (phase_) {
     case Phase::kTryOne:
       one_ = std::max(one_, rate());

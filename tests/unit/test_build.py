@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,15 @@ def test_sources_have_different_names() -> None:
     """torch's builder puts all objects into one folder."""
     names = [path.stem for path in build._sources() if path.suffix == ".cpp"]
     assert len(names) == len(set(names))
+
+
+def test_the_core_leaves_printing_and_files_to_those_who_are_for_it() -> None:
+    """What somebody wrote to look into it would print into users' programs, or fill their disks."""
+    prints = re.compile(r"\b(v?f?printf|f?puts|fopen)\(|std::(ofstream|cerr|cout)")
+    root = Path(build.__file__).parent
+    sources = [path for path in root.rglob("*") if path.suffix in (".cpp", ".h", ".cu") and "tools" not in path.parts]
+    found = {str(path.relative_to(root)) for path in sources if prints.search(path.read_text())}
+    assert found == {"channel/headroom.cpp", "nccl_net/log.cpp"}  # reads /proc/meminfo; the log where NCCL gives none
 
 
 def test_loading_does_not_import_torch() -> None:
