@@ -57,10 +57,10 @@ Result Connection::test(Request* request, int* done, int* sizes) {
   if (!request->complete()) {
     if (failure() == kSuccess) progress();
     if (!request->complete()) {
-      if (failure() != kSuccess) return failure();
-      const std::string reason = hopeless(*request);
-      return reason.empty() ? kSuccess
-                            : fail(kRemoteError, "message " + std::to_string(request->message) + ": " + reason);
+      const std::string reason = failure() == kSuccess ? hopeless(*request) : "";
+      if (!reason.empty()) fail(kRemoteError, "message " + std::to_string(request->message) + ": " + reason);
+      if (failure() != kSuccess) failed();
+      return failure();
     }
   }
   *done = 1;

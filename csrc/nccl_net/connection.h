@@ -76,6 +76,8 @@ class Connection {
   virtual void progress() = 0;
   // Why a request that is not complete never will be, beyond a failure of the connection; "" if it may.
   virtual std::string hopeless(const Request& request) const = 0;
+  // NCCL is about to hear that the connection failed, maybe not for the first time.
+  virtual void failed() {}
 
   // A free slot for the next message, mostly the one that slot_of() tries first; nullptr if there is none. mutex_.
   Request* take_slot(void* data, size_t size);

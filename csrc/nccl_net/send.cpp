@@ -90,12 +90,15 @@ std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets
 
 SendConnection::~SendConnection() {
   close();
-  if (waits_) host_->tell(now_ns(), -1);
+  stop_waiting();
 }
 
 Result SendConnection::isend(void* data, size_t size, Request** request) {
   *request = nullptr;
-  if (failure() != kSuccess) return failure();
+  if (failure() != kSuccess) {
+    stop_waiting();
+    return failure();
+  }
   const bool small = size <= settings().inline_bytes;
   Request* slot = nullptr;
   {
@@ -171,6 +174,12 @@ void SendConnection::count_streams(int64_t now) {
   host_->tell(now, static_cast<int>(waits) - static_cast<int>(waits_));
   waits_ = waits;
   counted_ns_ = now;
+}
+
+// What does not go on waits for nothing: its host would count the time as work of the others.
+void SendConnection::stop_waiting() {
+  if (waits_) host_->tell(now_ns(), -1);
+  waits_ = false;
 }
 
 bool SendConnection::pump() {

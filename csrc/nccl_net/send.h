@@ -75,6 +75,7 @@ class SendConnection final : public Connection {
   Status watch_for_helper() override { return Status::ok(); }  // from the beginning: only what waits for room costs
   void progress() override;
   std::string hopeless(const Request& request) const override;
+  void failed() override { stop_waiting(); }
   void queue_small(Request* request, size_t size);
   bool holds() const;
   bool flush(bool again);
@@ -82,6 +83,7 @@ class SendConnection final : public Connection {
   void control_sent(size_t bytes);
   bool turn();
   void count_streams(int64_t now);
+  void stop_waiting();
   bool pass(bool spread);
   void refused(SendStream* stream);
   bool serve(SendStream* stream, bool begins);

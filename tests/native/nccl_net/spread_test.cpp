@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "nccl_net/send.h"
 #include "nccl_net/settings.h"
 #include "nccl_net/wire.h"
 #include "net/socket.h"
@@ -180,6 +181,13 @@ class Traffic {
     CHECK(std::memcmp(buffers_[at].data(), content(received_), kMessage) == 0);
     ++received_;
   }
+  // The network is gone: the plugin says so of the message that it is asked for.
+  void lose() {
+    relay_.reset();
+    const int64_t deadline = soon();
+    int done = 0;
+    while (net().test(sending_[sent_ % kWindow], &done, nullptr) == kSuccess) CHECK(now_ns() < deadline);
+  }
   uint64_t begun() const { return begun_; }
   uint64_t received() const { return received_; }
   bool idle() const { return sent_ == begun_ && received_ == begun_; }
@@ -335,6 +343,21 @@ TEST(one_socket_is_used_where_all_share_a_limit) {
 // One that tries all of its sockets while the others have one each takes from them, and is faster by that.
 TEST(connections_that_share_a_limit_do_not_mislead_each_other) {
   CHECK(!host_with_one_each("127.0.3.", 3).empty());
+}
+
+// Else its host would take each moment in which the others have nothing to send for a slow one.
+TEST(a_connection_that_failed_waits_no_more) {
+  const std::string host = "127.0.4.1";
+  Traffic lost(host, nullptr);
+  while (lost.begun() < kWindow) lost.turn(true);
+  lost.lose();
+  SendHost* const peer = SendHost::of(host + ":1");
+  const int64_t start = now_ns();
+  for (int64_t second = 1; second < 20; ++second) {
+    peer->sent(StreamCount::kOneBytes);
+    peer->tell(start + second * kNsPerS, 0);
+    EXPECT(!peer->spreads());  // nothing was tried: nobody waited
+  }
 }
 
 }  // namespace
