@@ -29,6 +29,12 @@ CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 # Generated code demands a protobuf runtime at least as new as its generator, so the generator is an old one, in an
 # environment of its own.
 GENERATOR = ["grpcio-tools==1.71.2", "mypy-protobuf==3.6.0", "setuptools<81"]
+# For machines without an nvcc, in a folder of its own: torch may have brought another version of these.
+NVCC = [
+    "nvidia-cuda-nvcc==13.0.88",
+    *(f"nvidia-{name}<13.1" for name in ("cuda-runtime", "cuda-cccl", "cuda-crt", "nvvm")),
+]
+NVCC_FOLDER = VENV / "nvcc"
 # Tests wait more than they compute: files run side by side, the long ones first (tests/conftest.py).
 WORKERS = max(3, min(os.cpu_count() or 1, 4))
 SIDE_BY_SIDE = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25"]
@@ -143,17 +149,23 @@ def set_up(extra: str) -> None:
     run(tool("python"), "-c", "import bagua.csrc; bagua.csrc.load(); print(bagua.csrc.core_path())")
 
 
+def provide_nvcc() -> None:
+    """pip's nvcc for this process and those it starts, unless the machine has one."""
+    code = "import sys; from bagua.csrc import build_cuda; sys.exit(0 if build_cuda.find_nvcc() else 3)"
+    if run(tool("python"), "-c", code, check=False) != 3:
+        return
+    once("nvcc", digest([], *NVCC), lambda: pip("install", "--upgrade", "--target", NVCC_FOLDER, *NVCC))
+    home = NVCC_FOLDER / "nvidia" / "cu13"
+    print(f"no nvcc on this machine: pip's, in {home}", flush=True)
+    os.environ.update(CUDA_HOME=str(home), PATH=f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
 def build_for_gpus() -> None:
-    """What is built by itself, for all architectures. Only the kernels need a compiler that a machine may not have."""
+    """What is built by itself, for all architectures."""
     say("GPU leg, network plugin, CUDA kernels")
     for function in ("load_device().__file__", "net_plugin()"):
         run(tool("python"), "-c", f"import bagua.csrc; print(bagua.csrc.{function})")
-    code = "import sys; from bagua.csrc import build_cuda; sys.exit(0 if build_cuda.find_nvcc() else 3)"
-    if run(tool("python"), "-c", code, check=False) == 3:
-        print(
-            "SKIPPED: no nvcc on this machine, nor in pip's nvidia/cu*: the CUDA kernels are not compiled.", flush=True
-        )
-        return
+    provide_nvcc()
     run(tool("python"), "-c", "import bagua.csrc; print(bagua.csrc.kernels_library())")
 
 
