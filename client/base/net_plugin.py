@@ -32,7 +32,11 @@ def wanted(env: Mapping[str, str]) -> bool:
 
 def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
     """What to set, for a program that would otherwise have ``env``. Raises ConfigError for a folder that can't stand in
-    a search path."""
+    a search path.
+
+    The plugin stays loaded when the last communicator goes: NCCL 2.28 forgets its name with it (NVIDIA/nccl#1978), and
+    refuses the process's next communicator.
+    """
     folder = str(library.parent)
     if ":" in folder or ";" in folder:
         raise ConfigError(
@@ -40,4 +44,9 @@ def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
             "BAGUA_CACHE_DIR."
         )
     before = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
-    return {"NCCL_NET_PLUGIN": SUFFIX, "NCCL_NET": NAME, "LD_LIBRARY_PATH": ":".join([folder, *before])}
+    return {
+        "NCCL_NET_PLUGIN": SUFFIX,
+        "NCCL_NET": NAME,
+        "NCCL_NET_PLUGIN_REF_COUNT": "1",
+        "LD_LIBRARY_PATH": ":".join([folder, *before]),
+    }

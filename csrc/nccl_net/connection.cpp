@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <iterator>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -99,6 +100,23 @@ Result Connection::fail(Result result, const std::string& what) {
     failure_.store(result, std::memory_order_release);
   }
   return failure();
+}
+
+// Not logged: NCCL frees its buffers before it closes connections, and does so with requests in flight if it aborts.
+void Connection::withdraw(const char* data, size_t size) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto uses = [&](const Request& slot) {
+      return slot.used && !slot.complete() && slot.data < data + size && data < slot.data + slot.capacity;
+    };
+    if (std::none_of(std::begin(slots_), std::end(slots_), uses)) return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (failure() == kSuccess) failure_.store(kInternalError, std::memory_order_release);
+  }
+  if (helper_ != nullptr) Helpers::instance().leave(this);  // once it is back it does no more: the connection failed
+  helper_ = nullptr;
 }
 
 bool Connection::look() {

@@ -59,6 +59,9 @@ class Connection {
 
   // Moves what can be moved without waiting, and tells whether `request` is complete; then its slot is free again.
   Result test(Request* request, int* done, int* sizes);
+  // NCCL takes this memory back, maybe with requests in flight: nothing is written there or read any more, and the
+  // connection has failed if it was in use.
+  void withdraw(const char* data, size_t size);
   // A helper's turn: one pass over the data sockets. True if bytes were moved.
   virtual bool pump() = 0;
   // There are enough bytes outstanding for a helper.

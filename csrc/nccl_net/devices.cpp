@@ -83,7 +83,7 @@ std::vector<Interface> read_interfaces() {
   }
   const std::unique_ptr<ifaddrs, FreeInterfaces> owner(list);
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0) continue;
+    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_RUNNING) == 0) continue;  // a card without a cable is up
     const int family = item->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     Interface one{item->ifa_name, {}, (item->ifa_flags & IFF_LOOPBACK) != 0};
@@ -94,20 +94,12 @@ std::vector<Interface> read_interfaces() {
   return out;
 }
 
-// The directory of the PCI function that an interface belongs to; "" if there is none. A virtual function's device may
-// lie deeper (".../0000:00:03.0/virtio0"): NCCL wants the PCI part.
+// Where an interface's device lies; "" if it has none. Not always a PCI function (".../0000:00:03.0/virtio0"): NCCL
+// attaches such a one to the first processor, as it does for its own sockets.
 std::string pci_path_of(const std::string& name) {
   char resolved[PATH_MAX];
   if (::realpath(("/sys/class/net/" + name + "/device").c_str(), resolved) == nullptr) return "";
-  std::string path = resolved;
-  while (!path.empty()) {
-    const std::string last = path.substr(path.rfind('/') + 1);  // "0000:00:03.0"
-    const size_t dot = last.rfind('.');
-    if (std::count(last.begin(), last.end(), ':') == 2 && dot != last.npos && dot + 2 == last.size()) return path;
-    const size_t slash = path.rfind('/');
-    path.resize(slash == path.npos ? 0 : slash);
-  }
-  return "";
+  return resolved;
 }
 
 int speed_of(const std::string& name) {
@@ -161,11 +153,13 @@ std::vector<Interface> choose_interfaces(const std::vector<Interface>& found, co
   std::vector<Interface> others;
   std::vector<Interface> loopback;
   for (const Interface& item : found) (item.loopback ? loopback : others).push_back(item);
-  for (const char* standard : {"ib", "^docker", "docker"}) {
+  // The order of NCCL's own sockets. A bridge of virtual machines has the same address on each host.
+  for (const char* standard : {"ib", "^docker,virbr", "docker"}) {
     std::vector<Interface> out = matching(others, standard, family);
     if (!out.empty()) return out;
   }
-  return matching(loopback, "^", family);
+  std::vector<Interface> out = matching(loopback, "^", family);
+  return out.empty() ? matching(others, "virbr", family) : out;
 }
 
 std::vector<Device> find_devices() {

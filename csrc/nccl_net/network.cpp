@@ -21,6 +21,22 @@ const char kPluginName[] = "Bagua-Net";
 
 namespace {
 
+// What NCCL calls a memory handle.
+struct Registration {
+  Connection* connection;
+  const char* data;
+  size_t size;
+};
+
+// NCCL's handles of connections are Connection*.
+SendConnection* sender(void* comm) {
+  return static_cast<SendConnection*>(static_cast<Connection*>(comm));
+}
+
+ReceiveConnection* receiver(void* comm) {
+  return static_cast<ReceiveConnection*>(static_cast<Connection*>(comm));
+}
+
 std::atomic<int> contexts{0};  // of init() without finalize()
 
 // Found at the first init() and kept: NCCL holds pointers to the names.
@@ -180,7 +196,7 @@ Result connect(void*, int device, void* handle, void** send_comm, DeviceHandle**
     // NCCL keeps the handle for the next call; what is known of the attempt is found again by a number in it.
     copy.attempt = connection == nullptr ? Attempts::instance().put(std::move(connector)) : 0;
     std::memcpy(handle, &copy, sizeof copy);
-    *send_comm = connection.release();
+    *send_comm = static_cast<Connection*>(connection.release());
     return kSuccess;
   });
 }
@@ -192,19 +208,21 @@ Result accept(void* listen_comm, void** recv_comm, DeviceHandle**) {
     std::unique_ptr<ReceiveConnection> connection;
     const Status status = static_cast<Listener*>(listen_comm)->accept(&connection);
     if (!status) return told("accept", status);
-    *recv_comm = connection.release();
+    *recv_comm = static_cast<Connection*>(connection.release());
     return kSuccess;
   });
 }
 
-Result reg_mr(void* comm, void*, size_t, int type, void** mhandle) {
+Result reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
   if (comm == nullptr || mhandle == nullptr) return kInvalidArgument;
   if (type != kPtrHost) {
     BAGUA_NET_WARN("memory of kind " + std::to_string(type) + " can't be used: sockets carry host memory only");
     return kInvalidUsage;
   }
-  *mhandle = comm;  // nothing to keep: sockets take any memory of the process
-  return kSuccess;
+  return guarded("regMr", [&] {  // sockets take any memory of the process: this is for its end
+    *mhandle = new Registration{static_cast<Connection*>(comm), static_cast<const char*>(data), size};
+    return kSuccess;
+  });
 }
 
 Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
@@ -212,8 +230,13 @@ Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
   return kInvalidUsage;
 }
 
-Result dereg_mr(void*, void*) {
-  return kSuccess;
+// NCCL frees its buffers after this and closes the connection later: helpers would go on with what is in flight.
+Result dereg_mr(void*, void* mhandle) {
+  return guarded("deregMr", [&] {
+    const std::unique_ptr<Registration> ended(static_cast<Registration*>(mhandle));
+    if (ended != nullptr) ended->connection->withdraw(ended->data, ended->size);
+    return kSuccess;
+  });
 }
 
 Result isend(void* send_comm, void* data, size_t size, int, void*, void*, void** request) {
@@ -223,7 +246,7 @@ Result isend(void* send_comm, void* data, size_t size, int, void*, void*, void**
   *request = nullptr;
   return guarded("isend", [&] {
     Request* begun = nullptr;
-    const Result result = static_cast<SendConnection*>(send_comm)->isend(data, size, &begun);
+    const Result result = sender(send_comm)->isend(data, size, &begun);
     *request = begun;
     return result;
   });
@@ -239,7 +262,7 @@ Result irecv(void* recv_comm, int n, void** data, size_t* sizes, int*, void**, v
   if ((data[0] == nullptr && sizes[0] > 0) || sizes[0] > kMaxMessageBytes) return kInvalidArgument;
   return guarded("irecv", [&] {
     Request* begun = nullptr;
-    const Result result = static_cast<ReceiveConnection*>(recv_comm)->irecv(data[0], sizes[0], &begun);
+    const Result result = receiver(recv_comm)->irecv(data[0], sizes[0], &begun);
     *request = begun;
     return result;
   });
@@ -259,11 +282,11 @@ Result test(void* request, int* done, int* sizes) {
 }
 
 Result close_send(void* comm) {
-  return guarded("closeSend", [&] { return delete static_cast<SendConnection*>(comm), kSuccess; });
+  return guarded("closeSend", [&] { return delete sender(comm), kSuccess; });
 }
 
 Result close_recv(void* comm) {
-  return guarded("closeRecv", [&] { return delete static_cast<ReceiveConnection*>(comm), kSuccess; });
+  return guarded("closeRecv", [&] { return delete receiver(comm), kSuccess; });
 }
 
 Result close_listen(void* comm) {

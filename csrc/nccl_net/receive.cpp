@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "nccl_net/ordered_copy.h"
 #include "nccl_net/settings.h"
 
 namespace bagua::nccl_net {
@@ -199,7 +200,7 @@ bool ReceiveConnection::begin_small(const Header& header) {
 // Copies staged bytes of the small message that is being read.
 void ReceiveConnection::take_staged() {
   const size_t part = std::min(small_left_, staged_end_ - staged_begin_);
-  std::memcpy(small_->data + (small_->total - small_left_), staged_ + staged_begin_, part);
+  copy_in_order(small_->data + (small_->total - small_left_), staged_ + staged_begin_, part);
   staged_begin_ += part;
   small_left_ -= part;
   Request* request = small_;

@@ -18,7 +18,12 @@ LIBRARY = Path("/cache/nccl_net/key/libnccl-net-bagua.so")
 
 def test_variables_lead_nccl_to_the_plugin() -> None:
     found = net_plugin.variables(LIBRARY, {})
-    assert found == {"NCCL_NET_PLUGIN": "bagua", "NCCL_NET": "Bagua-Net", "LD_LIBRARY_PATH": "/cache/nccl_net/key"}
+    assert found == {
+        "NCCL_NET_PLUGIN": "bagua",
+        "NCCL_NET": "Bagua-Net",
+        "NCCL_NET_PLUGIN_REF_COUNT": "1",
+        "LD_LIBRARY_PATH": "/cache/nccl_net/key",
+    }
     assert LIBRARY.name == f"libnccl-net-{found['NCCL_NET_PLUGIN']}.so"
 
 

@@ -185,12 +185,16 @@ def test_many_devices(look: Any, library: Path, logger_library: Path) -> None:
         pytest.skip("network namespaces can't be made here")
     try:
         inside = ("ip", "netns", "exec", name)
-        for index in range(6):
+        for index in range(7):
             device = f"veth{index}"
             subprocess.run(["ip", "-n", name, "link", "add", device, "type", "veth", "peer", f"x{index}"], check=True)
             address = f"10.88.{index}.1/24"
             subprocess.run(["ip", "-n", name, "address", "add", address, "dev", device], check=True)
             subprocess.run(["ip", "-n", name, "link", "set", device, "up"], check=True)
+            if index < 6:  # the last one is up, but its cable leads nowhere
+                peer = ["ip", "-n", name, "link", "set", f"x{index}"]
+                subprocess.run([*peer, "addrgenmode", "none"], check=True)
+                subprocess.run([*peer, "up"], check=True)
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         all_six = [f"veth{index}" for index in range(6)]
         assert look(inside)["devices"] == all_six, "loopback is no device where there are others"

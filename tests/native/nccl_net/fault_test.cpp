@@ -76,6 +76,37 @@ TEST(nothing_is_left_after_closing_with_requests_in_flight) {
   EXPECT_EQ(thread_count(), before);
 }
 
+// If NCCL aborts, it frees its buffers before it closes connections.
+TEST(memory_that_is_given_back_is_left_alone) {
+  Pair pair = connected();
+  warnings();
+  std::vector<uint8_t> data(32 << 20, 1);
+  std::vector<uint8_t> buffer(data.size());
+  void* handles[] = {nullptr, nullptr};
+  CHECK_EQ(net().reg_mr(pair.receiver, buffer.data(), buffer.size(), kPtrHost, &handles[0]), kSuccess);
+  CHECK_EQ(net().reg_mr(pair.sender, data.data(), data.size(), kPtrHost, &handles[1]), kSuccess);
+  void* in = receive(pair, buffer.data(), buffer.size());
+  void* out = send(pair, data.data(), data.size());
+  int done = 0;
+  while (std::all_of(buffer.begin(), buffer.begin() + 4096, [](uint8_t byte) { return byte == 0; })) {
+    CHECK_EQ(net().test(out, &done, nullptr), kSuccess);
+    CHECK_EQ(net().test(in, &done, nullptr), kSuccess);
+  }
+  CHECK_EQ(done, 0);
+  CHECK_EQ(net().dereg_mr(pair.receiver, handles[0]), kSuccess);
+  std::fill(buffer.begin(), buffer.end(), 0);  // somebody else's now
+  for (int i = 0; i < 100; ++i) {
+    if (net().test(out, &done, nullptr) != kSuccess || done != 0) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // in which helpers go on, if they do
+  }
+  EXPECT(std::all_of(buffer.begin(), buffer.end(), [](uint8_t byte) { return byte == 0; }));
+  EXPECT_EQ(finish(in), kInternalError);
+  CHECK_EQ(net().dereg_mr(pair.sender, handles[1]), kSuccess);
+  EXPECT_EQ(finish(out), kInternalError);
+  EXPECT(warnings().empty());  // nothing is wrong
+  close(&pair);
+}
+
 TEST(strangers_do_not_disturb) {
   Handle handle;
   Pair pair;

@@ -1,11 +1,14 @@
 // Settings, choice of interfaces, figures, and the forms of the table.
 #include <arpa/inet.h>
+#include <sys/mman.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 
 #include "nccl_net/connector.h"
 #include "nccl_net/devices.h"
+#include "nccl_net/ordered_copy.h"
 #include "nccl_net/settings.h"
 #include "nccl_net/stats.h"
 #include "rig.h"
@@ -55,12 +58,56 @@ TEST(without_other_interfaces_docker_then_loopback) {
   std::vector<Interface> found = {interface("lo", "127.0.0.1", true)};
   CHECK_EQ(choose_interfaces(found, "", AF_UNSPEC).size(), 1u);
   EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "lo");
+  found.push_back(interface("virbr0", "192.168.122.1"));  // the same on each host
+  EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "lo");
   found.push_back(interface("docker0", "172.17.0.1"));
   EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "docker0");
   found.push_back(interface("eth0", "10.0.0.1"));
   found.push_back(interface("ib0", "10.1.0.1"));
   CHECK_EQ(choose_interfaces(found, "", AF_UNSPEC).size(), 1u);
   EXPECT_EQ(choose_interfaces(found, "", AF_UNSPEC)[0].name, "ib0");
+}
+
+// A copy that is stopped where a page can't be written: what lies before has been copied by then.
+struct Watched {
+  static constexpr size_t kPage = 4096;
+  char* memory;  // two pages; the second can't be written at first
+  const char* from;
+  char* to;
+  bool stopped;
+  bool in_order;
+};
+Watched watched;
+
+void look_at_copy(int) {
+  const auto before = static_cast<size_t>(watched.memory + Watched::kPage - watched.to);
+  watched.in_order = std::memcmp(watched.to, watched.from, before) == 0;
+  watched.stopped = true;
+  ::mprotect(watched.memory + Watched::kPage, Watched::kPage, PROT_READ | PROT_WRITE);
+}
+
+TEST(staged_bytes_appear_in_order) {
+  watched.memory = static_cast<char*>(
+      ::mmap(nullptr, 2 * Watched::kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(watched.memory != MAP_FAILED);
+  struct sigaction mine = {}, before;
+  mine.sa_handler = look_at_copy;
+  CHECK_EQ(::sigaction(SIGSEGV, &mine, &before), 0);
+  const std::vector<uint8_t> data = pattern(600, 1);
+  for (size_t ahead = 2; ahead < 300; ahead += 7) {
+    for (size_t shift = 0; shift < 8; ++shift) {
+      watched.from = reinterpret_cast<const char*>(data.data()) + shift;
+      watched.to = watched.memory + Watched::kPage - ahead;
+      watched.stopped = watched.in_order = false;
+      std::memset(watched.memory, 0, 2 * Watched::kPage);
+      CHECK_EQ(::mprotect(watched.memory + Watched::kPage, Watched::kPage, PROT_READ), 0);
+      copy_in_order(watched.to, watched.from, 2 * ahead - 1);
+      EXPECT(std::memcmp(watched.to, watched.from, 2 * ahead - 1) == 0);
+      EXPECT(watched.stopped && watched.in_order);
+    }
+  }
+  CHECK_EQ(::sigaction(SIGSEGV, &before, nullptr), 0);
+  CHECK_EQ(::munmap(watched.memory, 2 * Watched::kPage), 0);
 }
 
 TEST(sizes_are_parsed) {

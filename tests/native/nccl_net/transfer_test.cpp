@@ -17,6 +17,9 @@ void transfer(const Pair& pair, size_t size, size_t spare) {
   std::vector<uint8_t> buffer(size + spare, 0xee);
   void* in = receive(pair, buffer.data(), buffer.size());
   void* out = send(pair, data.data(), data.size());
+  void* beside = nullptr;  // may be given back meanwhile
+  CHECK_EQ(net().reg_mr(pair.receiver, buffer.data() + buffer.size(), 4096, kPtrHost, &beside), kSuccess);
+  CHECK_EQ(net().dereg_mr(pair.receiver, beside), kSuccess);
   int sent = -1;
   int got = -1;
   bool sending = true;
