@@ -55,7 +55,7 @@ def test_environment_for_a_shell(quotes: str) -> None:
 
 def test_environment_as_a_document() -> None:
     found = json.loads(bagua("net", "env", "--output", "json", LD_LIBRARY_PATH="/x").stdout)
-    assert set(found) == {"NCCL_NET_PLUGIN", "NCCL_NET", "LD_LIBRARY_PATH"}
+    assert set(found) == {"NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "NCCL_NET", "LD_LIBRARY_PATH"}
     assert found["LD_LIBRARY_PATH"].endswith(":/x")
 
 
