@@ -7,21 +7,21 @@
 namespace bagua::device {
 
 Carried::Carried(Runtime* runtime, OperationTable* table, std::string members)
-    : runtime_(runtime),
-      table_(table),
-      members_(std::move(members)),
-      waits_(runtime->waits.add([this] { return look(); })) {}
+    : runtime_(runtime), table_(table), members_(std::move(members)) {
+  waits_ = runtime->waits.add([this] { return look(); });
+  round_ = runtime->rounds.add([this] { settle(); });
+}
 
 Carried::~Carried() {
-  runtime_->waits.remove(waits_);
+  static_cast<void>(clear());
 }
 
 Status Carried::begin(Operation* operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
   settle();
   if (operation->begun == nullptr) {
     if (Status status = runtime_->take_event(&operation->begun); !status) return status;
   }
+  std::lock_guard<std::mutex> lock(mutex_);
   queue_.push_back({operation, false, 0});
   return Status::ok();
 }
@@ -36,33 +36,50 @@ void Carried::enqueued(Operation* operation, bool ok) {
   table_->retire(operation);
 }
 
-// Under mutex_. Ends come in the order of operations.
+// Only settle() takes off what is enqueued.
+bool Carried::first(Entry* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (queue_.empty() || !queue_.front().enqueued) return false;
+  *out = queue_.front();
+  return true;
+}
+
+// Ends come in the order of operations. That one has begun CUDA says only when it is asked, too.
 void Carried::settle() {
+  const std::unique_lock<std::mutex> alone(settling_, std::try_to_lock);
+  if (!alone) return;
   const CudaRuntime& cuda = runtime_->libraries.cuda;
-  while (!queue_.empty() && queue_.front().enqueued &&
-         cuda.event_query(queue_.front().operation->end) != kCudaNotReady) {
-    table_->retire(queue_.front().operation);
-    queue_.pop_front();
+  Entry entry{};
+  while (first(&entry)) {
+    const bool over = cuda.event_query(entry.operation->end) != kCudaNotReady;
+    const bool begun = over || entry.begun_ns != 0 || cuda.event_query(entry.operation->begun) != kCudaNotReady;
+    if (over) entry.operation->seen_done(now_ns());
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (begun && entry.begun_ns == 0) queue_.front().begun_ns = now_ns();
+      if (over) queue_.pop_front();
+    }
+    if (!over) return;
+    table_->retire(entry.operation);
   }
 }
 
-void Carried::clear() {
+bool Carried::clear() {
+  if (waits_ != 0) runtime_->waits.remove(waits_);
+  waits_ = 0;
+  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
+  round_ = 0;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Entry& entry : queue_) table_->retire(entry.operation);
   queue_.clear();
+  return true;
 }
 
-// The first one holds up those behind it. CUDA says that it has begun only when it is asked, which the watcher does
-// every now and then.
+// The first one holds up those behind it.
 Waiting Carried::look() {
   std::lock_guard<std::mutex> lock(mutex_);
-  settle();
-  if (queue_.empty() || !queue_.front().enqueued) return {};
-  Entry& first = queue_.front();
-  if (first.begun_ns == 0 && runtime_->libraries.cuda.event_query(first.operation->begun) != kCudaNotReady) {
-    first.begun_ns = now_ns();
-  }
-  if (first.begun_ns == 0) return {};
+  if (queue_.empty() || queue_.front().begun_ns == 0) return {};
+  const Entry& first = queue_.front();
   int64_t awaited = 0;
   for (const Entry& entry : queue_) {
     const int64_t one = entry.operation->awaited_ns.load(std::memory_order_relaxed);

@@ -25,8 +25,8 @@ class Carried {
   Status begin(Operation* operation);
   // All of it has been enqueued: it is retired when it is over; at once where that has failed.
   void enqueued(Operation* operation, bool ok);
-  // Retires everything: the device has done it, or the leg has failed.
-  void clear();
+  // Retires everything: the device has done it, or the leg has failed. False: see Rounds::remove; nothing is retired.
+  bool clear();
 
  private:
   struct Entry {
@@ -35,16 +35,18 @@ class Carried {
     int64_t begun_ns;  // when it was seen that it had begun; 0: not yet
   };
   void settle();
+  bool first(Entry* out);
   Waiting look();
 
   Runtime* const runtime_;
   OperationTable* const table_;
   const std::string members_;
 
-  std::mutex mutex_;  // guards the next one
+  std::mutex settling_;  // one thread settles; held while CUDA is asked
+  std::mutex mutex_;     // guards the next one; never held while CUDA is asked, as Patience must not wait for that
   std::deque<Entry> queue_;
 
-  const uint64_t waits_;  // the last one made: from then on the watcher looks
+  uint64_t waits_ = 0, round_ = 0;  // constant until clear()
 };
 
 }  // namespace bagua::device

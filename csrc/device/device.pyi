@@ -91,12 +91,13 @@ class Leg:
         """Waits on the host (GIL released, signals honoured) until the operation is done. False: the timeout passed.
         Raises DeviceError if the leg has failed."""
     def times(self, ticket: int) -> tuple[int, int, int]:
-        """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known yet is 0. Measured on
-        the host: ``started`` when its input was ready (staged) or at the enqueuing, ``done`` when it was seen."""
+        """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known, yet or since the
+        ticket was released, is 0. Measured on the host: ``started`` when its input was ready (staged) or at the
+        enqueuing, ``done`` when it was first seen, which may be 100 ms after the truth."""
     def waiting(self) -> tuple[float, str]:
         """For how many seconds this rank has been waiting for others, at the longest, and what NCCL knows of it (the
         daemon says more: ``DescribeWaits``); 0 if for nobody. What counts: operations that have begun on the device
-        and that somebody waits for, and calls that wait."""
+        and that somebody waits for, calls that wait, and CUDA that does not answer. Calls no CUDA itself."""
     def transcode(
         self,
         codec: int,

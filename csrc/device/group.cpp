@@ -133,12 +133,12 @@ bool Group::close() {
   bool all = settled();
   hierarchical_.reset();
   for (auto& [key, lane] : lanes_) all = lane->close() && all;
+  all = carried_.clear() && all;
   if (!all) {
     for (auto& [key, lane] : lanes_) static_cast<void>(lane.release());  // CUDA may still use them
     static_cast<void>(flat_.release());
   }
   lanes_.clear();
-  carried_.clear();
   flat_.reset();
   HostError ignored;
   if (across_ != 0) static_cast<void>(runtime_->host.destroy_comm(runtime_->host.client, across_, &ignored));

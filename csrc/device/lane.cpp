@@ -43,6 +43,7 @@ Status Lane::open() {
   word_on_device_ = reinterpret_cast<DriverAddress>(address);
   listener_ = runtime_->failure.listen([this] { release_all(); });
   waits_ = runtime_->waits.add([this] { return look(); });
+  round_ = runtime_->rounds.add([this] { reap(); });
   thread_ = std::thread([this] { serve(); });
   return Status::ok();
 }
@@ -63,6 +64,7 @@ Status Lane::place(Operation* operation) {
 }
 
 Status Lane::submit(Operation* operation, CudaEvent begin) {
+  reap();
   if (Status status = place(operation); !status) return status;
   operation->lane = this;
   operation->stage = Operation::Stage::kCopying;
@@ -139,9 +141,13 @@ void Lane::leave(Operation* operation) {
   changed_.notify_all();
 }
 
-void Lane::release(uint32_t sequence) {
+// The daemon has ended the oldest one.
+void Lane::release(Operation* operation) {
   std::lock_guard<std::mutex> lock(queue_mutex_);
-  if (!runtime_->failure.failed()) word_->store(sequence);
+  queue_.pop_front();
+  landing_.push_back(operation);
+  progress_ns_ = now_ns();
+  if (!runtime_->failure.failed()) word_->store(operation->sequence);
   changed_.notify_all();
 }
 
@@ -158,11 +164,6 @@ bool Lane::next(Operation** operation) {
     return !queue_.empty() && queue_.front()->enqueued && queue_.front()->stage != Operation::Stage::kCopying;
   };
   const auto ready = [&] { return closing_ || runtime_->failure.failed() || left_device(); };
-  if (!ready() && !landing_.empty()) {
-    lock.unlock();
-    finish_copied(true);
-    lock.lock();
-  }
   changed_.wait(lock, ready);
   if (runtime_->failure.failed() || !left_device()) return false;
   *operation = queue_.front();
@@ -177,7 +178,6 @@ Status Lane::await_host(Operation* operation) {
 }
 
 void Lane::serve() {
-  if (Status status = runtime_->use_device(); !status) runtime_->failure.fail(status.message());
   Operation* operation = nullptr;
   while (next(&operation)) {
     if (Status status = await_host(operation); !status) {
@@ -185,35 +185,40 @@ void Lane::serve() {
       break;
     }
     runtime_->departures.back();
-    {
-      std::lock_guard<std::mutex> lock(queue_mutex_);
-      queue_.pop_front();
-      progress_ns_ = now_ns();
-      changed_.notify_all();
-    }
-    landing_.push_back(operation);
-    release(operation->sequence);
-    finish_copied(false);
+    release(operation);
   }
 }
 
-// Retires operations whose results have arrived; `all`: waits for them, unless the leg fails.
-void Lane::finish_copied(bool all) {
-  const CudaRuntime& cuda = runtime_->libraries.cuda;
-  while (!landing_.empty() && !runtime_->failure.failed()) {
-    Operation* const operation = landing_.front();
-    const CudaError code = all ? cuda.event_synchronize(operation->end) : cuda.event_query(operation->end);
+// Retires operations whose results have arrived, unless the leg has failed: what was set free may still write.
+void Lane::reap() {
+  const std::unique_lock<std::mutex> alone(reaping_, std::try_to_lock);
+  if (!alone) return;
+  while (!runtime_->failure.failed()) {
+    Operation* operation = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(queue_mutex_);
+      if (landing_.empty()) return;
+      operation = landing_.front();
+    }
+    const CudaError code = runtime_->libraries.cuda.event_query(operation->end);
     if (code == kCudaNotReady) return;
     if (Status status = runtime_->cuda(code, "an operation on the device"); !status) {
       runtime_->failure.fail(status.message());
       return;
     }
-    operation->done_ns.store(now_ns(), std::memory_order_relaxed);
-    landing_.pop_front();
-    runtime_->put_pinned(operation->memory);
-    operation->memory = {};
-    retire_(operation);
+    operation->seen_done(now_ns());
+    {
+      std::lock_guard<std::mutex> lock(queue_mutex_);
+      landing_.pop_front();
+    }
+    retire(operation);
   }
+}
+
+void Lane::retire(Operation* operation) {
+  runtime_->put_pinned(operation->memory);
+  operation->memory = {};
+  retire_(operation);
 }
 
 void Lane::wait_empty() {
@@ -262,15 +267,12 @@ bool Lane::close() {
   }
   if (listener_ != 0) runtime_->failure.forget(listener_);
   if (waits_ != 0) runtime_->waits.remove(waits_);
+  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
   if (!drained()) return false;
   runtime_->departures.forget(this);
   landing_.insert(landing_.end(), queue_.begin(), queue_.end());
   queue_.clear();
-  for (Operation* operation : landing_) {
-    runtime_->put_pinned(operation->memory);
-    operation->memory = {};
-    retire_(operation);
-  }
+  for (Operation* operation : landing_) retire(operation);
   landing_.clear();
   runtime_->put_pinned(word_memory_);
   word_memory_ = {};

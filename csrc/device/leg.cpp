@@ -109,7 +109,7 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
   auto group = std::make_unique<Group>(runtime_.get(), table_.get(), watcher_.get(), std::move(members));
   const Status status = group->open(forced_);
   if (!status) {
-    static_cast<void>(group->close());
+    if (!group->close()) leak(std::move(group));
     return status;
   }
   std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -145,7 +145,7 @@ Status Leg::destroy_comm(uint32_t comm) {
     groups_.erase(found);
   }
   OnDevice here(*runtime_);
-  if (!group->close()) static_cast<void>(group.release());
+  if (!group->close()) leak(std::move(group));
   if (Status status = runtime_->failure.status(); !status) return status;
   HostError error;
   return runtime_->host_status(runtime_->host.destroy_comm(runtime_->host.client, comm, &error), error);
@@ -206,13 +206,11 @@ Status Leg::find(uint64_t ticket, Operation** out) {
   return {Code::kInvalid, "ticket " + std::to_string(ticket) + " is unknown, or was released"};
 }
 
-// Sets done_ns when it is seen first.
 Status Leg::look(Operation* operation, bool* over) {
   const CudaError code = runtime_->libraries.cuda.event_query(operation->end);
   *over = code != kCudaNotReady;
   if (!*over) return Status::ok();
-  int64_t unknown = 0;
-  operation->done_ns.compare_exchange_strong(unknown, now_ns());
+  operation->seen_done(now_ns());
   return runtime_->cuda(code, "an operation on the device");
 }
 
@@ -264,8 +262,9 @@ Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::functio
 }
 
 Status Leg::times(uint64_t ticket, Times* out) {
-  Operation* operation = nullptr;
-  if (Status status = find(ticket, &operation); !status) return status;
+  *out = {};
+  Operation* const operation = table_->find(ticket);
+  if (operation == nullptr) return Status::ok();
   OnDevice here(*runtime_);
   bool over = false;
   if (Status status = look(operation, &over); !status) return status;
@@ -273,9 +272,9 @@ Status Leg::times(uint64_t ticket, Times* out) {
   return Status::ok();
 }
 
+// Calls no CUDA, which may hang where ranks don't come.
 Waiting Leg::waiting() {
   if (forked()) return {};
-  OnDevice here(*runtime_);
   return runtime_->waits.longest();
 }
 
@@ -306,10 +305,23 @@ bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups) {
   for (auto& [comm, group] : *groups) {
     if (group->close()) continue;
     all = false;
-    static_cast<void>(group.release());
+    leak(std::move(group));
   }
   groups->clear();
   return all;
+}
+
+// CUDA may still use what belongs to it, and the watcher what that refers to.
+void Leg::leak(std::unique_ptr<Group> group) {
+  static_cast<void>(group.release());
+  runtime_->stuck.store(true);
+}
+
+bool Leg::quiet(const std::map<uint32_t, std::unique_ptr<Group>>& groups) const {
+  if (groups.empty()) return true;
+  if (runtime_->rounds.hanging_since() != 0) return false;  // CUDA would not answer this thread, either
+  OnDevice here(*runtime_);
+  return std::all_of(groups.begin(), groups.end(), [](const auto& entry) { return entry.second->quiet(); });
 }
 
 void Leg::close() {
@@ -322,10 +334,12 @@ void Leg::close() {
     groups.swap(groups_);
   }
   // In good order if nothing is pending; else whatever is pending fails.
-  const bool quiet = std::all_of(groups.begin(), groups.end(), [](const auto& entry) { return entry.second->quiet(); });
-  if (quiet) leaked_ = !close_groups(&groups) || leaked_;
+  if (quiet(groups)) leaked_ = !close_groups(&groups) || leaked_;
   runtime_->failure.fail("the GPU leg was closed");
-  if (watcher_ != nullptr) watcher_->stop();
+  if (watcher_ != nullptr && !watcher_->stop()) {
+    for (auto& [comm, group] : groups) leak(std::move(group));
+    groups.clear();
+  }
   leaked_ = !close_groups(&groups) || leaked_ || runtime_->stuck.load();
 }
 

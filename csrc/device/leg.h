@@ -51,6 +51,7 @@ class Leg {
   void release(uint64_t ticket);
   // kTimeout: not by the deadline (< 0: none). kAborted: `interrupted` said so; it is asked now and then.
   Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
+  // Zeros for a ticket that was released.
   Status times(uint64_t ticket, Times* out);
   // What this rank has been waiting for longest.
   Waiting waiting();
@@ -72,6 +73,8 @@ class Leg {
   // Of another process: a child that this one forked has none of its threads, and must leave everything alone.
   bool forked() const;
   Status usable() const;
+  void leak(std::unique_ptr<Group> group);
+  bool quiet(const std::map<uint32_t, std::unique_ptr<Group>>& groups) const;
   bool close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups);
 
   const pid_t pid_;

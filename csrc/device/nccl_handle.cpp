@@ -1,6 +1,5 @@
 #include "device/nccl_handle.h"
 
-#include <poll.h>
 #include <sched.h>
 
 #include <chrono>
@@ -12,15 +11,19 @@ namespace bagua::device {
 
 namespace {
 
-constexpr int kEagerLooks = 200;  // at NCCL's state, before a look every millisecond
+constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long looks at NCCL's state come fast
+constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later ones
 constexpr int64_t kFinalizeNs = 10 * kNsPerS;
 constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10};
 
-void pause(int round) {
-  if (round < kEagerLooks) {
+// NCCL has no wait for its state. A group takes it some 100 us on a thread of its own, where it does not block; making
+// connections takes long.
+void pause(int64_t since_ns) {
+  const int64_t waited = now_ns() - since_ns;
+  if (waited < kEagerNs) {
     sched_yield();
   } else {
-    poll(nullptr, 0, 1);  // NCCL has no wait for its state
+    std::this_thread::sleep_for(waited < kSoonNs ? kSoon : kLate);
   }
 }
 
@@ -68,9 +71,10 @@ NcclResult NcclHandle::state_of(NcclComm comm) {
 Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
   if (code != kNcclInProgress) return runtime_->nccl(code, what);
   const Waits::Here waiting(&runtime_->waits, std::string("NCCL connects with other ranks, for ") + what + ".");
-  for (int round = 0; code == kNcclInProgress; ++round) {
+  const int64_t begin = now_ns();
+  while (code == kNcclInProgress) {
     if (runtime_->failure.failed()) return runtime_->failure.status();
-    pause(round);
+    pause(begin);
     code = state_of(comm);
   }
   return runtime_->nccl(code, what);
@@ -111,10 +115,10 @@ void NcclHandle::destroy() {
   }
   if (comm == nullptr) return;
   const Nccl& nccl = runtime_->libraries.nccl;
-  const int64_t deadline = now_ns() + kFinalizeNs;
+  const int64_t begin = now_ns(), deadline = begin + kFinalizeNs;
   NcclResult code = nccl.finalize(comm);
-  for (int round = 0; code == kNcclInProgress && now_ns() < deadline && !runtime_->failure.failed(); ++round) {
-    pause(round);
+  while (code == kNcclInProgress && now_ns() < deadline && !runtime_->failure.failed()) {
+    pause(begin);
     code = state_of(comm);
   }
   if (code == kNcclOk) {
@@ -124,6 +128,17 @@ void NcclHandle::destroy() {
   runtime_->counters.aborts.fetch_add(1);
   nccl.abort(comm);
 }
+
+namespace {
+// ncclCommAbort() raises its flags before it calls CUDA, which may wait for a thread that waits for NCCL's kernels: so
+// after a failure nothing is called before it. NCCL sets the device itself, and sets back this thread's, which is GPU 0
+// unless it is set here.
+void abort_one(const Runtime& runtime, NcclHandle* handle) {
+  if (runtime.failure.failed()) return handle->abort();
+  OnDevice here(runtime);
+  handle->abort();
+}
+}  // namespace
 
 void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles) {
   struct Left {
@@ -135,8 +150,7 @@ void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHand
   left->count = handles.size();
   for (const auto& handle : handles) {
     std::thread([runtime, handle, left] {
-      static_cast<void>(runtime->use_device());  // what is broken may be the device
-      handle->abort();
+      abort_one(*runtime, handle.get());
       std::lock_guard<std::mutex> lock(left->mutex);
       if (--left->count == 0) left->none.notify_all();
     }).detach();

@@ -29,6 +29,8 @@ struct Operation {
   CudaEvent end = nullptr;    // recorded behind the operation; constant while the ticket lives
   CudaEvent begun = nullptr;  // recorded where NCCL's work begins; made by Carried
 
+  // done_ns: when it was first seen that `end` had passed, by whoever asked. At most a round of the watcher (100 ms)
+  // after the truth, unless the context's lock held that up.
   std::atomic<int64_t> submitted_ns{0}, started_ns{0}, done_ns{0};
   std::atomic<int64_t> awaited_ns{0};  // since when somebody waits for it; 0: nobody does
 
@@ -47,6 +49,10 @@ struct Operation {
   bool retired = true;   // no lane needs it
   bool released = true;  // no caller needs it
 
+  void seen_done(int64_t now) {
+    int64_t unknown = 0;
+    done_ns.compare_exchange_strong(unknown, now);
+  }
   Kind kind() const { return static_cast<Kind>(descriptor.kind); }
   DType dtype() const { return static_cast<DType>(descriptor.dtype); }
   ReduceOp op() const { return static_cast<ReduceOp>(descriptor.op); }

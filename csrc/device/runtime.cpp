@@ -52,6 +52,11 @@ Runtime::Runtime(const HostApi& host_api, int ordinal, const std::string& kernel
 
 Runtime::~Runtime() {
   if (!libraries.has_cuda()) return;
+  give_back();
+  if (context_ != nullptr) libraries.driver.release(handle_);
+}
+
+void Runtime::give_back() {
   OnDevice here(*this);
   for (CudaEvent event : events_) libraries.cuda.event_destroy(event);
   for (const Spare& spare : spares_) libraries.cuda.release(spare.data);
@@ -70,6 +75,7 @@ Status Runtime::open() {
     return {Code::kUnavailable, "the CUDA runtime can't be used: " + libraries.why_not.at("cudart") +
                                     ". BAGUA_DEVICE_CUDART names the file (libcudart.so.12 or .13) if it is elsewhere"};
   }
+  if (Status status = retain(); !status) return status;
   OnDevice here(*this);
   if (!here.status()) return here.status();
   if (Status status = cuda(libraries.cuda.priority_range(&least_, &greatest_), "asking for stream priorities");
@@ -78,6 +84,18 @@ Status Runtime::open() {
   }
   if (Status status = try_wait_value(); !status) no_wait_value_ = status.message();
   return Status::ok();
+}
+
+// The context that the runtime's own functions use on the device, too.
+Status Runtime::retain() {
+  const CudaDriver& driver = libraries.driver;
+  if (!libraries.has_wait_value()) return Status::ok();
+  CudaContext made = nullptr;
+  Status status = cuda(driver.init(0), "opening the driver");
+  if (status) status = cuda(driver.device(&handle_, device), "looking for the device");
+  if (status) status = cuda(driver.retain(&made, handle_), "making a context");
+  if (status) context_ = made;
+  return status;
 }
 
 // By a wait that is over: drivers say only so whether a device and a system have it.
@@ -98,12 +116,6 @@ Status Runtime::try_wait_value() {
   if (stream != nullptr) libraries.cuda.stream_destroy(stream);
   put_pinned(word);
   return status;
-}
-
-Status Runtime::use_device() const {
-  int mode = kCaptureRelaxed;
-  libraries.cuda.capture_mode(&mode);
-  return cuda(libraries.cuda.set_device(device), "choosing the device");
 }
 
 Status Runtime::cuda(CudaError code, const char* what) const {
@@ -226,18 +238,24 @@ void Runtime::keep(void* data, uint64_t bytes) {
 
 OnDevice::OnDevice(const Runtime& runtime) : runtime_(runtime) {
   const CudaRuntime& cuda = runtime.libraries.cuda;
-  cuda.capture_mode(&mode_);
-  status_ = runtime.cuda(cuda.get_device(&before_), "asking for the current device");
-  if (!status_) return;
-  if (before_ == runtime.device) {
-    before_ = -1;
+  if (runtime.context() != nullptr) {
+    status_ = runtime.cuda(runtime.libraries.driver.push(runtime.context()), "choosing the device");
+    pushed_ = status_.is_ok();
   } else {
-    status_ = runtime.cuda(cuda.set_device(runtime.device), "choosing the device");
+    status_ = runtime.cuda(cuda.get_device(&before_), "asking for the current device");
+    if (status_ && before_ != runtime.device) {
+      status_ = runtime.cuda(cuda.set_device(runtime.device), "choosing the device");
+    } else {
+      before_ = -1;
+    }
   }
+  cuda.capture_mode(&mode_);
 }
 
 OnDevice::~OnDevice() {
   runtime_.libraries.cuda.capture_mode(&mode_);
+  CudaContext ours = nullptr;
+  if (pushed_) runtime_.libraries.driver.pop(&ours);
   if (before_ >= 0) runtime_.libraries.cuda.set_device(before_);
 }
 

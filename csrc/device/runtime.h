@@ -1,10 +1,14 @@
 // What all parts of a leg share: libraries, the rank's channel, the first failure, events, pinned memory, counters.
 //
 // Thread safety: everything here may be used from any thread. Lock order of the leg, outermost first:
-//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_ -> Waits::mutex_ -> Carried::mutex_ -> Departures::mutex_ ->
-//   Failure::mutex_ -> Lane::queue_mutex_, OperationTable::mutex_ and the other mutexes of this file (each alone).
+//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_, Lane::reaping_, Carried::settling_ -> Waits::mutex_ ->
+//   Carried::mutex_ -> Departures::mutex_ -> Failure::mutex_ -> Lane::queue_mutex_, OperationTable::mutex_ and the
+//   other mutexes of this file (each alone).
 // CUDA may call a host function on a thread of its own while it holds up whoever enqueues work. So no mutex that a
 // host function takes (Departures::mutex_, Failure::mutex_, Lane::queue_mutex_) is held while calling CUDA.
+// A call of CUDA may wait for another thread's, and that for work of the device which waits for other ranks. So those
+// who end such waits call none: the threads of lanes, the watcher's thread that aborts, listeners to the failure; and
+// so does `waiting`, with Waits::mutex_ and Carried::mutex_, which tells how long that has taken.
 #pragma once
 
 #include <atomic>
@@ -19,6 +23,7 @@
 #include "channel/host_api.h"
 #include "device/api/libraries.h"
 #include "device/departures.h"
+#include "device/rounds.h"
 #include "device/waits.h"
 
 namespace bagua::device {
@@ -70,8 +75,6 @@ class Runtime {
 
   // kUnavailable with what is missing; makes nothing yet.
   Status open();
-  // For threads of the leg's own, which have no device to return to.
-  Status use_device() const;
 
   Status cuda(CudaError code, const char* what) const;
   Status nccl(NcclResult code, const char* what) const;
@@ -98,16 +101,23 @@ class Runtime {
 
   const HostApi host;
   const int device;
+  // Of the device; nullptr where there is no driver's library.
+  CudaContext context() const { return context_; }
   const Libraries libraries;
   Failure failure;
   Waits waits;
+  Rounds rounds;
   Departures departures;
   LegCounters counters;
   std::atomic<bool> stuck{false};  // a library did not come back: what belongs to it stays until the process ends
 
  private:
+  Status retain();
+  void give_back();
   Status try_wait_value();
 
+  int handle_ = 0;  // the driver's, of the device; constant after open(), as is the next one
+  CudaContext context_ = nullptr;
   int least_ = 0, greatest_ = 0;  // priorities of streams; constant after open(), as is the next one
   std::string no_wait_value_;
 
@@ -125,7 +135,8 @@ class Runtime {
 };
 
 // The device of this thread is the leg's as long as it lives, and what it asks of CUDA spoils no capture of a graph
-// that goes on elsewhere.
+// that goes on elsewhere. By the driver's stack of contexts: cudaSetDevice() would make a context on the device that it
+// goes back to, hundreds of MB on GPU 0 for every rank of the host.
 class OnDevice {
  public:
   explicit OnDevice(const Runtime& runtime);
@@ -136,6 +147,7 @@ class OnDevice {
 
  private:
   const Runtime& runtime_;
+  bool pushed_ = false;
   int before_ = -1;
   int mode_ = kCaptureRelaxed;
   Status status_;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from bagua.torch_api.device import connection, seam
+from bagua.torch_api.device.steps import DeviceSteps
 from bagua.torch_api.session import SUBGROUPS
 
 
@@ -35,6 +37,56 @@ def test_a_place_keeps_its_memory() -> None:
     del place
     gc.collect()
     assert alive() is None
+
+
+class TicketLeg:
+    """Tickets of a leg: times of one that was released are zeros (see device.pyi)."""
+
+    def __init__(self) -> None:
+        self.released: set[int] = set()
+
+    def wait(self, ticket: int, stream: int) -> None:
+        pass
+
+    def release(self, ticket: int) -> None:
+        self.released.add(ticket)
+
+    def times(self, ticket: int) -> tuple[int, int, int]:
+        return (0, 0, 0) if ticket in self.released else (ticket, ticket + 1, ticket + 2)
+
+
+class PassedMoment:
+    def passed(self) -> bool:
+        return True
+
+    def await_on_host(self) -> None:
+        pass
+
+    def nanoseconds(self) -> int:
+        return 10
+
+
+def test_steps_whose_tickets_were_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that stays open while many other operations are waited for is counted without their times."""
+    counted: list[list[tuple[int, int, int]]] = []
+
+    class Recorder:
+        def add_step(self, operations: list[tuple[int, int, int]], begin: int, end: int) -> None:
+            counted.append(operations)
+
+    monkeypatch.setattr(connection, "KEPT_TICKETS", 3)
+    device: Any = connection.DeviceConnection.__new__(connection.DeviceConnection)
+    device.index, device._leg, device._error = 0, TicketLeg(), RuntimeError
+    device._cuda = type("NoCuda", (), {"stream": lambda self, index: 0})()
+    device._waited, device._in_use = deque(), {}
+    recorder: Any = Recorder()
+    steps = DeviceSteps(recorder, device._times)
+    operations = [device.wait(ticket) for ticket in (1, 2)]
+    for ticket in range(3, 6):
+        device.wait(ticket)
+    steps.add(operations, PassedMoment(), PassedMoment())
+    steps.add([device.wait(6)], PassedMoment(), PassedMoment())
+    assert counted == [[], [(6, 7, 10)]]
 
 
 class FakeEvent:

@@ -36,7 +36,7 @@ DEVICE = -1
 """First number of a ``Place`` in device memory; the second one is the address."""
 TWINS = 1 << 22
 DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
-KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times may be asked
+KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times are known
 KERNELS = "BAGUA_DEVICE_KERNELS"
 
 

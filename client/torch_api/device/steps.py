@@ -23,7 +23,7 @@ class DeviceSteps:
     """What ``StatisticsRecorder.add_step`` is told, somewhat later."""
 
     def __init__(self, recorder: StatisticsRecorder, times: Callable[[int], Times]) -> None:
-        """``times``: those of a ticket; 0 for what is not known yet."""
+        """``times``: those of a ticket; 0 for what is not known, yet or any more."""
         self._recorder = recorder
         self._times = times
         self._open: deque[_Step] = deque(maxlen=LONGEST)
@@ -45,5 +45,6 @@ class DeviceSteps:
             self._open.popleft()
             begin, end = step.begin.nanoseconds(), step.end.nanoseconds()
             known = [self._times(operation[0]) for operation in step.operations]
+            # Those of which nothing is known were released: a step that stayed open while many others were waited for.
             # The host sees late that an operation is over: this step's all were when its stream went on.
             self._recorder.add_step([(times[0], times[1], end) for times in known if times[1]], begin, end)

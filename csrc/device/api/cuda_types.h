@@ -12,6 +12,7 @@ using CudaStream = void*;  // cudaStream_t, CUstream
 using CudaEvent = void*;   // cudaEvent_t
 using CudaHostFunction = void (*)(void*);
 using DriverAddress = unsigned long long;  // CUdeviceptr
+using CudaContext = void*;                 // CUcontext
 
 constexpr CudaError kCudaOk = 0;
 constexpr CudaError kCudaNotReady = 600;
@@ -53,6 +54,12 @@ struct CudaRuntime {
 };
 
 struct CudaDriver {
+  CudaError (*init)(unsigned flags);
+  CudaError (*device)(int* handle, int ordinal);
+  CudaError (*retain)(CudaContext*, int handle);
+  CudaError (*release)(int handle);
+  CudaError (*push)(CudaContext);
+  CudaError (*pop)(CudaContext*);
   CudaError (*wait_value)(CudaStream, DriverAddress, uint32_t value, unsigned flags);
 };
 

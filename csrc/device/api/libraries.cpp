@@ -52,6 +52,12 @@ void fill_cuda(Filler* f, CudaRuntime* t) {
 
 // The first form of cuStreamWaitValue32 had to be allowed by a module parameter; _v2 is the one in use.
 void fill_driver(Filler* f, CudaDriver* t) {
+  f->need(&t->init, {"cuInit"});
+  f->need(&t->device, {"cuDeviceGet"});
+  f->need(&t->retain, {"cuDevicePrimaryCtxRetain"});
+  f->need(&t->release, {"cuDevicePrimaryCtxRelease_v2"});
+  f->need(&t->push, {"cuCtxPushCurrent_v2"});
+  f->need(&t->pop, {"cuCtxPopCurrent_v2"});
   f->need(&t->wait_value, {"cuStreamWaitValue32_v2"});
 }
 

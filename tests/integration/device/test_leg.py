@@ -75,6 +75,13 @@ def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts:
         assert result["result"]["made"][-1][0] <= 2 * 4 + 2, result["result"]["made"]
 
 
+def test_groups_that_take_a_moment(make_job: Callable[..., Any]) -> None:
+    """Whoever submits waits hardly longer than NCCL takes to enqueue a group on a thread of its own: looks come more
+    often than every millisecond."""
+    for result in make_job([[0, 1]]).run("streams.quick_groups").values():
+        assert result["result"] > 12
+
+
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])
 def test_communicators_leave_nothing(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     for result in make_job(hosts).run("routes.communicators", route=route, rounds=6).values():

@@ -70,6 +70,21 @@ def test_an_error_of_the_device_is_noticed(make_job: Callable[..., Any], route: 
         assert "CUDA error 700" in result["result"]["said"]
 
 
+def test_close_has_a_limit(make_job: Callable[..., Any]) -> None:
+    """Where the device does not end what it began, ``close`` comes back all the same, and leaves everything to it."""
+    job = make_job([[0, 1]])
+    job.start("endings.device_that_stops")
+    job.lines()
+    job.go_on(1)
+    assert job.line(1) == {"ready": True}  # so the result is there for rank 0, too
+    job.go_on(0)
+    result = job.line(0)
+    assert "raised" not in result, result
+    assert 5 < result["result"]["took"] < 30
+    job.go_on(1)
+    assert "raised" not in job.line(1)
+
+
 def test_a_daemon_that_dies_frees_its_ranks(make_job: Callable[..., Any]) -> None:
     job = make_job([[0, 1]])
     job.start("endings.lost", route="staged", hang=False)

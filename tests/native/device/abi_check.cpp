@@ -61,6 +61,12 @@ static_assert(Same<decltype(CudaRuntime::event_record), cudaError_t (*)(cudaEven
 static_assert(Same<decltype(CudaRuntime::host_register), cudaError_t (*)(void*, size_t, unsigned)>::value);
 static_assert(Same<decltype(CudaRuntime::host_address), cudaError_t (*)(void**, void*, unsigned)>::value);
 static_assert(Same<decltype(CudaRuntime::allocate), cudaError_t (*)(void**, size_t)>::value);
+SAME(CudaDriver, init, cuInit);
+SAME(CudaDriver, device, cuDeviceGet);
+SAME(CudaDriver, retain, cuDevicePrimaryCtxRetain);
+SAME(CudaDriver, release, cuDevicePrimaryCtxRelease);
+SAME(CudaDriver, push, cuCtxPushCurrent);
+SAME(CudaDriver, pop, cuCtxPopCurrent);
 static_assert(Same<decltype(CudaDriver::wait_value), CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned)>::value);
 static_assert(cudaSuccess == kCudaOk && cudaErrorNotReady == kCudaNotReady);
 static_assert(cudaMemcpyHostToDevice == kHostToDevice && cudaMemcpyDeviceToHost == kDeviceToHost &&

@@ -22,6 +22,12 @@ void fake_cuda_copy_slowly(void* stream, float* dst, const float* src, uint64_t 
 /* The stream stands still until *word is not 0. */
 void fake_cuda_gate(void* stream, const volatile uint32_t* word);
 
+/* As a call does that waits for a stream with the context's lock (a first launch of a kernel, a copy to memory that is
+ * not pinned): whatever else uses this thread's device waits meanwhile. 0: the stream was not idle within 5 s. */
+int fake_cuda_drain_with_the_lock(void* stream);
+/* Streams of a device stand still, and all questions are answered: "not ready". */
+void fake_cuda_stall(int device, int on);
+
 /* From now on, synchronisation by this thread is counted. */
 void fake_cuda_watch_this_thread(void);
 /* Before the end, where waiting is allowed. */
@@ -35,8 +41,9 @@ uint64_t fake_cuda_streams(void);
 uint64_t fake_cuda_events(void);
 uint64_t fake_cuda_allocated(void);
 uint64_t fake_cuda_registered(void);
-/* A bit for each device that somebody has used. */
+/* A bit for each device that has a context. Since CUDA 12 cudaSetDevice() makes one. */
 uint64_t fake_cuda_contexts(void);
+void fake_cuda_forget_contexts(void);
 /* What cudaStreamIsCapturing says. Meanwhile, calls that spoil a capture are misuse. */
 void fake_cuda_set_capturing(void* stream, int status);
 /* Every call fails with this code from now on; 0: none does. */

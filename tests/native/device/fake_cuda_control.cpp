@@ -35,6 +35,30 @@ FAKE void fake_cuda_gate(void* handle, const volatile uint32_t* word) {
     while (shared->load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   });
 }
+FAKE int fake_cuda_drain_with_the_lock(void* handle) {
+  Stream* const stream = stream_of(handle, "fake_cuda_drain_with_the_lock");
+  if (stream == nullptr) return 0;
+  World& w = world();
+  {
+    std::lock_guard<std::mutex> lock(w.lock_mutex);
+    w.holders[stream->device] = std::this_thread::get_id();
+  }
+  bool idle = false;
+  {
+    std::unique_lock<std::mutex> lock(stream->mutex);
+    const uint64_t until = stream->pushed;
+    idle = stream->changed.wait_for(lock, std::chrono::seconds(5), [&] { return stream->done >= until; });
+  }
+  std::lock_guard<std::mutex> lock(w.lock_mutex);
+  w.holders.erase(stream->device);
+  w.lock_changed.notify_all();
+  return idle ? 1 : 0;
+}
+FAKE void fake_cuda_stall(int device, int on) {
+  const uint64_t bit = uint64_t{1} << device;
+  if (on != 0) world().stalled |= bit;
+  if (on == 0) world().stalled &= ~bit;
+}
 FAKE void fake_cuda_watch_this_thread(void) {
   this_thread().watched = true;
 }
@@ -72,6 +96,10 @@ FAKE uint64_t fake_cuda_registered(void) {
 FAKE uint64_t fake_cuda_contexts(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().contexts;
+}
+FAKE void fake_cuda_forget_contexts(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  world().contexts = 0;
 }
 FAKE void fake_cuda_set_capturing(void* handle, int status) {
   Stream* const stream = stream_of(handle, "fake_cuda_set_capturing");

@@ -63,7 +63,7 @@ FAKE int cudaGetDevice(int* device) {
 }
 FAKE int cudaSetDevice(int device) {
   this_thread().current_device = device;
-  return entered("cudaSetDevice");
+  return used("cudaSetDevice");
 }
 FAKE int cudaDeviceGetPCIBusId(char* out, int length, int device) {
   write_bus_id(out, length, device);
@@ -179,11 +179,12 @@ FAKE int cudaEventRecord(void* handle, void* stream_handle) {
   return kOk;
 }
 FAKE int cudaEventQuery(void* handle) {
-  if (const int code = unsafe("cudaEventQuery")) return code;
+  const int code = unsafe("cudaEventQuery");
   Event* const event = event_of(handle, "cudaEventQuery");
   if (event == nullptr) return kBadHandle;
   const auto moment = event->moment();
-  return moment == nullptr || moment->passed() ? kOk : kNotReady;
+  if (moment == nullptr) return kOk;  // it knows of no device that could be broken
+  return code != kOk ? code : moment->passed() ? kOk : kNotReady;
 }
 FAKE int cudaEventSynchronize(void* handle) {
   if (const int code = unsafe("cudaEventSynchronize")) return code;
@@ -203,10 +204,53 @@ FAKE int cudaLaunchHostFunc(void* handle, void (*function)(void*), void* context
 FAKE const char* cudaGetErrorString(int code) {
   return code == kInvalid ? "invalid argument" : code == kBadHandle ? "invalid resource handle" : "fake error";
 }
+// A context of the driver is the number of its device, and 1.
+FAKE int cuInit(unsigned) {
+  return entered("cuInit");
+}
+FAKE int cuDeviceGet(int* handle, int ordinal) {
+  *handle = ordinal;
+  return entered("cuDeviceGet");
+}
+FAKE int cuDevicePrimaryCtxRetain(void** context, int handle) {
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(handle) + 1);
+  std::lock_guard<std::mutex> lock(world().mutex);
+  world().contexts |= uint64_t{1} << handle;
+  ++world().retained;
+  return world().broken;
+}
+FAKE int cuDevicePrimaryCtxRelease_v2(int) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  if (world().retained-- == 0 && world().misuses++ == 0) world().first_misuse = "a context that was not retained";
+  return world().broken;
+}
+FAKE int cuCtxPushCurrent_v2(void* context) {
+  Thread& t = this_thread();
+  if (t.depth == 8) {
+    misuse("cuCtxPushCurrent_v2 without cuCtxPopCurrent_v2");
+    return kInvalid;
+  }
+  t.pushed[t.depth++] = {t.current_device, t.has_context};
+  t.current_device = static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+  t.has_context = true;
+  return entered("cuCtxPushCurrent_v2");
+}
+FAKE int cuCtxPopCurrent_v2(void** context) {
+  Thread& t = this_thread();
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(t.current_device) + 1);
+  if (t.depth == 0) {
+    misuse("cuCtxPopCurrent_v2 without cuCtxPushCurrent_v2");
+    return kInvalid;
+  }
+  const Thread::Before before = t.pushed[--t.depth];
+  t.current_device = before.device;
+  t.has_context = before.has_context;
+  return entered("cuCtxPopCurrent_v2");
+}
 // The hardware looks at the word again and again, and so does this.
 FAKE int cuStreamWaitValue32_v2(void* handle, unsigned long long address, uint32_t value, unsigned flags) {
-  if (const int code = entered("cuStreamWaitValue32_v2")) return code;
   if (!this_thread().has_context) misuse("a function of the driver on a thread without context");
+  if (const int code = used("cuStreamWaitValue32_v2")) return code;
   if (address % 4 != 0) return kInvalid;
   Stream* const stream = stream_of(handle, "cuStreamWaitValue32_v2");
   if (stream == nullptr || flags != 0) return kInvalid;

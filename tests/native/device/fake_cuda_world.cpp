@@ -1,6 +1,6 @@
 #include "fake_cuda_world.h"
 
-#include <thread>
+#include <chrono>
 #include <utility>
 
 namespace fake_cuda {
@@ -27,10 +27,18 @@ int entered(const char* function) {
 }
 
 int used(const char* function) {
+  const int device = this_thread().current_device;
   this_thread().has_context = true;
   {
     std::lock_guard<std::mutex> lock(world().mutex);
-    world().contexts |= uint64_t{1} << this_thread().current_device;
+    world().contexts |= uint64_t{1} << device;
+  }
+  {
+    std::unique_lock<std::mutex> lock(world().lock_mutex);
+    world().lock_changed.wait(lock, [device] {
+      const auto found = world().holders.find(device);
+      return found == world().holders.end() || found->second == std::this_thread::get_id();
+    });
   }
   return entered(function);
 }
@@ -96,6 +104,7 @@ void push(Stream* stream, std::function<void()> work) {
   }
   std::lock_guard<std::mutex> lock(stream->queue->mutex);
   stream->queue->work.push_back([stream, work = std::move(work)] {
+    while ((world().stalled >> stream->device & 1) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     work();
     std::lock_guard<std::mutex> inner(stream->mutex);
     ++stream->done;

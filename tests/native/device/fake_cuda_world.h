@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #define FAKE extern "C" __attribute__((visibility("default")))
 
@@ -78,10 +79,15 @@ struct World {
   std::map<void*, size_t> allocated;
   std::multimap<const char*, size_t> copying;  // host memory that copies in flight use
   std::string first_misuse;
-  uint64_t misuses = 0, synchronisations = 0, contexts = 0;
+  uint64_t misuses = 0, synchronisations = 0, contexts = 0, retained = 0;
   std::atomic<int> broken{0}, capturing{0};
   std::map<int, Stream*> null_streams;  // of every device
-  std::map<int, Queue*> shared;         // by priority
+  std::atomic<uint64_t> stalled{0};     // a bit for each device
+
+  std::mutex lock_mutex;  // guards the next two
+  std::condition_variable lock_changed;
+  std::map<int, std::thread::id> holders;  // who holds the lock of a device's context
+  std::map<int, Queue*> shared;            // by priority
 
   std::mutex host_mutex;
   std::condition_variable host_changed;
@@ -96,6 +102,12 @@ struct Thread {
   bool watched = false;  // its synchronisations are counted
   bool has_context = false;
   int current_device = 0;
+  struct Before {
+    int device;
+    bool has_context;
+  };
+  Before pushed[8] = {};
+  int depth = 0;         // of the driver's stack of contexts
   int capture_mode = 0;  // 0: cudaStreamCaptureModeGlobal, 2: ...Relaxed
 };
 
@@ -105,7 +117,7 @@ void misuse(const std::string& what);
 
 // Every function of CUDA begins with one of these, which returns the error that all calls have, or kOk.
 int entered(const char* function);
-// A call that makes a context on the thread's device.
+// A call that makes a context on the thread's device, and waits for its lock.
 int used(const char* function);
 // One that spoils a capture anywhere in the process, unless the thread has said that it knows what it does.
 int unsafe(const char* function);

@@ -35,6 +35,8 @@ struct Comm {
   std::atomic<bool> aborted{false}, busy{false};
   std::atomic<int> error{kOk}, users{0}, pending{0};
   bool connected = false, finalized = false;
+  std::chrono::steady_clock::time_point half;  // of the time that a group takes
+  uint64_t looks = 0;                          // since then
   uint64_t sequence = 0;
   fake::Links links;
 };
@@ -65,6 +67,8 @@ struct World {
   uint64_t aborted = 0, misuses = 0, operations = 0;
   std::string first_misuse;
   std::atomic<bool> hang{false};
+  std::atomic<uint32_t> group_us{0};
+  std::atomic<uint64_t> most_looks{0};
 };
 World& world() {
   static World* const made = new World;
@@ -218,12 +222,15 @@ int enqueue(Comm* comm, void* stream, std::vector<Call> calls) {
 
 // The first group of a communicator makes connections: in the background, and what it enqueues is not there before.
 int launch(Comm* comm, void* stream, std::vector<Call> calls) {
-  if (comm->connected) return enqueue(comm, stream, std::move(calls));
+  const std::chrono::microseconds takes = comm->connected ? std::chrono::microseconds(world().group_us) : kConnecting;
+  if (takes.count() == 0) return enqueue(comm, stream, std::move(calls));
+  if (comm->connected) comm->half = std::chrono::steady_clock::now() + takes / 2;
+  comm->looks = 0;
   comm->connected = true;
   comm->busy = true;
   comm->pending.fetch_add(1);
-  std::thread([comm, stream, calls = std::move(calls)] {
-    std::this_thread::sleep_for(kConnecting);
+  std::thread([comm, stream, takes, calls = std::move(calls)] {
+    std::this_thread::sleep_for(takes);
     if (!comm->aborted) enqueue(comm, stream, calls);
     comm->busy = false;
     comm->pending.fetch_sub(1);
@@ -377,6 +384,8 @@ FAKE int ncclCommGetAsyncError(void* handle, int* error) {
   Comm* const comm = static_cast<Comm*>(handle);
   if (comm->users.fetch_add(1) != 0) misuse("two threads use one communicator at once");
   *error = comm->busy ? kInProgress : comm->error.load();
+  if (world().group_us != 0 && *error == kInProgress && std::chrono::steady_clock::now() > comm->half) ++comm->looks;
+  if (comm->looks > world().most_looks) world().most_looks = comm->looks;
   comm->users.fetch_sub(1);
   return kOk;
 }
@@ -458,6 +467,12 @@ FAKE uint64_t fake_nccl_misuses(void) {
 FAKE const char* fake_nccl_first_misuse(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().first_misuse.c_str();
+}
+FAKE void fake_nccl_take_time(uint32_t microseconds) {
+  world().group_us = microseconds;
+}
+FAKE uint64_t fake_nccl_most_looks(void) {
+  return world().most_looks;
 }
 FAKE void fake_nccl_hang(int on) {
   world().hang = on != 0;

@@ -90,8 +90,11 @@ class User {
     for (const float value : data) CHECK_EQ(value, static_cast<float>(ranks_ * (ranks_ + 1) / 2));
   }
 
+  bool drain_with_the_lock() { return fake<int(void*)>("fake_cuda_drain_with_the_lock")(stream_) != 0; }
+
   Leg& leg() { return *leg_; }
   int ranks() const { return ranks_; }
+  void* stream() const { return stream_; }
 
  private:
   const int rank_;
@@ -256,6 +259,141 @@ TEST(aborted_hierarchical) {
 }
 TEST(aborted_while_nccl_hangs) {
   end_by_abort("flat", kOneHost, true);
+}
+
+// A call of the rank's holds the context's lock until its stream has both results. So nobody may call CUDA between
+// them.
+TEST(results_while_a_call_holds_the_context) {
+  Job job(kOneHost);
+  std::atomic<bool> holding{false};
+  job.each([&](Rank& rank) {
+    User user(&rank, kOneHost, "staged");
+    user.all_reduce(1000);
+    std::vector<float> first(1000, 1.0f), second(1000, 1.0f);
+    while (rank.rank() == 1 && !holding) usleep(1000);
+    if (rank.rank() == 1) usleep(50'000);
+    const uint64_t tickets[] = {user.start(Kind::kAllReduce, first.data(), 1000),
+                                user.start(Kind::kAllReduce, second.data(), 1000)};
+    for (const uint64_t ticket : tickets) CHECK_OK(user.leg().wait(ticket, user.stream()));
+    if (rank.rank() == 0) holding = true;
+    EXPECT(user.drain_with_the_lock());
+    EXPECT_EQ(second[999], 2.0f);
+  });
+  no_misuse();
+}
+
+// One holds the context's lock until its stream is idle, which stands behind a kernel of NCCL that only an abort ends.
+TEST(aborted_while_a_call_holds_the_context) {
+  Job job(kOneHost);
+  std::atomic<int> holding{0};
+  job.each([&](Rank& rank) {
+    User user(&rank, kOneHost, "flat");
+    std::vector<float> data(1000, 1.0f);
+    user.all_reduce(1000);
+    fake_nccl<void(int)>("fake_nccl_hang")(1);
+    CHECK_OK(user.leg().wait(user.start(Kind::kAllReduce, data.data(), 1000), user.stream()));
+    Threads aborting;
+    if (rank.rank() == 0) {
+      aborting.start([&] {
+        while (holding < 2) usleep(1000);
+        // The watcher looks, and hangs; that is known to whoever asks.
+        const int64_t deadline = now_ns() + 4 * kNsPerS;
+        while (user.leg().waiting().since_ns == 0 && now_ns() < deadline) usleep(1000);
+        EXPECT(now_ns() < deadline);
+        job.engine(0).abort("the moon fell");
+      });
+    }
+    ++holding;
+    EXPECT(user.drain_with_the_lock());
+    while (user.leg().error().empty()) usleep(1000);
+    user.leg().close();
+  });
+  fake_nccl<void(int)>("fake_nccl_hang")(0);
+  no_misuse();
+}
+
+// `close` asks CUDA nothing before it has aborted.
+TEST(closed_while_a_call_holds_the_context) {
+  Job job(kOneHost);
+  job.each([&](Rank& rank) {
+    User user(&rank, kOneHost, "flat");
+    std::vector<float> data(1000, 1.0f);
+    user.all_reduce(1000);
+    fake_nccl<void(int)>("fake_nccl_hang")(1);
+    CHECK_OK(user.leg().wait(user.start(Kind::kAllReduce, data.data(), 1000), user.stream()));
+    Threads holding;
+    holding.start([&] { EXPECT(user.drain_with_the_lock()); });
+    while (user.leg().waiting().since_ns == 0) usleep(1000);
+    usleep(1'500'000);
+    user.leg().close();
+    holding.join();
+  });
+  fake_nccl<void(int)>("fake_nccl_hang")(0);
+  no_misuse();
+}
+
+// From threads that have no device, and go back to none.
+void contexts_on_the_own_device(const char* route) {
+  Job job(kOneHost);
+  fake<void()>("fake_cuda_forget_contexts")();
+  job.each([&](Rank& rank) {
+    std::unique_ptr<Leg> leg;
+    LegOptions options;
+    options.me = rank.rank();
+    options.device = 4 + rank.rank();
+    options.hosts = kOneHost;
+    options.route = route;
+    CHECK_OK(Leg::create(host_api(&rank.client()), options, &leg));
+    std::vector<float> data(1000, 1.0f);
+    Descriptor d{};
+    d.kind = static_cast<uint8_t>(Kind::kAllReduce);
+    d.count = data.size();
+    d.root = -1;
+    uint64_t ticket = 0;
+    CHECK_OK(leg->submit(d, data.data(), data.data(), nullptr, &ticket));
+    CHECK_OK(leg->wait(ticket, nullptr));
+    static_cast<void>(leg->waiting());
+    CHECK_OK(leg->synchronize(ticket, -1, {}));
+    leg->close();
+  });
+  EXPECT_EQ(fake<uint64_t()>("fake_cuda_contexts")(), 0x30u);
+  no_misuse();
+}
+
+TEST(contexts_staged) {
+  contexts_on_the_own_device("staged");
+}
+TEST(contexts_flat) {
+  contexts_on_the_own_device("flat");
+}
+
+// Whoever asks late learns when it was over, but for a round of the watcher; and nothing of what was released.
+void asked_late(const char* route) {
+  Job job(kOneHost);
+  job.each([route](Rank& rank) {
+    User user(&rank, kOneHost, route);
+    std::vector<float> data(1000, 1.0f);
+    const uint64_t ticket = user.start(Kind::kAllReduce, data.data(), data.size());
+    CHECK_OK(user.leg().wait(ticket, user.stream()));
+    user.drain();
+    const int64_t over = now_ns();
+    usleep(800'000);
+    device::Times times;
+    CHECK_OK(user.leg().times(ticket, &times));
+    EXPECT(times.started_ns != 0 && times.done_ns >= times.started_ns);
+    EXPECT(times.done_ns < over + 600 * kNsPerMs);
+    user.leg().release(ticket);
+    CHECK_OK(user.leg().times(ticket, &times));
+    EXPECT(times.submitted_ns == 0 && times.started_ns == 0 && times.done_ns == 0);
+  });
+  no_misuse();
+}
+
+TEST(times_staged) {
+  asked_late("staged");
+}
+TEST(times_flat) {
+  asked_late("flat");
 }
 
 TEST(closed_while_pending) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +29,9 @@ def _toolkit() -> list[Path]:
 
 
 def _folder_with(header: str) -> Path | None:
-    candidates = [*_toolkit(), *_wheels(), Path("/usr/local/cuda/include"), Path("/usr/include")]
+    given = os.environ.get("BAGUA_TEST_NCCL")  # deploy/dev.py test
+    nccl = [Path(given) / "include"] if given else []
+    candidates = [*nccl, *_toolkit(), *_wheels(), Path("/usr/local/cuda/include"), Path("/usr/include")]
     return next((folder for folder in candidates if (folder / header).is_file()), None)
 
 
@@ -58,5 +61,5 @@ def test_cuda() -> None:
 def test_nccl() -> None:
     include = _folder_with("nccl.h")
     if include is None or _folder_with("cuda_runtime_api.h") is None:
-        pytest.skip("no nccl.h (it comes with the wheel nvidia-nccl-cu13) or no CUDA headers")
+        pytest.skip("no nccl.h (in the folder $BAGUA_TEST_NCCL, or with the wheel nvidia-nccl-cu13) or no CUDA headers")
     _check("WITH_NCCL", include)

@@ -100,6 +100,28 @@ def several_hang(test: Member) -> dict[str, Any]:
     return {"aborts": aborts, "left": test.fakes.left()}
 
 
+def device_that_stops(test: Member) -> dict[str, Any]:
+    """The device of rank 0 stands still while a result is on its way to it."""
+    test.open("staged")
+    data = np.ones(1000, np.float32)
+    test.call("allreduce", data, data, 1000)
+    if test.me == 1:
+        pause()
+    ticket = test.submit("allreduce", data, data, 1000)
+    if test.me == 1:
+        test.finish(ticket)
+        pause()
+        test.close()
+        return {}
+    while test.leg.times(ticket)[1] == 0:
+        time.sleep(0.01)
+    test.fakes.cuda.fake_cuda_stall(0, 1)
+    pause()
+    begin = time.monotonic()
+    test.leg.close()
+    return {"took": time.monotonic() - begin}
+
+
 def closed_while_pending(test: Member, route: str) -> dict[str, Any]:
     """``close`` ends what will never be done."""
     test.open(route)

@@ -58,6 +58,19 @@ def many(test: Member, route: str, steps: int, buckets: int) -> dict[str, Any]:
     return {"right": right, "made": made, **test.close()}
 
 
+def quick_groups(test: Member) -> int:
+    """How often the leg looks in 8 ms whether NCCL has enqueued a group, which takes 16 ms, at the most."""
+    test.open("flat")
+    data = np.ones(10, np.float32)
+    test.call("allreduce", data, data, 10)
+    test.fakes.nccl.fake_nccl_take_time(16_000)
+    for _ in range(20):
+        test.call("allreduce", data, data, 10, op="AVG")
+    test.close()
+    looks: int = test.fakes.nccl.fake_nccl_most_looks()
+    return looks
+
+
 def crossed(test: Member) -> bool:
     """Ranks use two communicators in different orders."""
     test.open("staged")
