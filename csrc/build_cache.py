@@ -15,9 +15,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent
@@ -114,9 +115,10 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def make_once(target: Path, make: Callable[[Path], None]) -> Path:
+def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 0) -> Path:
     """Makes ``target`` (see ``place``) unless it is there; returns it. ``make`` leaves a file of that name in the
-    folder that it is given. Raises OSError if the cache can't be written, and what ``make`` raises."""
+    folder that it is given. Raises OSError if the cache can't be written, and what ``make`` raises: a BuildError again
+    to all who ask within ``remembered_s``, without another try."""
     if target.is_file():
         return target
     root, name = target.parent.parent, target.parent.name
@@ -124,6 +126,8 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
     with locked(root / f"{name}.lock"):
         if target.is_file():
             return target
+        failure = root / f"{name}.failed"
+        _raise_remembered(failure, remembered_s)
         for left_over in root.glob(f"{name}.build-*"):  # of a builder that was killed: we hold its lock now
             shutil.rmtree(left_over, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{name}.build-", dir=root))
@@ -131,9 +135,24 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
             make(folder)
             target.parent.mkdir(mode=0o700, exist_ok=True)
             os.replace(folder / target.name, target)
+            failure.unlink(missing_ok=True)
+        except BuildError as error:
+            if remembered_s:
+                with suppress(OSError):
+                    failure.write_text(str(error))
+            raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return target
+
+
+def _raise_remembered(failure: Path, remembered_s: float) -> None:
+    """Raises the BuildError that ``failure`` keeps, unless it is older."""
+    with suppress(FileNotFoundError):
+        age = time.time() - failure.stat().st_mtime
+        if 0 <= age < remembered_s:
+            again = f"That was {age:.0f} s ago; the next try is after {remembered_s:.0f} s, or once {failure} is gone."
+            raise BuildError(f"{failure.read_text()}\n{again}")
 
 
 def unwritable(what: str, target: Path, error: OSError) -> BuildError:

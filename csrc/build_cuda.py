@@ -22,8 +22,12 @@ FLAGS = (
     "-O3",
     "-lineinfo",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
-    "--Werror=all-warnings",
 )
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+"""Flags that nvcc takes from the environment. A warning is no error, for other host compilers may warn: where our tests
+build, NVCC_APPEND_FLAGS is --Werror=all-warnings."""
+REMEMBERED_S = 600.0
+"""For so long a build that failed is not tried again: each rank would wait for it a minute."""
 # The runtime goes into the library: it need not be the version that torch brought. Streams, pointers and the device's
 # primary context belong to the driver and are the same for both.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--exclude-libs,ALL")
@@ -152,6 +156,7 @@ def _kernels_path(nvcc: Nvcc, cache_dir: Path | None) -> Path:
     parts = [
         build_cache.digest(SOURCE_DIR, build_cache.files_of(SOURCE_DIR, FOLDERS, (".cu", ".cuh", ".h"))),
         " ".join([*FLAGS, *LINK_FLAGS, *_host_compiler(), *arch_flags(nvcc)]),
+        *(os.environ.get(name, "") for name in NVCC_VARIABLES),
         nvcc.release,
         *build_cache.processor_parts()[:1],
     ]
@@ -170,14 +175,14 @@ def kernels_built(cache_dir: Path | None = None) -> Path | None:
 def kernels_library(cache_dir: Path | None = None) -> Path:
     """The library of CUDA kernels (interface: cuda/kernels.h), built first if need be, once for all who ask.
 
-    Raises BuildError: nvcc is missing, or its last lines.
+    Raises BuildError: nvcc is missing, or its last lines, which are remembered for REMEMBERED_S.
     """
     nvcc = find_nvcc()
     if nvcc is None:
         raise _no_nvcc()
     target = _kernels_path(nvcc, cache_dir)
     try:
-        return build_cache.make_once(target, lambda folder: _compile(nvcc, folder))
+        return build_cache.make_once(target, lambda folder: _compile(nvcc, folder), REMEMBERED_S)
     except OSError as error:
         raise build_cache.unwritable("library of CUDA kernels", target, error) from error
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,9 @@ NVCC = [
     *(f"nvidia-{name}<13.1" for name in ("cuda-runtime", "cuda-cccl", "cuda-crt", "nvvm")),
 ]
 NVCC_FOLDER = VENV / "nvcc"
+# The one whose insides tests/native/nccl_net/real_nccl knows; in a folder of its own for the same reason.
+NCCL = "nvidia-nccl-cu13==2.28.9"
+NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: files run side by side, the long ones first (tests/conftest.py).
 WORKERS = max(3, min(os.cpu_count() or 1, 4))
 SIDE_BY_SIDE = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25"]
@@ -160,12 +164,21 @@ def provide_nvcc() -> None:
     os.environ.update(CUDA_HOME=str(home), PATH=f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
+def provide_nccl() -> None:
+    """NCCL's library and header for tests, where there is the build that they know."""
+    if platform.machine() != "x86_64":
+        return
+    once("nccl", NCCL, lambda: pip("install", "--upgrade", "--no-deps", "--target", NCCL_FOLDER, NCCL))
+    os.environ["BAGUA_TEST_NCCL"] = str(NCCL_FOLDER / "nvidia" / "nccl")
+
+
 def build_for_gpus() -> None:
     """What is built by itself, for all architectures."""
     say("GPU leg, network plugin, CUDA kernels")
     for function in ("load_device().__file__", "net_plugin()"):
         run(tool("python"), "-c", f"import bagua.csrc; print(bagua.csrc.{function})")
     provide_nvcc()
+    os.environ["NVCC_APPEND_FLAGS"] = "--Werror=all-warnings"  # for users a warning of their compilers is none
     run(tool("python"), "-c", "import bagua.csrc; print(bagua.csrc.kernels_library())")
 
 
@@ -252,6 +265,7 @@ def test(arguments: list[str]) -> None:
     if not arguments:
         check_sources()
         build_for_gpus()
+    provide_nccl()
     say("pytest, against the installed wheel")
     with tempfile.TemporaryDirectory(prefix="bg-") as short:  # Unix sockets lie below it
         options = arguments or [*SIDE_BY_SIDE, f"--basetemp={short}/t"]

@@ -47,7 +47,12 @@ struct Fp8 {
   static BAGUA_DEVICE void decode(const Coded<Fp8>& coded, uint32_t, float (&y)[kOwned]) {
     const float scale = coded.parameters[0];
 #pragma unroll
-    for (int i = 0; i < kOwned; ++i) y[i] = __fmul_rn(value(coded.words[i / 4] >> 8 * (i % 4)), scale);
+    for (int q = 0; q < kQuads; ++q) {
+      y[4 * q] = __fmul_rn(value<0>(coded.words[q]), scale);
+      y[4 * q + 1] = __fmul_rn(value<1>(coded.words[q]), scale);
+      y[4 * q + 2] = __fmul_rn(value<2>(coded.words[q]), scale);
+      y[4 * q + 3] = __fmul_rn(value<3>(coded.words[q]), scale);
+    }
   }
 
  private:
@@ -80,7 +85,7 @@ struct Fp8 {
       if (magnitude == kInfinity) result = kInfinite;
       if (magnitude > kInfinity) result = 0x7fu;
     }
-    return result | (bits >> 24 & 0x80u);
+    return result | (bits_of(y) >> 24 & 0x80u);  // not the product's, which forgets a NaN's sign
   }
 
   template <bool special>
@@ -93,16 +98,16 @@ struct Fp8 {
     }
   }
 
-  // Of the low byte.
-  static BAGUA_DEVICE float value(uint32_t code) {
-    const uint32_t magnitude = code & 0x7fu;
-    const uint32_t normal = (magnitude << kShift) + ((127u - kBias) << 23);
-    // One power of two more, taken away again: the fraction without its hidden bit.
-    const uint32_t subnormal = bits_of(__fsub_rn(float_of(normal + (1u << 23)), float_of(kSmallestNormal)));
-    uint32_t bits = magnitude < (1u << kFraction) ? subnormal : normal;
-    if (magnitude >= kSpecial) bits = kQuietNaN;
-    if (kInfinite != 0x7fu && magnitude == kInfinite) bits = kInfinity;
-    return float_of(bits | (code & 0x80u) << 24);
+  // Of byte number c: sign, exponent and fraction at a float's places, then the exponent put right by a product, which
+  // is exact. Codes from kSpecial on get the largest exponent: their fraction makes them infinite or NaN.
+  template <int c>
+  static BAGUA_DEVICE float value(uint32_t word) {
+    constexpr uint32_t kBits = ~kMagnitude | 0x7fu << kShift;
+    constexpr uint32_t kFirstSpecial = (kSpecial << kShift) + ((127u - kBias) << 23);
+    const int at_top = static_cast<int>(word << (24 - 8 * c));
+    const uint32_t bits = static_cast<uint32_t>(at_top >> (24 - kShift)) & kBits;
+    const float v = __fmul_rn(float_of(bits), float_of((254u - kBias) << 23));
+    return magnitude_of(v) >= kFirstSpecial ? float_of(bits_of(v) | kInfinity) : v;
   }
 };
 

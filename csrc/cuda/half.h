@@ -1,5 +1,5 @@
-// The 16-bit floating-point types as bits. In integers, where the device's own conversions make every NaN the same:
-// the bits are those of kernel/half.cpp.
+// The 16-bit floating-point types as bits. pack() and unpack(): in integers, where the device's own conversions make
+// every NaN the same; the bits are those of kernel/half.cpp.
 #pragma once
 
 #include "cuda/device.h"
@@ -25,8 +25,38 @@ struct Half {
     return float_of(result | (half & 0x8000u) << 16);
   }
 
+  // The device's own, a quarter of the instructions: for sums and products, where a NaN may be any, and comparisons.
+  static BAGUA_DEVICE uint32_t pack_number(float value) {
+#if defined(__CUDACC__)
+    uint16_t half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+#else
+    return magnitude_of(value) > kInfinity ? 0x7fffu : pack(value);
+#endif
+  }
+  static BAGUA_DEVICE float unpack_number(uint32_t half) {
+#if defined(__CUDACC__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(half)));
+    return value;
+#else
+    return (half & 0x7fffu) > 0x7c00u ? float_of(kMagnitude) : unpack(half);
+#endif
+  }
+
   uint16_t bits;
 };
+
+BAGUA_DEVICE bool operator<(Half a, Half b) {
+  return Half::unpack_number(a.bits) < Half::unpack_number(b.bits);
+}
+BAGUA_DEVICE bool operator>(Half a, Half b) {
+  return b < a;
+}
+BAGUA_DEVICE bool operator!=(Half a, Half b) {
+  return Half::unpack_number(a.bits) != Half::unpack_number(b.bits);
+}
 
 struct BFloat16 {
   static BAGUA_DEVICE uint32_t pack(float value) {

@@ -32,23 +32,38 @@ struct Reduce {
   Division division;
 };
 
+struct Min;
+struct Max;
+
 // T in memory, Acc in registers.
-template <class T>
+template <class T, class Op>
 struct Memory {
   using Acc = T;
   static BAGUA_DEVICE Acc load(T v) { return v; }
   static BAGUA_DEVICE T store(Acc v) { return v; }
 };
-template <class T>
-struct AsFloat {
+template <class Op>
+struct Memory<BFloat16, Op> {
   using Acc = float;
-  static BAGUA_DEVICE float load(T v) { return T::unpack(v.bits); }
-  static BAGUA_DEVICE T store(float v) { return {static_cast<uint16_t>(T::pack(v))}; }
+  static BAGUA_DEVICE float load(BFloat16 v) { return BFloat16::unpack(v.bits); }
+  static BAGUA_DEVICE BFloat16 store(float v) { return {static_cast<uint16_t>(BFloat16::pack(v))}; }
+};
+template <class Op>
+struct Memory<Half, Op> {
+  using Acc = float;
+  static BAGUA_DEVICE float load(Half v) { return Half::unpack_number(v.bits); }
+  static BAGUA_DEVICE Half store(float v) { return {static_cast<uint16_t>(Half::pack_number(v))}; }
+};
+// One of them is the result: a NaN as it came, but quiet.
+struct HalfInOrder {
+  using Acc = Half;
+  static BAGUA_DEVICE Half load(Half v) { return v; }
+  static BAGUA_DEVICE Half store(Half v) { return {static_cast<uint16_t>(v != v ? v.bits | 0x200u : v.bits)}; }
 };
 template <>
-struct Memory<Half> : AsFloat<Half> {};
+struct Memory<Half, Min> : HalfInOrder {};
 template <>
-struct Memory<BFloat16> : AsFloat<BFloat16> {};
+struct Memory<Half, Max> : HalfInOrder {};
 
 // Signed integers come as unsigned ones where overflow wraps around; small ones are calculated as uint32_t.
 struct Sum {
@@ -157,7 +172,7 @@ BAGUA_DEVICE void load_pieces(const T* from, uint64_t at, uint64_t stride, uint6
 // kPieces pieces of kWidth elements, counted from element `base` on; or those of them before `end`.
 template <class S, class T, class Op, int kWidth, int kPieces>
 BAGUA_DEVICE void reduce_pieces(const Reduce& work, uint64_t base, uint64_t at, uint64_t stride, uint64_t end) {
-  using M = Memory<T>;
+  using M = Memory<T, Op>;
   const auto input = [&](int k) { return static_cast<const T*>(work.inputs[k]) + base; };
   typename M::Acc sum[kPieces][kWidth];
   Piece<T, kWidth> next[kPieces];

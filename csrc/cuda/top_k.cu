@@ -5,8 +5,11 @@
 // has 32 elements in a row. Places in shared memory are chosen so that neither has conflicts.
 //
 // Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 6 * density / 65536 for a
-// message. To be reached: 85 % of what a copy moves, where few elements are kept: three blocks of threads on a
-// multiprocessor are in different phases, and an element takes some 20 instructions.
+// message. To be reached: 85 % of what a copy moves, where few elements are kept: two or three blocks of threads on a
+// multiprocessor are in different phases, and an element takes some 30 instructions.
+#include <atomic>
+#include <iterator>
+
 #include "codec/formats.h"
 #include "cuda/launch.h"
 #include "cuda/top_k_select.h"
@@ -19,7 +22,7 @@ using namespace top_k;
 
 constexpr int kQuads = kBlock / 4 / kThreads;  // of a thread: elements 4 * (thread + kThreads * i) to + 3
 constexpr int kBatch = 2;                      // quads whose loads are on the way at once
-constexpr int kBlocksPerMultiprocessor = 3;
+constexpr int kBlocksPerMultiprocessor = 3;    // as far as registers go; shared memory may hold fewer
 static_assert(kQuads % kBatch == 0, "no quad is left over");
 
 // Blocks [first, end) of one call.
@@ -238,15 +241,31 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
+// How many blocks of threads a multiprocessor of the current device holds. Asked once for a device.
+template <bool wide>
+cudaError_t resident_blocks(int* blocks) {
+  static std::atomic<int> known[64];
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  std::atomic<int>* const slot = device < static_cast<int>(std::size(known)) ? known + device : nullptr;
+  *blocks = slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
+  if (*blocks != 0) return cudaSuccess;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, transcode_top_k<wide>, kThreads, sizeof(Shared));
+  if (error == cudaSuccess && slot != nullptr) slot->store(*blocks, std::memory_order_relaxed);
+  return error;
+}
+
 template <bool wide>
 cudaError_t launch_range(const Range& range, cudaStream_t stream) {
   if (range.first == range.end) return cudaSuccess;
   const auto kernel = transcode_top_k<wide>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
   if (error != cudaSuccess) return error;
-  const uint64_t blocks = range.end - range.first;
-  return launch(kernel, range, blocks, kBlocksPerMultiprocessor, kThreads, sizeof(Shared), stream);
+  int resident = 0;
+  error = resident_blocks<wide>(&resident);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, range, range.end - range.first, resident, kThreads, sizeof(Shared), stream);
 }
 
 }  // namespace

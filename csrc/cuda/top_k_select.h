@@ -94,9 +94,9 @@ BAGUA_DEVICE uint32_t sum_before_thread(uint32_t own) {
   const uint32_t up_to_lane = sum_up_to_lane(own);
   if (lane_of_thread() == 31) s.warp_sums[threadIdx.x / 32] = up_to_lane;
   __syncthreads();
-  uint32_t before = up_to_lane - own;
-  for (uint32_t w = 0; w < threadIdx.x / 32; ++w) before += s.warp_sums[w];
-  return before;
+  const uint32_t warp = lane_of_thread();
+  const uint32_t of_warp = warp < threadIdx.x / 32 ? s.warp_sums[warp] : 0u;
+  return up_to_lane - own + __reduce_add_sync(kAllLanes, of_warp);
 }
 
 struct Digit {

@@ -157,7 +157,7 @@ class Codecs:
     def special_values(self) -> None:
         """Infinities and NaN go through as on the CPU."""
         values = numbers(4096, 5)
-        values[[3, 600, 2000]] = [np.inf, -np.inf, np.nan]
+        values[[3, 600, 2000, 3500]] = [np.inf, -np.inf, np.nan, -np.nan]
         for name in self.core.CODECS:
             if name == "none":
                 continue
@@ -203,6 +203,31 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
                         if (np.abs(widened(found[0], dtype) - exact) > allowed).any():
                             wrong.append(f"{count}: far from float64")
                 findings.check(f"reduce {dtype} {op}", not wrong, "; ".join(wrong))
+
+
+def odd_halves(card: Any, findings: Findings) -> None:
+    """Every float16 through the device's own conversions, with the CPU's bits. Only what makes a NaN or passes it on by
+    an operation may give it other ones, and a sum, mean or product of float16 is one, of a single input, too."""
+    core = bagua.csrc.load()
+    every = np.arange(1 << 16, dtype=np.uint16)
+    for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX"):
+        for others in ([], [np.roll(every, 12345)], [np.roll(every, 12345), every[::-1].copy()]):
+            with findings.guarded(f"every float16: {op} of {len(others) + 1}"):
+                found = []
+                for one in (card, CpuCard()):
+                    places = [one.put(array) for array in (every, *others)]
+                    output = one.put(np.zeros_like(every))
+                    one.reduce(core.DTYPES["float16"], core.OPS[op], places, output, len(every), 3 if others else 1)
+                    found.append(one.get(output, np.uint16, len(every)))
+                    one.free_all()
+                wrong = found[0] != found[1]
+                if op not in ("MIN", "MAX"):
+                    wrong &= ~(np.isnan(found[0].view(np.float16)) & np.isnan(found[1].view(np.float16)))
+                findings.check(
+                    f"every float16: {op} of {len(others) + 1}",
+                    not wrong.any(),
+                    f"{wrong.sum()} wrong: {every[wrong][:5]}",
+                )
 
 
 def huge(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
@@ -256,9 +281,9 @@ def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int
         yield name, "decode, add, encode", floats + 3 * length, lambda w=work: card.transcode(w)
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2), ("float64", 8)):
         elements = min(count, 4 * count // size)
+        sources = [card.put(narrowed(many_numbers(elements, seed), dtype)) for seed in range(3)]
         for inputs in (2, 3):
-            sources = [raw, other, residual][:inputs]
-            of = (codecs.core.DTYPES[dtype], codecs.core.OPS["AVG"], sources, decoded, elements, inputs)
+            of = (codecs.core.DTYPES[dtype], codecs.core.OPS["AVG"], sources[:inputs], decoded, elements, inputs)
             nbytes = (inputs + 1) * size * elements
             yield f"mean of {inputs} {dtype}", "reduce", nbytes, lambda of=of: card.reduce(*of)
 
@@ -293,6 +318,7 @@ def work(findings: Findings, device: str, quick: bool) -> None:
     codecs.special_values()
     codecs.messages()
     reductions(card, findings, sizes)
+    odd_halves(card, findings)
     if not quick:
         findings.note("Bytes are those that must be read and written once. Five rounds in turn with the copy; medians.")
         huge(codecs, card, findings, HUGE if device == "cuda" else REHEARSED_HUGE)

@@ -61,7 +61,7 @@ def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(NVCC)
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CUDA_HOME", str(script.parent.parent))
-    for variable in ("BAGUA_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST", "CXX"):
+    for variable in ("BAGUA_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST", "CXX", *build_cuda.NVCC_VARIABLES):
         monkeypatch.delenv(variable, raising=False)
     return script.parent / "calls"
 
@@ -133,6 +133,38 @@ def test_kernels_that_do_not_compile(sources: Path, tmp_path: Path, nvcc: Path) 
         build_cuda.kernels_library(tmp_path / "cache")
 
 
+def test_failed_kernels_are_remembered(sources: Path, tmp_path: Path, nvcc: Path) -> None:
+    """Nobody else on the machine compiles what does not compile: until its time is over, or something has changed."""
+    cache, broken = tmp_path / "cache", sources / "cuda" / "broken.cu"
+    broken.touch()
+    with pytest.raises(build.BuildError, match=r"broken\.cu\(1\): error"):
+        build_cuda.kernels_library(cache)
+    calls = nvcc.read_text()
+    with pytest.raises(build.BuildError, match=r"broken\.cu\(1\): error[^§]*s ago.*\.failed is gone"):
+        build_cuda.kernels_library(cache)
+    assert nvcc.read_text() == calls
+    (failure,) = cache.rglob("*.failed")
+    long_ago = failure.stat().st_mtime - build_cuda.REMEMBERED_S
+    os.utime(failure, (long_ago, long_ago))
+    with pytest.raises(build.BuildError) as tried_again:
+        build_cuda.kernels_library(cache)
+    assert nvcc.read_text() != calls
+    assert "ago" not in str(tried_again.value)
+    broken.unlink()
+    assert build_cuda.kernels_library(cache).is_file()
+
+
+def test_warnings_are_errors_where_asked(
+    sources: Path, tmp_path: Path, nvcc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc reads the variable itself; a library that was built without it does not count."""
+    path = build_cuda.kernels_library(tmp_path)
+    assert "Werror" not in nvcc.read_text()
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--Werror=all-warnings")
+    assert build_cuda.kernels_built(tmp_path) is None
+    assert build_cuda.kernels_library(tmp_path) != path
+
+
 def test_key_of_kernels(sources: Path, tmp_path: Path, nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {build_cuda.kernels_library(tmp_path)}
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
@@ -189,18 +221,23 @@ def test_missing_nvcc_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for one architecture, for speed; it loads without a driver."""
+    """Compiled for one architecture, for speed; it loads without a driver. A warning is an error where it is asked."""
     if build_cuda.find_nvcc() is None:
         pytest.skip("no nvcc on this machine")
     monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0")
+    for variable in build_cuda.NVCC_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
     (sources / "cuda" / "a.cu").write_text(
         '#define SEEN __attribute__((visibility("default")))\n'
-        "__global__ void nothing() {}\n"
+        "__global__ void nothing() {}\nstatic void unused() {}\n"
         'extern "C" SEEN int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
     )
     library = ctypes.CDLL(str(build_cuda.kernels_library(tmp_path / "cache")))
     assert library.answer() == 42
     assert not hasattr(library, "cudaGetLastError")  # its runtime is its own
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--Werror=all-warnings")
+    with pytest.raises(build.BuildError, match="unused"):
+        build_cuda.kernels_library(tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

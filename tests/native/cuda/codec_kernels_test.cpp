@@ -137,6 +137,38 @@ TEST(sixteen_bits) {
   }
 }
 
+// Every code, at every place of a word, with the scales that a message may have.
+TEST(eight_bits) {
+  for (const Codec codec : {Codec::kE4M3, Codec::kE5M2}) {
+    const float scales[] = {1, 0x1p-126f, 0x1p-100f, 0x1p-1f, 0x1p60f, 0x1p112f, 0x1p119f};
+    const size_t count = 512 * std::size(scales);
+    const Way way{0, 1, 1, false, false, 1, false, 0};
+    const Buffers expected({codec, 0}, count, way, Kind::kZero);
+    const Buffer& message = expected.messages[0];
+    for (size_t i = 0; i < count; ++i) message.data()[i] = static_cast<uint8_t>(i + i / 256);
+    std::memcpy(message.data() + count, scales, sizeof scales);
+    const Buffers found(expected);
+    test::call({codec, 0}, count, way, expected, false);
+    test::call({codec, 0}, count, way, found, true);
+    EXPECT_EQ(test::first_difference(expected.outputs[0], found.outputs[0], true), count * 4);
+  }
+}
+
+// They go into a message as they are, with sign and whatever else a codec has of them.
+TEST(infinities_and_nan) {
+  const uint32_t odd[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000, 0x7fffffff,
+                          0xffffffff, 0x7fc12345, 0xffd54321, 0x7f800001, 0xffa00000};
+  for (const Encoding& encoding : kEncodings) {
+    const Way way{1, 0, 1, false, true, 0, false, 0};
+    const Buffers expected(encoding, 1700, way, Kind::kUsual);
+    for (size_t i = 0; i < std::size(odd); ++i) std::memcpy(expected.raws[0].floats() + 33 * i, odd + i, 4);
+    const Buffers found(expected);
+    test::call(encoding, 1700, way, expected, false);
+    test::call(encoding, 1700, way, found, true);
+    EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+  }
+}
+
 TEST(refused) {
   float value = 0;
   const float* raw[] = {&value};

@@ -107,18 +107,24 @@ inline uint32_t __float_as_uint(float v) {
 inline float __uint_as_float(uint32_t bits) {
   return emulation::from_word<float>(bits);
 }
+namespace emulation {
+// Whatever NaN goes into an operation or comes about in it: a device gives this one.
+inline float calculated(float v) {
+  return v != v ? from_word<float>(0x7fffffffu) : v;
+}
+}  // namespace emulation
 // Compiled without contraction: one rounding each.
 inline float __fadd_rn(float a, float b) {
-  return a + b;
+  return emulation::calculated(a + b);
 }
 inline float __fsub_rn(float a, float b) {
-  return a - b;
+  return emulation::calculated(a - b);
 }
 inline float __fmul_rn(float a, float b) {
-  return a * b;
+  return emulation::calculated(a * b);
 }
 inline float __fdiv_rn(float a, float b) {
-  return a / b;
+  return emulation::calculated(a / b);
 }
 inline int __popc(uint32_t v) {
   return __builtin_popcount(v);
@@ -205,6 +211,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
   return static_cast<size_t>(bytes) <= emulation::kMostShared ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, size_t shared_bytes) {
+  *blocks = static_cast<int>(emulation::kMostShared / shared_bytes);
+  return cudaSuccess;
 }
 
 template <class Argument>
