@@ -1,14 +1,18 @@
-"""The databases that a coordinator may use; --algorithm."""
+"""The databases that a coordinator may use; --algorithm.
+
+SQLAlchemy is imported where it is used: a machine that is lent for GPU tests, which collects this too, has none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
-from bagua.daemon.coordinator.database import open_engine, sqlite_url
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -23,6 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
+        from bagua.daemon.coordinator.database import sqlite_url
+
         return sqlite_url(tmp_path / "bagua.db")
     url: str = request.getfixturevalue("postgres_url")
     return url
@@ -31,6 +37,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def open_database(database_url: str) -> Iterator[Callable[[], sa.Engine]]:
     """Opens the database; each call is another coordinator."""
+    from bagua.daemon.coordinator.database import open_engine
+
     engines: list[sa.Engine] = []
 
     def open_one() -> sa.Engine:

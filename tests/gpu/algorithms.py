@@ -1,6 +1,7 @@
-"""Section: the contract suite of tests/contract/algorithms with models on the card, all routes side by side.
+"""Sections ``algorithms`` and ``stands``: the contract suite of tests/contract/algorithms with models on the card.
 
-Every algorithm against one process of plain torch on the CPU, step by step.
+``algorithms``: every algorithm against one process of plain torch on the CPU, step by step, by all routes side by side.
+``stands``: what every algorithm must stand beside that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,14 +62,26 @@ def parts_for(device: str) -> tuple[Part, ...]:
             Part("hierarchical", "", references("gradient_allreduce minmax8")),
         )
     return (
-        Part("flat", BAGUA_NET, (str(SUITE), "-k", "reference or stands")),
-        Part("staged", "", (str(SUITE), "-k", "reference and hosts")),
+        Part("flat", BAGUA_NET, references()),
+        Part("staged", "", references()),
         Part("hierarchical", SOCKETS, references()),
     )
 
 
+def stands_for(device: str) -> tuple[Part, ...]:
+    """Of the section ``stands``."""
+    if device != "cuda":
+        return (Part("flat" if device == "fake" else "", "", (str(SUITE), "-k", "stands and bytegrad and trains")),)
+    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands")),)
+
+
 GRACE_S = 8.0
-"""After an interrupt pytest lists what failed until then."""
+"""For the tests of jobs that are done to be told once the time of ranks is over, and after an interrupt for the list of
+what failed."""
+INTERRUPTED = 2
+"""pytest's exit code."""
+JOB_SHARE = 1 / 6
+"""Of the time. A rank that takes longer for a job ends, and the others with it: a hang costs no more than this."""
 _LINE = re.compile(r"^\S.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*)$", re.MULTILINE)
 
@@ -92,26 +106,36 @@ def command(device: str, part: Part) -> list[str]:
     ]
 
 
-def end(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """The exit code; None if it had to be interrupted."""
+def over(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether it comes to its end in time."""
     try:
-        return process.wait(max(0.1, deadline - time.monotonic()))
+        process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGINT)
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return None
+        return False
+    return True
 
 
-def work(findings: Findings, given: Any) -> None:
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupts all, and only then waits for each: they take as long as one."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        if not over(process, deadline):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def work(findings: Findings, parts: Sequence[Part], given: Any) -> None:
     """All parts side by side; what is there when time is over counts."""
-    deadline = time.monotonic() + given.seconds - 2 * GRACE_S
+    deadline = time.monotonic() + given.seconds - GRACE_S
+    limits = {
+        "BAGUA_TEST_JOB_S": f"{given.seconds * JOB_SHARE:.0f}",
+        "BAGUA_TEST_UNTIL": f"{deadline - 2 * GRACE_S}",
+    }
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for index, part in enumerate(parts_for(given.device)):
+        for index, part in enumerate(parts):
             log = Path(folder) / f"{index}.log"
             also = over_bagua_net(given.device) if part.network == BAGUA_NET else {}
             with log.open("wb") as output:
@@ -120,12 +144,14 @@ def work(findings: Findings, given: Any) -> None:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **also},
+                    env={**limits, **os.environ, "OMP_NUM_THREADS": "1", **also},
                 )
             started.append((part.name, process, log))
-        for name, process, log in started:
-            code = end(process, deadline)
-            tell(findings, name, code, log.read_text(errors="replace"))
+        late = [one for one in started if not over(one[1], deadline)]
+        end([process for _, process, _ in late])
+        for one in started:
+            name, process, log = one
+            tell(findings, name, None if one in late else process.returncode, log.read_text(errors="replace"))
 
 
 def tell(findings: Findings, name: str, code: int | None, text: str) -> None:
@@ -135,7 +161,7 @@ def tell(findings: Findings, name: str, code: int | None, text: str) -> None:
     findings.row("tests of the contract suite", part=name, **found)
     for test in failures(text)[:30]:
         findings.check(f"{name}: {test[:200]}", False)
-    if code is None:
+    if code in (None, INTERRUPTED):
         findings.check(f"{name}: the suite came to its end", False, text[-600:])
     elif code or not found["passed"]:
         findings.check(f"{name}: the suite passed", False, text[-1500:])
@@ -143,5 +169,10 @@ def tell(findings: Findings, name: str, code: int | None, text: str) -> None:
         findings.check(f"{name}: {found['passed']} tests of the suite passed", True)
 
 
+def run(name: str, parts: Callable[[str], tuple[Part, ...]]) -> int:
+    """The main program of a section of these parts."""
+    return section(name, lambda findings, given: work(findings, parts(given.device), given), options(__doc__))
+
+
 if __name__ == "__main__":
-    sys.exit(section("algorithms", work, options(__doc__)))
+    sys.exit(run("algorithms", parts_for))

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 import bagua.torch_api as bagua
-from gpu.common import device_of
-from gpu.group import agreed, in_turns, join, slowest
+from gpu.common import device_of, keep
+from gpu.group import agreed, cost_of, in_turns, join, predicted, slowest
 
 # Relative error (L2) that a sum may have, and that it has with each codec.
 BOUNDS = {"none": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "minmax8": 5e-2, "fp8_e4m3": 0.1, "int4": 0.4, "onebit": 1.0}
+WORKS = ("bagua", "nccl")
 
 
 def vector(rank: int, count: int) -> torch.Tensor:
@@ -53,15 +54,23 @@ def seconds_of(size: int, device: torch.device, codec: str) -> dict[str, float]:
 def measure(port: int, kind: str, sizes: list[int], codecs: list[str], limit_s: float) -> dict[str, Any]:
     """What this rank found. ``codecs``: those whose results are checked; the first two are timed."""
     warnings.simplefilter("default")  # what torch warns of is no matter here
-    until = monotonic() + limit_s * 0.6
+    until = monotonic() + 0.7 * limit_s
     device = device_of(kind)
     join(port, device, limit_s)
-    errors = {str(count): result_errors(count, device, codecs) for count in (1, 1000, 300_001)}
-    seconds: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, Any] = {"errors": {}, "seconds": {}}
+    for count in (1, 1000, 300_001):
+        found["errors"][str(count)] = result_errors(count, device, codecs)
+        keep(found)
+    known: dict[tuple[str, str], dict[int, float]] = {}
     for size in sizes:
         for codec in codecs[:2]:
-            if not agreed(float(monotonic() < until), device):
-                break
-            seconds.setdefault(codec, {})[str(size)] = seconds_of(size, device, codec)
+            cost = cost_of(predicted(known[codec, name], size) for name in WORKS if (codec, name) in known)
+            if not agreed(float(monotonic() + cost < until), device):
+                continue  # another codec may be faster
+            seconds = seconds_of(size, device, codec)
+            for name in WORKS:
+                known.setdefault((codec, name), {})[size] = seconds[name]
+            found["seconds"].setdefault(codec, {})[str(size)] = seconds
+            keep(found)
     dist.destroy_process_group()
-    return {"errors": errors, "seconds": seconds}
+    return found

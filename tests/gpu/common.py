@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+KEPT = "BAGUA_GPU_KEPT"
+"""Variable of a rank: the folder for what it has found so far."""
+
+
+def keep(found: Any) -> None:
+    """Writes down what this rank has found until now: it counts if the rank does not come to its end in time."""
+    path = Path(os.environ[KEPT], f"{os.environ['RANK']}.json")
+    path.with_suffix(".new").write_text(json.dumps(found))
+    os.replace(path.with_suffix(".new"), path)
+
+
+def kept(folder: Path, ranks: int) -> list[Any]:
+    """What all ranks have written down; nothing if one has not."""
+    files = [folder / f"{rank}.json" for rank in range(ranks)]
+    return [json.loads(file.read_text()) for file in files] if all(file.exists() for file in files) else []
 
 
 def synchronize(device: torch.device) -> None:

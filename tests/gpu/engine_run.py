@@ -13,7 +13,7 @@ from rig.placing import environment
 
 import bagua.csrc
 from bagua.base.net_plugin import variables
-from gpu.common import free_port
+from gpu.common import KEPT, free_port, kept
 
 
 def over_bagua_net(device: str) -> dict[str, str]:
@@ -29,12 +29,21 @@ def run_ranks(
     limit_s: float,
     *,
     also: Mapping[str, str] | None = None,
+    partly: Callable[[list[Any]], None] | None = None,
     **more: Any,
 ) -> list[Any]:
     """What ``function`` returned in every rank; it gets ``kind`` (the device), ``port`` (a free one) and ``limit_s``
-    beside ``more``. ``also``: more variables of the ranks. Raises what the rig raises, with the ranks' outputs."""
-    with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
-        merged = {**environment(device, route), **(also or {})}
+    beside ``more``. ``also``: more variables of the ranks. Raises what the rig raises, with the ranks' outputs; before
+    that ``partly`` gets what the ranks kept."""
+    with tempfile.TemporaryDirectory() as name, make_ranks(Path(name)) as ranks:
+        folder = Path(name)
+        merged = {**environment(device, route), KEPT: str(folder), **(also or {})}
         ranks.start(function, hosts=hosts, environment=merged, kind=device, port=free_port(), limit_s=limit_s, **more)
-        ranks.wait(limit_s)
-        return [rank.result() for rank in ranks.started]
+        try:
+            ranks.wait(limit_s)
+            return [rank.result() for rank in ranks.started]
+        except BaseException:  # pytest.fail of the rig is no Exception
+            found = kept(folder, len(ranks.started))
+            if partly and found:
+                partly(found)
+            raise

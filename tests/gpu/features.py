@@ -12,8 +12,9 @@ from gpu.findings import Findings, section
 from gpu.section_options import options
 
 HOSTS = ((0,), (1,))
-APART = {"bf16 parameters": 2e-2}
-USUALLY_APART = 1e-3
+APART = {"bf16 parameters": 0.1}
+USUALLY_APART = 0.02
+"""By the way that the parameters went: without an exchange it is 0.27, with a sum for the mean 0.61."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 

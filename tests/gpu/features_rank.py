@@ -52,14 +52,27 @@ class Replica:
         return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()]).cpu()
 
 
+def lively(model: nn.Module) -> nn.Module:
+    """Weights so large that a few steps move them by per cents: what an exchange does must be seen."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return model
+
+
+def apart(mine: torch.Tensor, its: torch.Tensor, start: torch.Tensor) -> float:
+    """How far ``mine`` is from ``its``, by the way that this went from the start."""
+    return float((mine.double() - its.double()).norm() / (its.double() - start.double()).norm())
+
+
 def trained(mode: str, device: torch.device) -> dict[str, Any]:
     """``apart``: how far this rank is from a plain replica that saw all ranks' batches; its parameters; its scale."""
-    model = model_of(WIDTH, LAYERS, device)
+    model = lively(model_of(WIDTH, LAYERS, device))
     if mode == "bf16 parameters":
         model = model.bfloat16()
     plain, ours = Replica(copy.deepcopy(model), mode, device), Replica(model, mode, device)
     ours.model = ours.model.with_bagua([ours.optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
-    ranks = bagua.get_world_size()
+    ranks, start = bagua.get_world_size(), plain.weights()
     for step in range(STEPS):
         ours.backward(step, bagua.get_rank(), 1.0)
         ours.step()
@@ -68,8 +81,7 @@ def trained(mode: str, device: torch.device) -> dict[str, Any]:
         plain.step()
     mine, its = ours.weights(), plain.weights()
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
-    apart = float((mine.double() - its.double()).norm() / its.double().norm())
-    return {"apart": apart, "weights": mine, "scale": ours.scaler.get_scale()}
+    return {"apart": apart(mine, its, start), "weights": mine, "scale": ours.scaler.get_scale()}
 
 
 def precisions(port: int, kind: str, limit_s: float, modes: list[str]) -> dict[str, Any]:
@@ -89,22 +101,32 @@ def graphs(port: int, kind: str, limit_s: float) -> dict[str, Any]:
     quiet()
     device = device_of(kind)
     bagua.init_process_group()
-    model = model_of(WIDTH, LAYERS, device)
+    model = lively(model_of(WIDTH, LAYERS, device))
     plain = Replica(copy.deepcopy(model), "float32", device)
     sample = torch.randn(BATCH, WIDTH, device=device)
     model = torch.cuda.make_graphed_callables(model, (sample,))
     ours = Replica(model, "float32", device)
     ours.model = ours.model.with_bagua([ours.optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
+    ranks, start = bagua.get_world_size(), plain.weights()
     for step in range(STEPS):
         ours.backward(step, bagua.get_rank(), 1.0)
         ours.step()
-        for rank in range(bagua.get_world_size()):
-            plain.backward(step, rank, 1.0 / bagua.get_world_size())
+        for rank in range(ranks):
+            plain.backward(step, rank, 1.0 / ranks)
         plain.step()
     mine, its = ours.weights(), plain.weights()
-    apart = float((mine.double() - its.double()).norm() / its.double().norm())
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
-    return {"apart": apart, **_whole_step(device)}
+    return {"apart": apart(mine, its, start), **_whole_step(device)}
+
+
+def words(error: BaseException | None) -> str:
+    """What an error says, and what those say in whose handling it was raised: a capture that is ended by a refusal
+    may fail for that reason, and raise an error of its own."""
+    found = []
+    while error is not None:
+        found.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "; before that: ".join(found)
 
 
 def _whole_step(device: torch.device) -> dict[str, str]:
@@ -117,7 +139,7 @@ def _whole_step(device: torch.device) -> dict[str, str]:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             training.step()
     except Exception as error:
-        said["refusal"] = str(error)
+        said["refusal"] = words(error)
     try:
         training.step()
         synchronize(device)

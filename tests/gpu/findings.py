@@ -36,6 +36,10 @@ class Findings:
         print(f"{table}: {values}", flush=True)
         self._write()
 
+    def forget(self, table: str) -> None:
+        """Rows that are to be told anew."""
+        self._found["tables"].pop(table, None)
+
     def note(self, text: str) -> None:
         """What a reader of the figures must know."""
         self._found["notes"].append(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import bagua.torch_api as bagua
 from gpu.common import median, repeats_for, seconds_per_turn
 
-ROUNDS = 7
+ROUNDS, FEW_ROUNDS = 7, 3
 TURN_S = 0.04
 
 
@@ -40,15 +40,38 @@ def in_turns(works: Mapping[str, Callable[[], object]], device: torch.device) ->
     """Median seconds of each, measured in turns, as many times on all ranks."""
     repeats = {}
     for name, work in works.items():
-        for _ in range(3):
-            work()
-        repeats[name] = int(agreed(repeats_for(seconds_per_turn(work, 3, device), TURN_S), device))
+        work()
+        once = agreed(seconds_per_turn(work, 1, device), device)
+        if once < TURN_S:  # what takes longer is warm, and measured well enough
+            once = agreed(seconds_per_turn(work, 4, device), device)
+        repeats[name] = repeats_for(once, TURN_S)
     taken: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(ROUNDS):
+    for _ in range(rounds_for(repeats.values())):
         for name, work in works.items():
             dist.barrier()
             taken[name].append(seconds_per_turn(work, repeats[name], device))
     return {name: median(values) for name, values in taken.items()}
+
+
+def rounds_for(repeats: Iterable[int]) -> int:
+    """Fewer where one turn alone takes long."""
+    return ROUNDS if min(repeats) > 1 else FEW_ROUNDS
+
+
+def cost_of(seconds: Iterable[float]) -> float:
+    """Seconds that ``in_turns`` needs for works of which each takes so long."""
+    known = [(one, repeats_for(one, TURN_S)) for one in seconds]
+    rounds = rounds_for(repeats for _, repeats in known) if known else 0
+    return sum(one * (2 + 4 * (one < TURN_S) + rounds * repeats) for one, repeats in known)
+
+
+def predicted(known: Mapping[int, float], size: int) -> float:
+    """Seconds that work of this size takes, by those of the sizes before: as much more as from the last but one to the
+    last, and with one alone in proportion; a half more than that, since not all grows so evenly."""
+    *before, last = sorted(known)
+    start, base = (before[-1], known[before[-1]]) if before else (0, 0.0)
+    slope = max(0.0, known[last] - base) / (last - start)
+    return 1.5 * (known[last] + slope * max(0, size - last))
 
 
 def slowest(seconds: float, device: torch.device) -> float:

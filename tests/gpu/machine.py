@@ -117,6 +117,20 @@ def memory_used_mib() -> int | None:
     return parse_memory(_nvidia_smi("memory.used"))
 
 
+def state() -> dict[str, str]:
+    """What is free, and how fast the card runs: figures depend on it."""
+    _, _, available = Path("/proc/meminfo").read_text().partition("MemAvailable:")
+    found = {"host memory free": f"{int(available.split()[0]) >> 10} MiB"}
+    said = (_nvidia_smi("memory.free,memory.total,clocks.sm,clocks.max.sm,driver_version").splitlines() or [""])[0]
+    values = [part.strip() for part in said.split(",")]
+    if len(values) == 5:
+        free, total, clock, most, driver = values
+        found["card memory free"] = f"{free} of {total} MiB"
+        found["SM clock at the start"] = f"{clock} of {most} MHz"
+        found["driver"] = driver
+    return found
+
+
 def parse_memory(text: str) -> int | None:
     """The first card's number in what nvidia-smi printed."""
     first = text.strip().splitlines()[:1]

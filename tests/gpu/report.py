@@ -52,6 +52,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += ["REHEARSAL ON A CPU: it shows that the programs run. No figure here says anything about a GPU.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     lines += [f"- seconds in all: {report['seconds']:.0f}", ""]
+    lines += [f"**{words}**", ""] if (words := slices(report["sections"])) else []
     rows = []
     for name, one in report["sections"].items():
         checks = one.get("found", {}).get("checks", [])
@@ -62,6 +63,22 @@ def markdown(report: Mapping[str, Any]) -> str:
     for name, one in report["sections"].items():
         lines += _of_section(name, one)
     return "\n".join(lines)
+
+
+SLICE_US = 1000.0
+
+
+def slices(sections: Mapping[str, Any]) -> str:
+    """Whether ranks that share the card wait for each other's time slices, by what ``net`` found; empty if not."""
+    tables = sections.get("net", {}).get("found", {}).get("tables", {})
+    small = [row for rows in tables.values() for row in rows if row.get("bytes") == 1024]
+    times = [row[name] for row in small for name in ("sockets us", "Bagua-Net us")]
+    if not times or min(times) < SLICE_US:
+        return ""
+    return (
+        f"An all-reduce of 1 KiB between two ranks takes {min(times) / 1000:.1f} ms here: processes take turns on the "
+        "card, and a hop may cost a turn. Figures of several ranks on one card measure time slices, not the network."
+    )
 
 
 def _targets(one: Mapping[str, Any]) -> dict[str, str]:

@@ -48,11 +48,14 @@ STAND_INS = {
 class Run:
     """One run: the machine, the folders, the report so far."""
 
-    def __init__(self, options: argparse.Namespace, found: machine.Machine, work: Path) -> None:
+    def __init__(
+        self, options: argparse.Namespace, found: machine.Machine, work: Path, started: float | None = None
+    ) -> None:
+        """``started``: by the monotonic clock, if it was before now."""
         self.options = options
         self.machine = found
         self.work = work
-        self.started = time.monotonic()
+        self.started = time.monotonic() if started is None else started
         self.device = "fake" if options.rehearse else "cuda"
         self.patience = PATIENCE if options.rehearse else 1
         digest = f"{tree.digest()} {found.card or 'cpu'} {found.torch}"
@@ -67,7 +70,7 @@ class Run:
             "date": time.strftime("%Y-%m-%d %H:%M:%S"),
             "digest": digest,
             "rehearsal": options.rehearse,
-            "machine": {**asdict(found), "cores": len(os.sched_getaffinity(0))},
+            "machine": {**asdict(found), "cores": len(os.sched_getaffinity(0)), **machine.state()},
             "seconds": 0.0,
             "sections": kept,
         }
@@ -75,11 +78,15 @@ class Run:
     def environment(self, **more: str) -> dict[str, str]:
         """What every process of this run gets."""
         tests = Path(__file__).resolve().parents[1]
+        paths = [str(self.work / "site"), str(tests), os.environ.get("PYTHONPATH", "")]
+        # Ranks would try again to build kernels that could not be built, each of them: empty means none.
+        none = {"BAGUA_DEVICE_KERNELS": ""} if "kernels" in self.lacking else {}
         return {
             "BAGUA_CUDA_ARCHS": self.machine.arch,
+            **none,
             **os.environ,
             MARK: str(os.getpid()),
-            "PYTHONPATH": os.pathsep.join([str(self.work / "site"), str(tests)]),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "BAGUA_CACHE_DIR": self.cache,
@@ -266,6 +273,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
+    begun = time.monotonic()  # what follows may have to look for a Python for a while
     options = arguments()
     try:
         found = machine.find(machine.candidates(), gpu=not options.rehearse)
@@ -276,7 +284,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bagua-gpu-") as scratch:
         work = options.work or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
-        run = Run(options, found, work.resolve())
+        run = Run(options, found, work.resolve(), begun)
         tree.make_site(run.work / "site")
         print(f"{found.card or 'CPU'}, torch {found.torch}, {len(run.to_do)} sections to do", flush=True)
         run.write()

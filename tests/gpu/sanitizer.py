@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bagua.csrc
 from gpu import machine
 from gpu.findings import Findings, section
 from gpu.section_options import options
@@ -30,6 +33,28 @@ def summary(text: str) -> str:
     return "\n".join(lines[-12:])
 
 
+def run_tool(words: list[str], limit_s: float) -> tuple[int | None, str]:
+    """Exit code and output; None if it had to be ended, with what it watches: the sanitizer starts that as a process
+    of its own, which would go on, and hold the card."""
+    kernels = os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library())  # else it would run nvcc
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            words,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "BAGUA_DEVICE_KERNELS": kernels},
+        )
+        try:
+            code: int | None = process.wait(max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        output.seek(0)
+        return code, output.read()
+
+
 def work(findings: Findings, given: Any) -> None:
     """Each tool in turn."""
     program = machine.sanitizer()
@@ -39,29 +64,28 @@ def work(findings: Findings, given: Any) -> None:
         )
         return
     deadline = time.monotonic() + given.seconds - 5
+    watch(findings, program, deadline)
+
+
+def watch(findings: Findings, program: str, deadline: float) -> None:
+    """Each tool in turn; fails if time sufficed for none."""
+    late, over = [], []
     with tempfile.TemporaryDirectory() as folder:
         for index, tool in enumerate(TOOLS):
             share = (deadline - time.monotonic()) / (len(TOOLS) - index)
             with findings.guarded(tool):
-                try:
-                    done = subprocess.run(
-                        command(program, tool, Path(folder) / f"{tool}.json"),
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                        timeout=max(1.0, share),
-                    )
-                except subprocess.TimeoutExpired as error:
-                    words = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
-                    findings.note(
-                        f"{tool}: not over after {share:.0f} s. Until then: {summary(words) or 'nothing found'}"
-                    )
-                    continue
-                print(done.stdout)
-                if "Device not supported" in done.stdout:
+                code, words = run_tool(command(program, tool, Path(folder) / f"{tool}.json"), share)
+                print(words)
+                if code is None:
+                    late.append(tool)
+                    until = summary(words) or "nothing found"
+                    findings.note(f"{tool}: not over after {share:.0f} s. Until then: {until}")
+                elif "Device not supported" in words:
                     findings.note(f"{tool}: the sanitizer does not support this device here.")
-                    continue
-                findings.check(f"{tool} is clean", done.returncode == 0, summary(done.stdout))
+                else:
+                    over.append(findings.check(f"{tool} is clean", code == 0, summary(words)))
+    if late and not over:
+        findings.check("a tool came to its end", False, f"not {', '.join(late)}: time did not suffice")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Section:
     """``module``: run as ``python -m gpu.<module>``. ``limit_s``: the most that it may take; ``least_s``: less is no
     use. ``needs``: what was built, and what Machine.lacking knows. ``alone``: it measures times (or the card's memory),
-    so nothing else may run beside it."""
+    so nothing else may run beside it. ``last``: it runs after all others."""
 
     name: str
     module: str
@@ -19,6 +19,7 @@ class Section:
     least_s: float
     needs: tuple[str, ...] = ()
     alone: bool = True
+    last: bool = False
 
 
 KERNELS = ("core", "kernels")
@@ -27,6 +28,7 @@ RANKS = ("core", "GPU leg", "torch with CUDA", "grpc", "protobuf", "pytest")
 
 
 SECTIONS = (
+    Section("driver", "driver", "What the GPU leg relies on of the driver", 40, 20, ("torch with CUDA",)),
     Section(
         "kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20, (*KERNELS, "numpy")
     ),
@@ -34,7 +36,7 @@ SECTIONS = (
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
     Section("step", "step", "Step time beside DDP with NCCL", 45, 25, RANKS),
     Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),
-    Section("faults", "faults", "A rank is killed in an all-reduce", 55, 20, RANKS),
+    Section("faults", "faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
     Section(
         "algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, RANKS, False
     ),
@@ -49,8 +51,10 @@ SECTIONS = (
         False,
     ),
     Section("sanitizer", "sanitizer", "compute-sanitizer over the kernels", 150, 30, (*KERNELS, "numpy"), False),
+    Section("stands", "stands", "What every algorithm must stand, on CUDA tensors", 150, 40, RANKS, False, True),
 )
-"""In the order in which they run: those that measure first, then side by side those that only check."""
+"""In the order in which they run: those that measure first, then side by side those that only check, and in the time
+that is left what is checked well without a GPU."""
 
 
 def by_name(names: Sequence[str]) -> list[Section]:
@@ -65,8 +69,9 @@ def by_name(names: Sequence[str]) -> list[Section]:
 def groups(sections: Sequence[Section]) -> list[list[Section]]:
     """What runs one after the other; the members of a group run at the same time."""
     alone = [[section] for section in sections if section.alone]
-    beside = [section for section in sections if not section.alone]
-    return [*alone, *([beside] if beside else [])]
+    beside = [section for section in sections if not section.alone and not section.last]
+    last = [section for section in sections if section.last]
+    return [*alone, *filter(None, (beside, last))]
 
 
 def time_for(group: Sequence[Section], later: Sequence[Sequence[Section]], left_s: float) -> float:

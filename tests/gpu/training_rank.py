@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import tempfile
@@ -19,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.session import current
-from gpu.common import device_of
-from gpu.group import agreed, in_turns, join, slowest
+from gpu.common import device_of, keep
+from gpu.group import agreed, cost_of, in_turns, join, predicted, slowest
 
 WAITS = (
     "cudaStreamSynchronize",
@@ -37,16 +38,17 @@ def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     parts: list[nn.Module] = []
     for _ in range(layers):
-        parts += [nn.Linear(width, width), nn.GELU()]
-    return nn.Sequential(*parts).to(device)
+        parts += [nn.Linear(width, width, device=device), nn.GELU()]
+    return nn.Sequential(*parts)
 
 
 class Training:
-    """A model, its optimizer, and batches that lie on the card."""
+    """A model, its optimizer, and a batch of the rank's own that lies on the card."""
 
     def __init__(self, width: int, layers: int, batch: int, device: torch.device) -> None:
         self.model = model_of(width, layers, device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        torch.manual_seed(1 + bagua.get_rank())  # of the same batches a mean would be what it was before
         self.inputs = torch.randn(batch, width, device=device)
 
     def with_bagua(self) -> Training:
@@ -73,28 +75,47 @@ def quiet() -> None:
 
 
 def step_times(port: int, kind: str, models: list[tuple[int, int, int]], limit_s: float) -> list[dict[str, Any]]:
-    """Of each model (width, layers, batch) what ``step_times_of`` returns."""
+    """Of each model (width, layers, batch) for which there is time what ``step_times_of`` returns."""
     quiet()
+    until = time.monotonic() + 0.7 * limit_s
     device = device_of(kind)
     join(port, device, limit_s)
-    return [step_times_of(width, layers, batch, device) for width, layers, batch in models]
+    found: list[dict[str, Any]] = []
+    known: dict[str, dict[int, float]] = {}
+    for width, layers, batch in models:
+        work = layers * batch * width**2
+        cost = cost_of(predicted(seconds, work) for seconds in known.values())
+        if not agreed(float(time.monotonic() + cost < until), device):
+            break
+        found.append(step_times_of(width, layers, batch, device))
+        for name, seconds in found[-1]["seconds"].items():
+            known.setdefault(name, {})[work] = seconds
+        keep(found)
+    return found
 
 
 def step_times_of(width: int, layers: int, batch: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of a step with Bagua, with DDP, and alone; and how far both replicas are from each other afterwards."""
+    """Seconds of a step with Bagua, with DDP, and alone; and how far the gradients of both replicas are apart."""
     ours = Training(width, layers, batch, device).with_bagua()
     ddp = Training(width, layers, batch, device).with_ddp(device)
     alone = Training(width, layers, batch, device)
     for one in (ours, ddp):
         one.step()
-    mine, theirs = (
-        torch.cat([p.detach().flatten() for p in one.model.parameters()]).double().cpu() for one in (ours, ddp)
-    )
-    apart = float((mine - theirs).norm() / theirs.norm())
+    apart = gradients_apart(ours.model, ddp.model)
     found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
     nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
     return {"seconds": {name: slowest(value, device) for name, value in found.items()}, "apart": apart, "bytes": nbytes}
+
+
+def gradients_apart(mine: nn.Module, theirs: nn.Module) -> float:
+    """How far the gradients of one are from the other's, by those: one step moves the parameters too little to tell."""
+    off = whole = 0.0
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        off += float((one.grad.double() - other.grad.double()).square().sum())
+        whole += float(other.grad.double().square().sum())
+    return math.sqrt(off / whole)
 
 
 def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s: float, steps: int) -> dict[str, Any]:

@@ -3,15 +3,37 @@ output, and every section's command line."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
-from gpu import algorithms, findings, kernels, machine, net, report, run, sanitizer, sections, training_rank, tree
+import torch
+from contract.algorithms import harness
+from gpu import (
+    algorithms,
+    common,
+    driver,
+    engine_run,
+    features_rank,
+    findings,
+    group,
+    kernels,
+    machine,
+    net,
+    report,
+    run,
+    sanitizer,
+    sections,
+    training_rank,
+    tree,
+)
 from gpu.sections import SECTIONS, Section
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -19,11 +41,11 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def test_time_is_shared_out() -> None:
     groups = sections.groups(SECTIONS)
-    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 4]
+    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 1, 4, 1]
     left = run.WHOLE_S - 60
-    for number, group in enumerate(groups):
-        share = sections.time_for(group, groups[number + 1 :], left)
-        assert min(one.least_s for one in group) <= share <= max(one.limit_s for one in group)
+    for number, beside in enumerate(groups):
+        share = sections.time_for(beside, groups[number + 1 :], left)
+        assert min(one.least_s for one in beside) <= share <= max(one.limit_s for one in beside)
         left -= share
     assert left >= 0
 
@@ -52,6 +74,26 @@ def test_every_section_is_a_program() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines() == [f"{section.module} 2" for section in SECTIONS], done.stderr
     assert done.stderr.count("arguments are required: --result") == len(SECTIONS)
+
+
+NOT_THERE = """
+import sys
+for name in "sqlalchemy alembic structlog pydantic_settings grpc_health grpc_reflection cryptography optuna".split():
+    sys.modules[name] = None  # to import it fails
+"""
+
+
+def test_sections_need_no_package_that_a_lent_machine_lacks() -> None:
+    """Of all that the tests of the repository use: programs of sections and ranks are imported, the suite collected."""
+    code = f"{NOT_THERE}sys.path.insert(0, {str(TESTS)!r})\nimport importlib, pytest\n"
+    for path in sorted((TESTS / "gpu").glob("*.py")):
+        code += f"importlib.import_module('gpu.{path.stem}')\n"
+    code += "import rig.rank_main, rig.fork_server, contract.algorithms.rank_side\nfrom gpu import algorithms\n"
+    code += "for part in (*algorithms.parts_for('cuda'), *algorithms.stands_for('cuda')):\n"
+    code += "    words = algorithms.command('cuda', part)[3:]\n"
+    code += "    assert pytest.main([*words, '--collect-only', '-qq']) == 0\n"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
 
 
 def test_findings_are_kept_from_the_first_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +208,19 @@ def test_what_lacks_something_is_told_and_the_others_run(tmp_path: Path, capsys:
     assert "torch was built without CUDA" in told["lost"]["why"] and "has no grpc" in told["lost"]["why"]
 
 
+def test_environment_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's packages are found behind ours; kernels that could not be built are not tried again by each rank."""
+    monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
+    monkeypatch.delenv("BAGUA_DEVICE_KERNELS", raising=False)
+    whole = run.Run(run.arguments(["--out", str(tmp_path)]), this_machine(), tmp_path)
+    assert whole.environment()["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "site"), str(TESTS), "/of/the/caller"]
+    assert "BAGUA_DEVICE_KERNELS" not in whole.environment()
+    whole.lacking["kernels"] = "it could not be built"
+    assert whole.environment()["BAGUA_DEVICE_KERNELS"] == ""
+    monkeypatch.setenv("BAGUA_DEVICE_KERNELS", "/built/elsewhere")
+    assert whole.environment()["BAGUA_DEVICE_KERNELS"] == "/built/elsewhere"
+
+
 def test_a_run_that_is_ended_keeps_what_its_sections_had_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +276,15 @@ def test_report_for_people() -> None:
     assert "REHEARSAL" not in report.markdown({**whole, "rehearsal": False})
 
 
+def test_time_slices_are_told() -> None:
+    """Where a hop between two ranks takes so long that their figures say nothing else."""
+    row = {"bytes": 1024, "sockets us": 1200.0, "Bagua-Net us": 2100.0}
+    found = {**found_of(True), "tables": {net.TABLE: [row, {**row, "bytes": 2048, "sockets us": 3.0}]}}
+    assert "1.2 ms" in report.slices({"net": {"found": found}})
+    row["sockets us"] = 30.0
+    assert report.slices({"net": {"found": found}}) == report.slices({}) == ""
+
+
 def test_memory_of_the_card() -> None:
     assert machine.parse_memory("1234\n77\n") == 1234
     assert machine.parse_memory("[N/A]\n") is None
@@ -248,6 +312,151 @@ def test_what_pytest_says() -> None:
     )
     assert algorithms.outcomes(text) == {"passed": 1, "failed": 1, "error": 0, "skipped": 0}
     assert algorithms.failures(text) == ["t.py::test_c - assert 1 == 2"]
+
+
+HOLDS_OUT = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: (print("t.py::test_a PASSED [ 1%]", flush=True), time.sleep(0.5), sys.exit(2)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_parts_are_interrupted_at_the_same_time() -> None:
+    parts = [
+        subprocess.Popen([sys.executable, "-c", HOLDS_OUT], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(3)
+    ]
+    for part in parts:
+        assert part.stdout is not None and part.stdout.readline() == "ready\n"
+    assert not algorithms.over(parts[0], 0.0)
+    algorithms.end(parts)
+    assert [part.returncode for part in parts] == [2] * 3
+    assert [algorithms.outcomes(part.communicate()[0])["passed"] for part in parts] == [1] * 3
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), pytest.fail.Exception("did not end in 0 s")])
+def test_what_is_done_is_told_when_the_suite_is_cut(
+    how: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests of jobs that all ranks have done are told; the first other one raises the interrupt."""
+    monkeypatch.setattr(harness, "UNTIL", time.monotonic())
+    runner = harness.Runner("2 hosts x 1", ["one", "two", "three"], lambda: tmp_path)
+
+    class Interrupted:
+        hosts: tuple = ()
+
+        def start(self, *_: object, names: list[str], **__: object) -> list:
+            assert names == ["one", "two", "three"]
+            for name in ("0-0", "0-1", "1-0"):  # rank 1 is at the second job
+                torch.save({"result": name}, tmp_path / f"{name}.pt")
+            return [types.SimpleNamespace(output="")] * 2
+
+        def wait(self, _: float) -> None:
+            raise how
+
+    monkeypatch.setattr(harness, "make_ranks", lambda folder: contextlib.nullcontext(Interrupted()))
+    assert runner.result("one") == ["0-0", "0-1"]
+    with pytest.raises(KeyboardInterrupt, match="nobody waits"):
+        runner.result("two")
+
+
+def keeps_and_fails(kind: str, port: int, limit_s: float) -> None:
+    common.keep({"rank": os.environ["RANK"]})
+    raise RuntimeError("in the middle")
+
+
+def test_what_ranks_have_found_is_kept() -> None:
+    """Where they do not come to their end."""
+    told: list = []
+    with pytest.raises(AssertionError, match="in the middle"):
+        engine_run.run_ranks(keeps_and_fails, ((0, 1),), "cpu", "", 60.0, partly=told.extend)
+    assert told == [{"rank": "0"}, {"rank": "1"}]
+
+
+def test_costs_are_predicted() -> None:
+    """Before a size is measured: it must not outlast the time there is."""
+    assert group.predicted({10: 1.0}, 100) == pytest.approx(15.0)  # nothing but proportion is known
+    assert group.predicted({10: 1.0, 20: 1.5}, 100) == pytest.approx(1.5 * 5.5)
+    assert group.predicted({10: 1.0, 20: 0.9}, 100) == pytest.approx(1.35)
+    assert group.cost_of([]) == 0
+    assert group.cost_of([1.0, 2.0]) == pytest.approx(3.0 * (2 + group.FEW_ROUNDS))
+    assert group.cost_of([0.001]) == pytest.approx(0.001 * (6 + group.ROUNDS * 40))
+
+
+def test_errors_of_a_refused_capture_are_all_told() -> None:
+    """The end of a capture may fail because of the refusal, and say something else."""
+    try:
+        try:
+            raise ValueError("CUDA graph: not here")
+        finally:
+            raise RuntimeError("capture was invalidated")
+    except RuntimeError as error:
+        assert features_rank.words(error) == "capture was invalidated; before that: CUDA graph: not here"
+
+
+@pytest.mark.parametrize(
+    ("case", "found", "ok"),
+    [
+        ("memory", {"waits": True, "goes_on": True, "hung": False}, True),
+        ("memory", {"ended": "RuntimeError: cudaHostRegister: CUDA error 1"}, False),
+        ("fault", {"recorded": 710, "never_recorded": 0, "hung": False}, True),
+        ("fault", {"recorded": 0, "never_recorded": 0, "hung": False}, False),
+        ("host function", {"function_s": 0.9, "held_s": 1.0, "hung": False}, True),
+        ("host function", {"blocked": [], "hung": True}, False),
+    ],
+)
+def test_what_the_leg_needs_of_the_driver(
+    case: str, found: dict, ok: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = findings.Findings(tmp_path / "f.json")
+    driver.tell(told, case, found)
+    assert told.failed != ok
+
+
+def test_what_blocks_in_the_driver_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = findings.Findings(tmp_path / "f.json")
+    driver.tell(told, "in cudaFree", {"blocked": ["cudaEventQuery"], "held_s": 1.5, "hung": False})
+    driver.tell(told, "a kernel", {"goes_on": False, "hung": False})
+    driver.tell(told, "in item()", {"ended": "not over after 30 s"})
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert not told.failed and len(found["notes"]) == 3 and len(found["tables"]) == 2
+    assert found["notes"][0].startswith("cudaEventQuery of a thread blocks while another is in cudaFree")
+
+
+def test_cases_of_the_driver_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert driver.run_case("memory", time.monotonic() + 1.2) == {"ended": "not over after 1 s"}
+    assert driver.run_case("memory", time.monotonic()) == {"ended": "no time was left for it"}
+    program.write_text("#!/bin/sh\necho it broke; exit 3\n")
+    assert driver.run_case("memory", time.monotonic() + 20) == {"ended": "exit code 3: it broke\n"}
+
+
+SANITIZER = """#!/bin/sh
+echo ========= COMPUTE-SANITIZER
+test -n "$BAGUA_DEVICE_KERNELS" || exit 1
+case $2 in {slow}) sleep 600 & echo $! >> {children}; wait;; esac
+"""
+
+
+@pytest.mark.parametrize(("slow", "failed"), [("*", True), ("memcheck", False)])
+def test_time_for_the_sanitizer(
+    slow: str, failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tool that is cut leaves nothing on the card; where none came to its end nothing was checked."""
+    program, children = tmp_path / "sanitizer", tmp_path / "children"
+    program.write_text(SANITIZER.format(slow=slow, children=children))
+    program.chmod(0o755)
+    monkeypatch.setenv("BAGUA_DEVICE_KERNELS", "/a/library")
+    told = findings.Findings(tmp_path / "f.json")
+    sanitizer.watch(told, str(program), time.monotonic() + 4)
+    assert told.failed == failed
+    assert all(has_ended(int(line)) for line in children.read_text().split())
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert len(found["notes"]) == (4 if failed else 1)
 
 
 def test_what_the_sanitizer_says() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from contract.algorithms.case import WORLDS, Case, Simulation, flat
 from rig.engine_hosts import make_ranks
 
 DEADLINE_S = 1500.0  # ranks end hangs themselves, job by job
+UNTIL = float(os.environ.get("BAGUA_TEST_UNTIL", "inf"))
+"""By the monotonic clock: what ranks have not done then is left, where there are minutes for it (tests/gpu)."""
 LOOSE = 5e-3  # between processors that round differently; what is sent in error is off by more
 
 
@@ -28,10 +33,16 @@ class Runner:
         self._folder = folder
         self._environment = environment or {}
         self._found: dict[str, list[Any]] = {}
+        self._cut = ""
 
     def result(self, name: str) -> list[Any]:
-        """What every rank returned in a job. Fails the test with the ranks' errors if one failed."""
+        """What every rank returned in a job. Fails the test with the ranks' errors if one failed.
+
+        If ranks are interrupted, or their time is over, KeyboardInterrupt is raised for the first job that was not
+        done: the tests before that are told."""
         while name not in self._found:
+            if self._cut:
+                raise KeyboardInterrupt(self._cut)
             self._run()
         found = self._found[name]
         errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
@@ -49,10 +60,17 @@ class Runner:
                 names=self._left,
                 folder=str(folder),
             )
-            ranks.wait(DEADLINE_S)
+            try:
+                ranks.wait(max(0.0, min(DEADLINE_S, UNTIL - time.monotonic())))
+            except (KeyboardInterrupt, pytest.fail.Exception):
+                if sys.exc_info()[0] is not KeyboardInterrupt and time.monotonic() < UNTIL:
+                    raise
+                self._cut = " ".join(filter(None, (host.engine.waiting(0.0) for host in ranks.hosts))) or "nobody waits"
             outputs = [rank.output for rank in started]
         for number, name in enumerate(self._left):
             files = [folder / f"{number}-{rank}.pt" for rank in range(self.world.n)]
+            if self._cut and not all(file.exists() for file in files):
+                return
             if not any(file.exists() for file in files):
                 # The ranks ended in the job before this one, which says so, or in this one.
                 ended = number == 0 or not any("error" in one for one in self._found[self._left[number - 1]])
