@@ -27,6 +27,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PREFIX = "baguabench-"
 COMMAND_DEADLINE_S = 20.0
 RELAY_DEADLINE_S = 10.0
+CARRIER_DEADLINE_S = 10.0
 LARGEST_PACKET = 65536
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
@@ -105,6 +106,8 @@ class Emulation:
                 self._join_by_relay(program)
             for name, address in zip(self.names, ADDRESSES, strict=True):
                 self._configure(name, address)
+            for name in self.names:
+                self._await_carrier(name)
         except BaseException:
             self.close()
             raise
@@ -166,6 +169,14 @@ class Emulation:
     def _configure(self, name: str, address: str) -> None:
         _command("ip", "-n", name, "address", "add", f"{address}/24", "dev", DEVICE)
         _command("ip", "-n", name, "link", "set", DEVICE, "txqueuelen", "1000", "up")
+
+    def _await_carrier(self, name: str) -> None:
+        """The kernel notes up to a second later that a link works, and NCCL and its plugins take no other."""
+        deadline = time.monotonic() + CARRIER_DEADLINE_S
+        while "NO-CARRIER" in _command("ip", "-n", name, "link", "show", DEVICE):
+            if time.monotonic() > deadline:
+                raise ServiceError(f"The emulated network does not come up: {DEVICE} in {name} has no carrier.")
+            time.sleep(0.02)
 
 
 def _relay_program() -> Path:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -197,6 +198,9 @@ def test_many_devices(look: Any, library: Path, logger_library: Path) -> None:
                 subprocess.run([*peer, "up"], check=True)
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         all_six = [f"veth{index}" for index in range(6)]
+        deadline = time.monotonic() + 10  # the kernel notes up to a second later that a link works
+        while look(inside)["devices"] != all_six and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert look(inside)["devices"] == all_six, "loopback is no device where there are others"
         assert look(inside, NCCL_SOCKET_IFNAME="veth1,veth4")["devices"] == ["veth1", "veth4"]
         assert look(inside, NCCL_SOCKET_IFNAME="=veth3")["devices"] == ["veth3"]
