@@ -10,18 +10,33 @@ namespace bagua::nccl_net {
 // there a word is 4 bytes of data and the flag that says so, and memcpy, which begins at both ends, has shown the flag
 // before the data. Where `to` is not aligned to words (NCCL's buffers are, but not pieces of a message), bytes ascend.
 inline void copy_in_order(char* to, const char* from, size_t bytes) {
+  const auto aligned = [&](size_t size) { return reinterpret_cast<uintptr_t>(to) % size == 0; };
   const auto copy_byte = [&] {
     __atomic_store_n(to++, *from++, __ATOMIC_RELEASE);
     --bytes;
   };
-  while (bytes > 0 && reinterpret_cast<uintptr_t>(to) % sizeof(uint64_t) != 0) copy_byte();
-  for (; bytes >= sizeof(uint64_t); bytes -= sizeof(uint64_t)) {
+  const auto copy_word = [&] {
     uint64_t word;
     std::memcpy(&word, from, sizeof word);
     __atomic_store_n(reinterpret_cast<uint64_t*>(to), word, __ATOMIC_RELEASE);
     to += sizeof word;
     from += sizeof word;
+    bytes -= sizeof word;
+  };
+  while (bytes > 0 && !aligned(8)) copy_byte();
+#if defined(__x86_64__)
+  // Two words at once, half the time: stores are seen in their order, and the compiler keeps that of volatile ones.
+  using Words = uint64_t __attribute__((vector_size(16), may_alias));
+  if (bytes >= 8 && !aligned(16)) copy_word();
+  for (; bytes >= sizeof(Words); bytes -= sizeof(Words)) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    *reinterpret_cast<volatile Words*>(to) = words;
+    to += sizeof words;
+    from += sizeof words;
   }
+#endif
+  while (bytes >= 8) copy_word();
   while (bytes > 0) copy_byte();
 }
 
