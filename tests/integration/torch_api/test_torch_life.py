@@ -321,7 +321,8 @@ def rank_waits_long() -> None:
 def test_a_long_wait_is_logged_with_who_waits_for_whom(ranks: Any) -> None:
     ranks.run(rank_waits_long, 2)
     assert "all-reduce #0 of world: rank 0 has been waiting for rank 1" in ranks.started[0].output
-    assert not ranks.started[1].output
+    said = ranks.started[1].output.splitlines()
+    assert not [line for line in said if not line.startswith("[Gloo]")]  # torch 2.8 prints its connections
 
 
 def rank_remembers_memory() -> list[int]:
