@@ -175,7 +175,10 @@ class Emulation:
         deadline = time.monotonic() + CARRIER_DEADLINE_S
         while "NO-CARRIER" in _command("ip", "-n", name, "link", "show", DEVICE):
             if time.monotonic() > deadline:
-                raise ServiceError(f"The emulated network does not come up: {DEVICE} in {name} has no carrier.")
+                raise ServiceError(
+                    f"The emulated network does not come up: {DEVICE} in {name} has no carrier after "
+                    f"{CARRIER_DEADLINE_S:.0f} s. Try again; the kernel's log (dmesg) may say why."
+                )
             time.sleep(0.02)
 
 

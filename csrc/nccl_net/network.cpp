@@ -23,7 +23,6 @@ namespace {
 
 // What NCCL calls a memory handle.
 struct Registration {
-  Connection* connection;
   const char* data;
   size_t size;
 };
@@ -220,7 +219,7 @@ Result reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
     return kInvalidUsage;
   }
   return guarded("regMr", [&] {  // sockets take any memory of the process: this is for its end
-    *mhandle = new Registration{static_cast<Connection*>(comm), static_cast<const char*>(data), size};
+    *mhandle = new Registration{static_cast<const char*>(data), size};
     return kSuccess;
   });
 }
@@ -231,10 +230,11 @@ Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
 }
 
 // NCCL frees its buffers after this and closes the connection later: helpers would go on with what is in flight.
-Result dereg_mr(void*, void* mhandle) {
+Result dereg_mr(void* comm, void* mhandle) {
+  if (comm == nullptr || mhandle == nullptr) return kSuccess;  // nothing was registered
   return guarded("deregMr", [&] {
     const std::unique_ptr<Registration> ended(static_cast<Registration*>(mhandle));
-    if (ended != nullptr) ended->connection->withdraw(ended->data, ended->size);
+    static_cast<Connection*>(comm)->withdraw(ended->data, ended->size);
     return kSuccess;
   });
 }
