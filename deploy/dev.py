@@ -7,7 +7,7 @@
     python3 deploy/dev.py proto     generate the protobuf code again
 
 The virtual environment is .venv in the checkout (BAGUA_VENV names another place). Running a command again is cheap:
-what is already in place is left alone.
+what is already in place is left alone. BAGUA_TORCH=2.8.0 takes that torch, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = Path(os.environ.get("BAGUA_VENV") or ROOT / ".venv")
+TORCH = os.environ.get("BAGUA_TORCH")
+VENV = Path(os.environ.get("BAGUA_VENV") or ROOT / (f".venv-torch-{TORCH}" if TORCH else ".venv"))
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 # Generated code demands a protobuf runtime at least as new as its generator, so the generator is an old one, in an
 # environment of its own.
@@ -112,14 +113,15 @@ def install_dependencies(extra: str) -> None:
     def action() -> None:
         say("packages (a few minutes the first time)")
         # torch first and alone: a range would make pip look for the newest build.
-        pip("install", "-c", CONSTRAINTS, "torch")
-        pip("install", "-c", CONSTRAINTS, f"{ROOT}[{extra}]")
+        torch = [f"torch=={TORCH}"] if TORCH else ["-c", CONSTRAINTS, "torch"]
+        pip("install", *torch)
+        pip("install", *torch, f"{ROOT}[{extra}]")
         # What pip built in the tree on the way.
         for rubbish in (*ROOT.glob("*.egg-info"), ROOT / "build" / "lib", *ROOT.glob("build/bdist*")):
             shutil.rmtree(rubbish, ignore_errors=True)
         (VENV / ".bagua-package").unlink(missing_ok=True)
 
-    once(f"dependencies-{extra}", digest([ROOT / "pyproject.toml", CONSTRAINTS]), action)
+    once(f"dependencies-{extra}", digest([ROOT / "pyproject.toml", CONSTRAINTS], TORCH or ""), action)
 
 
 def build_wheel(out: Path) -> Path:

@@ -20,7 +20,7 @@ BUILT_AT_FIRST_USE = "Nothing to do: the first run that needs it builds it."
 # Names of libraries come as arguments. 0 is CUDA_SUCCESS and ncclSuccess.
 _PROBE = """
 import ctypes, json, sys
-found = {"driver": "", "gpus": [], "nccl": "", "nccl_path": "", "problem": ""}
+found = {"driver": "", "gpus": [], "archs": [], "nccl": "", "nccl_path": "", "problem": ""}
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
     number, name = ctypes.c_int(), ctypes.create_string_buffer(128)
@@ -32,6 +32,10 @@ try:
     for index in range(0 if code else number.value):
         cuda.cuDeviceGetName(name, 128, index)
         found["gpus"].append(name.value.decode())
+        found["archs"].append([])
+        for attribute in (75, 76):  # compute capability: major, minor
+            cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, index)
+            found["archs"][-1].append(number.value)
 except OSError:
     pass
 for path in sys.argv[1:]:
@@ -50,11 +54,13 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Probe:
-    """``driver``: CUDA version of the driver, "" if there is none; ``gpus``: their names; ``nccl``: its version, "" if
-    it can't be opened; ``problem``: what the driver said."""
+    """``driver``: CUDA version of the driver, "" if there is none; ``gpus``: their names; ``archs``: their
+    architectures, [8, 0] and so on; ``nccl``: its version, "" if it can't be opened; ``problem``: what the driver
+    said."""
 
     driver: str = ""
     gpus: list[str] = field(default_factory=list)
+    archs: list[list[int]] = field(default_factory=list)
     nccl: str = ""
     nccl_path: str = ""
     problem: str = ""
@@ -91,7 +97,7 @@ def findings() -> list[Finding]:
         nvcc = build_cuda.find_nvcc()
         kernels = f"nvcc {nvcc.release} could compile kernels" if nvcc else "no nvcc, no driver"
         return [Finding("GPU", OK, f"none here: everything runs on the CPU ({kernels})")]
-    return [_driver(found), _nvcc(), _nccl(found), _leg(), _kernels(), _plugin()]
+    return [_driver(found), _nvcc(), _nccl(found), _leg(), _kernels(found), _plugin()]
 
 
 def _driver(found: Probe) -> Finding:
@@ -127,7 +133,16 @@ def _leg() -> Finding:
     return Finding("GPU leg", WARN, "not built yet", BUILT_AT_FIRST_USE)
 
 
-def _kernels() -> Finding:
+def _kernels(found: Probe) -> Finding:
+    newest = tuple(max(found.archs, default=build_cuda.OLDEST_ARCH))
+    if newest < build_cuda.OLDEST_ARCH:
+        detail = f"for architecture 8.0 and newer, and this is {newest[0]}.{newest[1]}"
+        return Finding("GPU kernels", OK, f"{detail}: codecs run in the daemons, on the CPU")
+    nvcc = build_cuda.find_nvcc()
+    if nvcc and found.driver and int(nvcc.release.split(".")[0]) > int(found.driver.split(".")[0]):
+        detail = f"nvcc {nvcc.release} is newer than the driver's CUDA {found.driver}: what it compiles can't run"
+        fix = f"Install an nvcc of CUDA {found.driver} and set CUDA_HOME; until then codecs run on the CPU."
+        return Finding("GPU kernels", WARN, detail, fix)
     try:
         path = build_cuda.kernels_built()
     except BuildError as error:

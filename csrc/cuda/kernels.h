@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define BAGUA_KERNELS_VERSION 1
+#define BAGUA_KERNELS_VERSION 2
 #define BAGUA_KERNELS_MOST_INPUTS 16  /* raws + encodeds of one transcode */
 #define BAGUA_KERNELS_MOST_REDUCED 64 /* inputs of one reduce */
 
@@ -48,12 +48,16 @@ typedef struct {
 } BaguaReduce;
 
 uint32_t bagua_kernels_version(void);
+/* Loads all kernels to the current device: else the first launch of each does, and may wait for all work of the device.
+ * 0, or the cudaError_t: kernels can't run there, such as on a GPU that they were not compiled for. */
+int bagua_kernels_load(void);
 int bagua_kernels_transcode(const BaguaTranscode* work, void* stream);
 int bagua_kernels_reduce(const BaguaReduce* work, void* stream);
 
 /* The table that the engine fills by dlsym. */
 typedef struct {
   uint32_t (*version)(void);
+  int (*load)(void);
   int (*transcode)(const BaguaTranscode*, void*);
   int (*reduce)(const BaguaReduce*, void*);
 } BaguaKernels;

@@ -8,11 +8,23 @@
 
 namespace bagua::cuda {
 
+// Where a call's kernels go.
+struct On {
+  cudaStream_t stream;
+  // Nowhere: they are only loaded to the current device, which else their first launch does. That may wait for all work
+  // of the device, and so for other ranks.
+  bool load = false;
+};
+
 // Launches so many blocks as there is work for, but at most `per_multiprocessor` for each multiprocessor of the current
 // device: the kernels go on from there by themselves.
 template <class Argument>
 cudaError_t launch(void (*kernel)(Argument), Argument argument, uint64_t blocks, int per_multiprocessor, int threads,
-                   size_t shared_bytes, cudaStream_t stream) {
+                   size_t shared_bytes, On on) {
+  if (on.load) {
+    cudaFuncAttributes ignored;
+    return cudaFuncGetAttributes(&ignored, kernel);
+  }
   int device = 0;
   int multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -22,7 +34,7 @@ cudaError_t launch(void (*kernel)(Argument), Argument argument, uint64_t blocks,
   const uint64_t most = static_cast<uint64_t>(multiprocessors) * static_cast<uint64_t>(per_multiprocessor);
   const dim3 grid(static_cast<unsigned>(std::min(blocks, most)));
   void* arguments[] = {&argument};
-  return cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments, shared_bytes, stream);
+  return cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments, shared_bytes, on.stream);
 }
 
 }  // namespace bagua::cuda

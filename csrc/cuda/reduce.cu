@@ -48,6 +48,20 @@ void set_division(const BaguaReduce& from, Reduce& work) {
 }
 
 }  // namespace
+
+cudaError_t load_reductions() {
+  for (int dtype = 0; dtype < kDTypes; ++dtype) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kBor,
+                              ReduceOp::kBand, ReduceOp::kBxor, ReduceOp::kAvg}) {
+      Reduce nothing{};
+      const Run run = find(static_cast<DType>(dtype), op);
+      const cudaError_t error = run == nullptr ? cudaSuccess : run(nothing, {nullptr, true});
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 }  // namespace bagua::cuda
 
 BAGUA_EXPORT int bagua_kernels_reduce(const BaguaReduce* from, void* on) {
@@ -67,5 +81,5 @@ BAGUA_EXPORT int bagua_kernels_reduce(const BaguaReduce* from, void* on) {
   work.count = from->count;
   work.input_count = from->input_count;
   set_division(*from, work);
-  return run(work, static_cast<cudaStream_t>(on));
+  return run(work, {static_cast<cudaStream_t>(on)});
 }

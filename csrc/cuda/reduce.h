@@ -245,18 +245,21 @@ uint64_t head_of(const Reduce& work) {
   return std::min(work.count, (16 - past) % 16 / sizeof(T));
 }
 
-using Run = cudaError_t (*)(Reduce&, cudaStream_t);
+using Run = cudaError_t (*)(Reduce&, On);
 
 // S: the type as asked for; T: the one to calculate with.
 template <class S, class T, class Op>
-cudaError_t run(Reduce& work, cudaStream_t stream) {
+cudaError_t run(Reduce& work, On on) {
   work.head = head_of<T>(work);
   const uint64_t of_block = static_cast<uint64_t>(kThreads) * Shape<T>::kPieces * Shape<T>::kWidth;
   const uint64_t blocks = work.count / of_block + 1;
-  return launch(reduce_elements<S, T, Op>, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, stream);
+  return launch(reduce_elements<S, T, Op>, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, on);
 }
 
 // The kernel for integers, nullptr: not supported. Compiled apart from that for floats: both take the compiler long.
 Run find_integer_reduce(DType dtype, ReduceOp op);
+
+// Loads the kernels of all dtypes and operations.
+cudaError_t load_reductions();
 
 }  // namespace bagua::cuda

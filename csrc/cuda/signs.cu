@@ -197,15 +197,15 @@ __global__ void __launch_bounds__(32) transcode_last_signs(const __grid_constant
 
 }  // namespace
 
-cudaError_t launch_signs(const Work& work, cudaStream_t stream) {
+cudaError_t launch_signs(const Work& work, On on) {
   const uint64_t whole = work.count / kBlock;
   if (whole != 0) {
     const uint64_t blocks = codec::blocks_of(whole, kThreads / 32);
-    const cudaError_t error = launch(transcode_signs, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, stream);
+    const cudaError_t error = launch(transcode_signs, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, on);
     if (error != cudaSuccess) return error;
   }
   if (work.count % kBlock == 0) return cudaSuccess;
-  return launch(transcode_last_signs, work, 1, 1, 32, 0, stream);
+  return launch(transcode_last_signs, work, 1, 1, 32, 0, on);
 }
 
 }  // namespace bagua::cuda

@@ -257,7 +257,7 @@ cudaError_t resident_blocks(int* blocks) {
 }
 
 template <bool wide>
-cudaError_t launch_range(const Range& range, cudaStream_t stream) {
+cudaError_t launch_range(const Range& range, On on) {
   if (range.first == range.end) return cudaSuccess;
   const auto kernel = transcode_top_k<wide>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
@@ -265,16 +265,16 @@ cudaError_t launch_range(const Range& range, cudaStream_t stream) {
   int resident = 0;
   error = resident_blocks<wide>(&resident);
   if (error != cudaSuccess) return error;
-  return launch(kernel, range, range.end - range.first, resident, kThreads, sizeof(Shared), stream);
+  return launch(kernel, range, range.end - range.first, resident, kThreads, sizeof(Shared), on);
 }
 
 }  // namespace
 
-cudaError_t launch_top_k(const Work& work, cudaStream_t stream) {
+cudaError_t launch_top_k(const Work& work, On on) {
   const uint64_t blocks = codec::blocks_of(work.count, kBlock);
   const uint64_t wide = work.aligned ? work.count / kBlock : 0;
-  const cudaError_t error = launch_range<true>({work, 0, wide}, stream);
-  return error != cudaSuccess ? error : launch_range<false>({work, wide, blocks}, stream);
+  const cudaError_t error = launch_range<true>({work, 0, wide}, on);
+  return error != cudaSuccess ? error : launch_range<false>({work, wide, blocks}, on);
 }
 
 }  // namespace bagua::cuda

@@ -68,6 +68,13 @@ bool prepare(const BaguaTranscode& from, Work& work) {
 }
 
 }  // namespace
+
+cudaError_t launch_codec(Codec codec, const Work& work, On on) {
+  if (codec == Codec::kSign1) return launch_signs(work, on);
+  if (codec == Codec::kTopK) return launch_top_k(work, on);
+  return launch_units(codec, work, on);
+}
+
 }  // namespace bagua::cuda
 
 BAGUA_EXPORT uint32_t bagua_kernels_version(void) {
@@ -80,9 +87,5 @@ BAGUA_EXPORT int bagua_kernels_transcode(const BaguaTranscode* from, void* on) {
   if (from->count == 0) return cudaSuccess;
   Work work{};
   if (!prepare(*from, work)) return cudaErrorInvalidValue;
-  const auto stream = static_cast<cudaStream_t>(on);
-  const auto codec = static_cast<bagua::Codec>(from->codec);
-  if (codec == bagua::Codec::kSign1) return launch_signs(work, stream);
-  if (codec == bagua::Codec::kTopK) return launch_top_k(work, stream);
-  return launch_units(codec, work, stream);
+  return launch_codec(static_cast<bagua::Codec>(from->codec), work, {static_cast<cudaStream_t>(on)});
 }

@@ -35,36 +35,36 @@ __global__ void __launch_bounds__(32) transcode_last_unit(const __grid_constant_
 }
 
 template <class C>
-cudaError_t launch_codec(const Work& work, cudaStream_t stream) {
+cudaError_t launch_unit_codec(const Work& work, On on) {
   const uint64_t whole = work.count / kUnit;
   if (whole != 0) {
     const auto kernel = work.aligned ? transcode_units<C, Access::kWide> : transcode_units<C, Access::kSingle>;
     const uint64_t blocks = codec::blocks_of(whole, kThreads / 32);
-    const cudaError_t error = launch(kernel, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, stream);
+    const cudaError_t error = launch(kernel, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, on);
     if (error != cudaSuccess) return error;
   }
   if (work.count % kUnit == 0) return cudaSuccess;
-  return launch(transcode_last_unit<C>, work, 1, 1, 32, 0, stream);
+  return launch(transcode_last_unit<C>, work, 1, 1, 32, 0, on);
 }
 
 }  // namespace
 
-cudaError_t launch_units(Codec codec, const Work& work, cudaStream_t stream) {
+cudaError_t launch_units(Codec codec, const Work& work, On on) {
   switch (codec) {
     case Codec::kNone:
-      return launch_codec<Plain>(work, stream);
+      return launch_unit_codec<Plain>(work, on);
     case Codec::kF16:
-      return launch_codec<Sixteen<Half>>(work, stream);
+      return launch_unit_codec<Sixteen<Half>>(work, on);
     case Codec::kBF16:
-      return launch_codec<Sixteen<BFloat16>>(work, stream);
+      return launch_unit_codec<Sixteen<BFloat16>>(work, on);
     case Codec::kE4M3:
-      return launch_codec<E4M3>(work, stream);
+      return launch_unit_codec<E4M3>(work, on);
     case Codec::kE5M2:
-      return launch_codec<E5M2>(work, stream);
+      return launch_unit_codec<E5M2>(work, on);
     case Codec::kMinMax8:
-      return launch_codec<MinMax>(work, stream);
+      return launch_unit_codec<MinMax>(work, on);
     case Codec::kInt4:
-      return launch_codec<Int4>(work, stream);
+      return launch_unit_codec<Int4>(work, on);
     default:
       return cudaErrorInvalidValue;
   }

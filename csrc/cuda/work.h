@@ -7,6 +7,7 @@
 
 #include "codec/codec.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 
 namespace bagua::cuda {
 
@@ -29,8 +30,11 @@ struct Work {
 };
 
 // Each launches one kernel on the current device; the caller has checked the work.
-cudaError_t launch_units(Codec codec, const Work& work, cudaStream_t stream);  // all but these two:
-cudaError_t launch_signs(const Work& work, cudaStream_t stream);
-cudaError_t launch_top_k(const Work& work, cudaStream_t stream);
+cudaError_t launch_units(Codec codec, const Work& work, On on);  // all but these two:
+cudaError_t launch_signs(const Work& work, On on);
+cudaError_t launch_top_k(const Work& work, On on);
+
+// That of `codec`.
+cudaError_t launch_codec(Codec codec, const Work& work, On on);
 
 }  // namespace bagua::cuda

@@ -83,7 +83,20 @@ Status Runtime::open() {
     return status;
   }
   if (Status status = try_wait_value(); !status) no_wait_value_ = status.message();
+  load_kernels();
   return Status::ok();
+}
+
+// Now, as long as nothing waits on the device: a first launch may wait for all of it, and so for other ranks.
+void Runtime::load_kernels() {
+  if (!libraries.has_kernels()) return;
+  const CudaError code = libraries.kernels.load();
+  if (code == kCudaOk) return;
+  libraries.give_up_kernels(
+      "can't run on GPU " + std::to_string(device) + ": CUDA error " + std::to_string(code) + ", " +
+      libraries.cuda.error_text(code) +
+      ". It wants architecture 8.0 or newer (BAGUA_CUDA_ARCHS names others of them), and a driver "
+      "whose CUDA is not older than the nvcc that compiled it");
 }
 
 // The context that the runtime's own functions use on the device, too.

@@ -103,7 +103,7 @@ class Runtime {
   const int device;
   // Of the device; nullptr where there is no driver's library.
   CudaContext context() const { return context_; }
-  const Libraries libraries;
+  Libraries libraries;  // constant after open()
   Failure failure;
   Waits waits;
   Rounds rounds;
@@ -115,6 +115,7 @@ class Runtime {
   Status retain();
   void give_back();
   Status try_wait_value();
+  void load_kernels();
 
   int handle_ = 0;  // the driver's, of the device; constant after open(), as is the next one
   CudaContext context_ = nullptr;

@@ -74,6 +74,10 @@ class Kernels:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
 
+    def load(self) -> None:
+        """bagua_kernels_load()."""
+        self._checked("bagua_kernels_load", self._library.bagua_kernels_load())
+
     def transcode(self, work: Work, stream: int = 0) -> None:
         """bagua_kernels_transcode()."""
         call = Transcode(
@@ -100,6 +104,8 @@ class Kernels:
         self._launch("bagua_kernels_reduce", call, stream)
 
     def _launch(self, name: str, call: ctypes.Structure, stream: int) -> None:
-        code = getattr(self._library, name)(ctypes.byref(call), ctypes.c_void_p(stream))
+        self._checked(name, getattr(self._library, name)(ctypes.byref(call), ctypes.c_void_p(stream)))
+
+    def _checked(self, name: str, code: int) -> None:
         if code:
             raise RuntimeError(f"{name}: CUDA error {code}")

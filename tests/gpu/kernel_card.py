@@ -91,6 +91,10 @@ class GpuCard:
             self._checked("cudaFree", ctypes.c_void_p(address))
         self._sizes.clear()
 
+    def load(self) -> None:
+        """Loads all kernels, as the leg does."""
+        self._kernels.load()
+
     def transcode(self, work: Work) -> None:
         """Launches the kernel; returns at once."""
         self._kernels.transcode(work)
@@ -145,6 +149,9 @@ class CpuCard:
     def free_all(self) -> None:
         """Nothing to do."""
 
+    def load(self) -> None:
+        """Nothing to do."""
+
     def transcode(self, work: Work) -> None:
         """The codec of the core."""
         self._core.transcode(
@@ -177,6 +184,10 @@ class EmulatedCard(CpuCard):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._kernels = Kernels(path)
+
+    def load(self) -> None:
+        """Notes that all kernels are loaded."""
+        self._kernels.load()
 
     def transcode(self, work: Work) -> None:
         """The library's codec."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -313,6 +314,10 @@ def work(findings: Findings, device: str, quick: bool) -> None:
     """Everything, or with ``quick`` the checks at few sizes."""
     card = card_of(device)
     codecs = Codecs(card, findings)
+    begun = time.perf_counter()
+    card.load()
+    took = 1000 * (time.perf_counter() - begun)
+    findings.note(f"All kernels were loaded in {took:.0f} ms, as a rank does when it starts.")
     sizes = QUICK_SIZES if quick or device != "cuda" else SIZES
     codecs.compare(sizes)
     codecs.special_values()

@@ -18,6 +18,7 @@ int cuDriverGetVersion(int* v) { *v = 13020; return 0; }
 int cuInit(unsigned flags) { return FAILS; }
 int cuDeviceGetCount(int* n) { *n = 2; return 0; }
 int cuDeviceGetName(char* name, int size, int device) { strncpy(name, device ? "Card B" : "Card A", size); return 0; }
+int cuDeviceGetAttribute(int* v, int attribute, int device) { *v = attribute == 75 ? 8 + device : 6; return 0; }
 """
 NCCL = "int ncclGetVersion(int* v) { *v = 22809; return 0; }"
 
@@ -39,7 +40,7 @@ def test_driver_and_nccl_are_asked(library, monkeypatch: pytest.MonkeyPatch) -> 
     library("libcuda.so.1", DRIVER, "-DFAILS=0")
     nccl = library("libnccl.so.2", NCCL)
     monkeypatch.setattr(gpu_checks, "_nccl_libraries", lambda: ["/no/such/file", str(nccl)])
-    assert gpu_checks.probe() == Probe("13.2", ["Card A", "Card B"], "2.28.9", str(nccl))
+    assert gpu_checks.probe() == Probe("13.2", ["Card A", "Card B"], [[8, 6], [9, 6]], "2.28.9", str(nccl))
 
 
 def test_driver_without_a_card(library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,10 +75,25 @@ def test_gpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         raise BuildError("No CUDA compiler (nvcc): install it.")
 
     monkeypatch.setenv("BAGUA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(gpu_checks, "probe", lambda: Probe("13.0", ["Card"], "2.28.9", "/nccl"))
+    monkeypatch.setattr(gpu_checks, "probe", lambda: Probe("13.0", ["Card"], [[9, 0]], "2.28.9", "/nccl"))
     monkeypatch.setattr(build_cuda, "find_nvcc", lambda: None)
     monkeypatch.setattr(build_cuda, "kernels_built", missing)
     lines = {line.name: line for line in gpu_checks.findings()}
     assert [lines[name].status for name in ("GPU", "NCCL", "nvcc", "GPU kernels")] == [OK, OK, WARN, WARN]
     assert "install it" in lines["GPU kernels"].fix
     assert lines["Bagua-Net"].detail == lines["GPU leg"].detail == "not built yet"
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (Probe("13.0", ["Tesla T4"], [[7, 5]]), OK, "this is 7.5: codecs run in the daemons"),
+        (Probe("12.4", ["A100"], [[8, 0]]), WARN, "nvcc 13.0 is newer than the driver's CUDA 12.4"),
+    ],
+)
+def test_kernels_that_can_not_run(monkeypatch: pytest.MonkeyPatch, found: Probe, status: str, words: str) -> None:
+    monkeypatch.setattr(gpu_checks, "probe", lambda: found)
+    monkeypatch.setattr(build_cuda, "find_nvcc", lambda: build_cuda.Nvcc("/x/bin/nvcc", "13.0", Path("/x")))
+    (line,) = [line for line in gpu_checks.findings() if line.name == "GPU kernels"]
+    assert line.status == status and words in line.detail
+    assert bool(line.fix) == (status == WARN)

@@ -84,6 +84,7 @@ void fill_nccl(Filler* f, Nccl* t) {
 
 void fill_kernels(Filler* f, BaguaKernels* t) {
   f->need(&t->version, {"bagua_kernels_version"});
+  f->need(&t->load, {"bagua_kernels_load"});
   f->need(&t->transcode, {"bagua_kernels_transcode"});
   f->need(&t->reduce, {"bagua_kernels_reduce"});
 }
@@ -124,13 +125,17 @@ void check_kernels(Libraries* out) {
   if (!out->has_kernels()) return;
   const uint32_t version = out->kernels.version();
   if (version == BAGUA_KERNELS_VERSION) return;
-  out->why_not["kernels"] = out->paths["kernels"] + " has version " + std::to_string(version) + ", version " +
-                            std::to_string(BAGUA_KERNELS_VERSION) + " is needed: build it again";
-  out->paths.erase("kernels");
-  out->kernels = BaguaKernels{};
+  out->give_up_kernels("has version " + std::to_string(version) + ", version " + std::to_string(BAGUA_KERNELS_VERSION) +
+                       " is needed: build it again");
 }
 
 }  // namespace
+
+void Libraries::give_up_kernels(const std::string& why) {
+  why_not["kernels"] = paths["kernels"] + " " + why;
+  paths.erase("kernels");
+  kernels = BaguaKernels{};
+}
 
 Libraries open_libraries(const std::string& kernels) {
   Libraries out;

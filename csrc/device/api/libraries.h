@@ -11,7 +11,7 @@
 
 namespace bagua::device {
 
-// Immutable after open_libraries(), so usable from any thread.
+// Immutable once the leg is open, so usable from any thread.
 struct Libraries {
   CudaRuntime cuda{};
   CudaDriver driver{};
@@ -26,6 +26,9 @@ struct Libraries {
   bool has_nccl() const { return nccl.init_rank != nullptr; }
   bool has_kernels() const { return kernels.transcode != nullptr; }
   bool has_wait_value() const { return driver.wait_value != nullptr; }
+
+  // Counts as missing from now on: "<path> <why>".
+  void give_up_kernels(const std::string& why);
 };
 
 // Opens what there is; whatever lacks a function counts as missing, with the reason. `kernels` is the path of

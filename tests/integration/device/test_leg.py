@@ -49,13 +49,18 @@ def test_encoded(make_job: Callable[..., Any], codec: str, route: str, hosts: li
         assert found["error"] < {"fp16": 1e-4, "minmax8": 2e-3, "onebit": 0.35, "topk": 0.35}[codec]
 
 
-def test_encoded_without_kernels(make_job: Callable[..., Any]) -> None:
-    """The daemons encode instead."""
+# 209: cudaErrorNoKernelImageForDevice
+@pytest.mark.parametrize(
+    ("missing", "why"), [({"BAGUA_DEVICE_KERNELS": ""}, ""), ({"FAKE_KERNELS_LOAD": "209"}, "can't run on GPU")]
+)
+def test_encoded_without_kernels(make_job: Callable[..., Any], missing: dict[str, str], why: str) -> None:
+    """The daemons encode instead, for all ranks, if one has no kernels, or a GPU that is too old for them."""
     job = make_job([[0], [1]])
-    results = job.run(
-        "results.encoded", {"BAGUA_DEVICE_KERNELS": ""}, route="flat", codec="minmax8", steps=2, count=5000
-    )
+    job.of_rank = {1: missing}
+    results = job.run("results.encoded", route="flat", codec="minmax8", steps=2, count=5000)
     assert all(result["result"]["route"]["staged"] == 2 for result in results.values())
+    assert why in results[1]["result"]["missing"]["kernels"]
+    assert "kernels" not in results[0]["result"]["missing"]
 
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])

@@ -35,6 +35,7 @@ void fake_cuda_unwatch_this_thread(void);
 uint64_t fake_cuda_host_synchronisations(void);
 /* Uses after destruction, copies from memory that is not pinned, calls in host functions, ... */
 uint64_t fake_cuda_misuses(void);
+void fake_cuda_note_misuse(const char* what);
 const char* fake_cuda_first_misuse(void);
 /* Streams, events, allocations and registrations that exist now. */
 uint64_t fake_cuda_streams(void);

@@ -69,6 +69,9 @@ FAKE uint64_t fake_cuda_host_synchronisations(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().synchronisations;
 }
+FAKE void fake_cuda_note_misuse(const char* what) {
+  misuse(what);
+}
 FAKE uint64_t fake_cuda_misuses(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().misuses;

@@ -1,4 +1,7 @@
-// The library of kernels on the CPU, with the codecs of the core, in stream order.
+// The library of kernels on the CPU, with the codecs of the core, in stream order. A call whose kernels were not loaded
+// to the device is misuse; FAKE_KERNELS_LOAD=209 lets loading fail, with that code.
+#include <atomic>
+#include <cstdlib>
 #include <vector>
 
 #include "codec/codec.h"
@@ -47,6 +50,20 @@ void run_reduce(void* context) {
 
 constexpr int kInvalid = 1;
 
+std::atomic<uint64_t> loaded{0};  // a bit for each device
+
+uint64_t bit_of_device() {
+  int device = 0;
+  char bus_id[32];
+  fake_cuda_here(&device, bus_id, sizeof(bus_id));
+  return uint64_t{1} << device;
+}
+
+void check_loaded() {
+  if ((loaded & bit_of_device()) == 0)
+    fake_cuda_note_misuse("a first launch of a kernel, which may wait for the device");
+}
+
 }  // namespace
 
 #define FAKE extern "C" __attribute__((visibility("default")))
@@ -54,7 +71,13 @@ constexpr int kInvalid = 1;
 FAKE uint32_t bagua_kernels_version(void) {
   return BAGUA_KERNELS_VERSION;
 }
+FAKE int bagua_kernels_load(void) {
+  if (const char* const code = std::getenv("FAKE_KERNELS_LOAD"); code != nullptr) return std::atoi(code);
+  loaded |= bit_of_device();
+  return 0;
+}
 FAKE int bagua_kernels_transcode(const BaguaTranscode* work, void* stream) {
+  check_loaded();
   if (work->raws + work->encodeds > BAGUA_KERNELS_MOST_INPUTS || work->decodeds > 4) return kInvalid;
   if (reinterpret_cast<uintptr_t>(work->message) % 64 != 0) return kInvalid;
   auto* const taken = new TranscodeWork;
@@ -66,6 +89,7 @@ FAKE int bagua_kernels_transcode(const BaguaTranscode* work, void* stream) {
   return 0;
 }
 FAKE int bagua_kernels_reduce(const BaguaReduce* work, void* stream) {
+  check_loaded();
   if (work->input_count > BAGUA_KERNELS_MOST_INPUTS) return kInvalid;
   auto* const taken = new ReduceWork;
   taken->work = *work;

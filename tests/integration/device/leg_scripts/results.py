@@ -134,6 +134,7 @@ def encoded(test: Member, route: str, codec: str, steps: int, count: int) -> dic
         got += mine
         truth += mean
         exact_right = exact_right and bool(np.allclose(mine[-37:], mean[-37:], rtol=1e-4, atol=1e-6))
+    missing = test.leg.capabilities()["why_not"]
     counters = test.close()
     return {
         "digests": digests,
@@ -141,5 +142,6 @@ def encoded(test: Member, route: str, codec: str, steps: int, count: int) -> dic
         "exact": exact_right,
         "route": {name: counters[f"ops_{name}"] for name in ("staged", "flat", "hierarchical")},
         "residual_bytes": counters["residual_bytes"],
+        "missing": missing,
         "left": test.fakes.left(),
     }

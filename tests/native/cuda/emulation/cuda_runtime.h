@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <set>
 
 #define __global__
 #define __device__
@@ -67,6 +68,8 @@ void meet_block();
 using Body = void (*)(void* context);
 // Runs body(context) as every thread of the grid. `shared_bytes`: what dynamic shared memory may be used.
 void run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, Body body, void* context);
+// Kernels that were loaded, and those that were launched.
+extern std::set<const void*> loaded, launched;
 // 0: threads of a block go first to last, 1: last to first.
 void set_order(int order);
 
@@ -208,6 +211,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = emulation::kMultiprocessors;
   return cudaSuccess;
 }
+struct cudaFuncAttributes {};
+template <class Kernel>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel* kernel) {
+  emulation::loaded.insert(reinterpret_cast<const void*>(kernel));
+  return cudaSuccess;
+}
 template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
   return static_cast<size_t>(bytes) <= emulation::kMostShared ? cudaSuccess : cudaErrorInvalidValue;
@@ -227,6 +236,7 @@ inline cudaError_t cudaLaunchKernel(void (*kernel)(Argument), dim3 grid, dim3 bl
     Argument argument;
   };
   Call call{kernel, *static_cast<Argument*>(arguments[0])};
+  emulation::launched.insert(reinterpret_cast<const void*>(kernel));
   const auto body = [](void* context) {
     const auto* made = static_cast<const Call*>(context);
     made->kernel(made->argument);

@@ -25,6 +25,7 @@ thread_local uint4 dynamic_shared[emulation::kMostShared / sizeof(uint4)];
 namespace emulation {
 
 Position here;
+std::set<const void*> loaded, launched;
 
 unsigned char* dynamic_shared_of_block() {
   return reinterpret_cast<unsigned char*>(bagua::cuda::dynamic_shared);
