@@ -37,8 +37,10 @@ NVCC = [
     *(f"nvidia-{name}<13.1" for name in ("cuda-runtime", "cuda-cccl", "cuda-crt", "nvvm")),
 ]
 NVCC_FOLDER = VENV / "nvcc"
-# The one whose insides tests/native/nccl_net/real_nccl knows; in a folder of its own for the same reason.
-NCCL = "nvidia-nccl-cu13==2.28.9"
+# Those whose insides tests/native/nccl_net/real_nccl knows, one for each version of a plugin's table; in folders of
+# their own for the same reason.
+NCCL = [*(f"nvidia-nccl-cu12=={version}" for version in ("2.21.5", "2.25.1", "2.27.5"))]
+NCCL += [*(f"nvidia-nccl-cu13=={version}" for version in ("2.28.9", "2.32.3"))]
 NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: files run side by side, the long ones first (tests/conftest.py).
 WORKERS = max(3, min(os.cpu_count() or 1, 4))
@@ -167,11 +169,15 @@ def provide_nvcc() -> None:
 
 
 def provide_nccl() -> None:
-    """NCCL's library and header for tests, where there is the build that they know."""
+    """NCCL's libraries and headers for tests, where there are the builds that they know."""
     if platform.machine() != "x86_64":
         return
-    once("nccl", NCCL, lambda: pip("install", "--upgrade", "--no-deps", "--target", NCCL_FOLDER, NCCL))
-    os.environ["BAGUA_TEST_NCCL"] = str(NCCL_FOLDER / "nvidia" / "nccl")
+    folders = []
+    for wheel in NCCL:
+        target = NCCL_FOLDER / wheel.rpartition("==")[2]
+        once(f"nccl-{target.name}", wheel, lambda to=target, of=wheel: pip("install", "--no-deps", "--target", to, of))
+        folders.append(target / "nvidia" / "nccl")
+    os.environ["BAGUA_TEST_NCCL"] = os.pathsep.join(map(str, folders))
 
 
 def build_for_gpus() -> None:

@@ -93,13 +93,13 @@ def run_compiler(arguments: list[str], output: Path) -> None:
     part.rename(output)
 
 
-def build(name: str, folder: Path, sources: list[Path]) -> Path:
-    """Compiles and links one build of a test program; returns the program.
+def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
+    """Compiles and links one build of a test program, with ``more`` flags; returns the program.
 
     Raises:
         RuntimeError: the messages of every unit that does not compile, or of the linker.
     """
-    flags = [*COMMON, *BUILDS[name], f"-I{CSRC}", f"-I{HERE}"]
+    flags = [*COMMON, *BUILDS[name], *more, f"-I{CSRC}", f"-I{HERE}"]
 
     def compile_unit(source: Path) -> Path:
         key = content_key(with_headers(source), compiler_version(), *flags, str(source))

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import bagua.csrc
+
 VARIABLE = "BAGUA_TEST_DEVICE"
 DEVICES = ("cpu", "fake", "cuda")
 ROUTES = ("staged", "flat", "hierarchical")
@@ -23,6 +25,7 @@ def environment(device: str, route: str = "") -> dict[str, str]:
     """Variables for ranks that train there. ``route``: how operations travel; empty: as the leg chooses."""
     if device == "cpu":
         return {}
+    bagua.csrc.load_device()  # built now, if it must be, and not in the time that a rank has
     found = {VARIABLE: device}
     if route:
         found["BAGUA_DEVICE_ROUTE"] = route

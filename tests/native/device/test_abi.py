@@ -29,9 +29,7 @@ def _toolkit() -> list[Path]:
 
 
 def _folder_with(header: str) -> Path | None:
-    given = os.environ.get("BAGUA_TEST_NCCL")  # deploy/dev.py test
-    nccl = [Path(given) / "include"] if given else []
-    candidates = [*nccl, *_toolkit(), *_wheels(), Path("/usr/local/cuda/include"), Path("/usr/include")]
+    candidates = [*_toolkit(), *_wheels(), Path("/usr/local/cuda/include"), Path("/usr/include")]
     return next((folder for folder in candidates if (folder / header).is_file()), None)
 
 
@@ -58,8 +56,16 @@ def test_cuda() -> None:
     _check("WITH_CUDA", include)
 
 
+def _nccl_headers() -> list[Path]:
+    """Folders with nccl.h: those of ``deploy/dev.py test``, else the first that is found."""
+    given = [Path(folder) / "include" for folder in os.environ.get("BAGUA_TEST_NCCL", "").split(os.pathsep) if folder]
+    found = _folder_with("nccl.h")
+    return given or ([found] if found else [])
+
+
 def test_nccl() -> None:
-    include = _folder_with("nccl.h")
-    if include is None or _folder_with("cuda_runtime_api.h") is None:
-        pytest.skip("no nccl.h (in the folder $BAGUA_TEST_NCCL, or with the wheel nvidia-nccl-cu13) or no CUDA headers")
-    _check("WITH_NCCL", include)
+    headers = _nccl_headers()
+    if not headers or _folder_with("cuda_runtime_api.h") is None:
+        pytest.skip("no nccl.h (in folders of $BAGUA_TEST_NCCL, or with the wheel nvidia-nccl-cu13) or no CUDA headers")
+    for include in headers:
+        _check("WITH_NCCL", include)

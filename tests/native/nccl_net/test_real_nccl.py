@@ -1,10 +1,12 @@
-"""Bagua-Net in NVIDIA's own NCCL 2.28.9, without a GPU: NCCL finds it, loads it, and its proxies send over it.
+"""Bagua-Net in NVIDIA's own NCCL, without a GPU: NCCL finds it, loads it, and its proxies send over it.
 
-The program real_nccl plays the GPUs. It knows where things lie in that one binary, for x86-64, so it takes no other.
-The library is looked for in $BAGUA_TEST_NCCL (``deploy/dev.py test`` sets it), then among NVIDIA's wheels. By hand:
-``BAGUA_TEST_NCCL=.../nvidia/nccl pytest tests/native/nccl_net/test_real_nccl.py``.
+The program real_nccl plays the GPUs. It knows where things lie in single binaries, for x86-64: at least one for each
+version of a plugin's table. They are looked for in $BAGUA_TEST_NCCL (``deploy/dev.py test`` sets it) and among NVIDIA's
+wheels.
+By hand: ``BAGUA_TEST_NCCL=.../nvidia/nccl:... pytest tests/native/nccl_net/test_real_nccl.py``.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,67 +29,70 @@ sys.path.insert(0, str(HERE.parent))
 
 import native_build as native  # noqa: E402
 
-SHA256 = "1c8618b866734cbdd5401715d6178be763ece283b7f808ecf86dedab211162c1"
+
+@dataclass(frozen=True)
+class Build:
+    """A build of NCCL that real_nccl knows: what ncclGetVersion says, the plugin's table that it takes, SHA-256."""
+
+    number: int
+    table: int
+    sha256: str
+
+
+BUILDS = {
+    "2.21.5": Build(22105, 8, "78df2f31f6db8142ec546a1e5a31cb066f7892d12d2f665b448f8069a08ef807"),
+    "2.25.1": Build(22501, 9, "8b80b353c232bd743a9721eac483ffe81e32d4dd5059c080dbc2d21e7def44cf"),
+    "2.27.5": Build(22705, 10, "1d9c10322efacde695cf640db1f29fc1586c929f1087f0e1202d2d5e70fb7168"),
+    "2.28.9": Build(22809, 11, "1c8618b866734cbdd5401715d6178be763ece283b7f808ecf86dedab211162c1"),
+    "2.32.3": Build(23203, 12, "651cf05af28976ca8d996f4e2750e69db1fa427667ee3405b9e576e9d2960eaf"),
+}
+REFERENCE = "2.28.9"
+"""Where the program itself, and what it would not find, are tested more."""
 LIBRARY = "lib/libnccl.so.2"
-OURS = "network Bagua-Net, version 11"
+OURS = "network Bagua-Net"
 SOCKETS = {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "Socket"}
 PROGRAM_S = 120
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def installed() -> list[Path]:
-    """NCCL's folders in NVIDIA's wheels of this environment."""
+@functools.cache
+def libraries() -> dict[str, Path]:
+    """The builds that are here, by SHA-256: in $BAGUA_TEST_NCCL, and in NVIDIA's wheels of this environment."""
     spec = importlib.util.find_spec("nvidia")
-    roots = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return [root / "nccl" for root in roots if (root / "nccl" / LIBRARY).is_file()]
+    wheels = [Path(folder) / "nccl" for folder in (spec.submodule_search_locations or [])] if spec else []
+    given = [Path(folder) for folder in os.environ.get("BAGUA_TEST_NCCL", "").split(os.pathsep) if folder]
+    found = {}
+    for folder in [*wheels, *given]:
+        if (folder / LIBRARY).is_file():
+            with (folder / LIBRARY).open("rb") as file:
+                found[hashlib.file_digest(file, "sha256").hexdigest()] = folder / LIBRARY
+    return found
 
 
-def unfit(library: Path) -> str | None:
-    """Why this library is not the one."""
-    if not library.is_file():
-        return f"there is no {library}"
-    with library.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return None if found == SHA256 else f"{library} is another build: its SHA-256 is {found}"
-
-
-@pytest.fixture(scope="module")
-def nccl() -> Path:
-    """libnccl.so.2 of the wheel nvidia-nccl-cu13 2.28.9 for x86-64."""
-    if platform.machine() != "x86_64":
-        pytest.skip(f"real NCCL: the layouts are those of the build for x86-64; this is {platform.machine()}")
-    given = os.environ.get("BAGUA_TEST_NCCL")
-    if given:  # what was promised must not be skipped
-        reason = unfit(Path(given) / LIBRARY)
-        assert reason is None, f"BAGUA_TEST_NCCL: {reason}"
-        return Path(given) / LIBRARY
-    reasons = []
-    for folder in installed():
-        reason = unfit(folder / LIBRARY)
-        if reason is None:
-            return folder / LIBRARY
-        reasons.append(reason)
-    found = "; ".join(reasons) or "BAGUA_TEST_NCCL is not set, and no wheel has it"
-    pytest.skip(f"real NCCL: needs nvidia-nccl-cu13 2.28.9: {found}")
-
-
-@pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest, nccl: Path) -> Run:
+def runner(request: pytest.FixtureRequest, version: str) -> Run:
     """``run("traffic", **environment)``: the program's result. Without an environment NCCL gets what ranks get."""
+    if platform.machine() != "x86_64":
+        pytest.skip(f"real NCCL: the layouts are those of builds for x86-64; this is {platform.machine()}")
+    library = libraries().get(BUILDS[version].sha256)
+    if library is None:
+        # what was promised must not be skipped
+        assert "BAGUA_TEST_NCCL" not in os.environ, f"no NCCL {version} in $BAGUA_TEST_NCCL"
+        pytest.skip(f"real NCCL: needs NVIDIA's wheel of {version}, in $BAGUA_TEST_NCCL or in this environment")
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
     cache = request.config.cache
     assert cache is not None
     folder = native.cache_folder(Path(cache.mkdir("native-tests")))
-    program = native.build("plain", folder, sorted((HERE / "real_nccl").glob("*.cpp")))
+    sources = sorted((HERE / "real_nccl").glob("*.cpp"))
+    program = native.build("plain", folder, sources, f"-DBAGUA_REAL_NCCL={BUILDS[version].number}")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUA_NET_"))}
     clean["NCCL_SOCKET_IFNAME"] = "lo"
 
     def start(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         ranks = net_plugin.variables(csrc.net_plugin(), clean)
         return subprocess.run(
-            [str(program), str(nccl), *arguments],
+            [str(program), str(library), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -98,11 +104,23 @@ def run(request: pytest.FixtureRequest, nccl: Path) -> Run:
     return start
 
 
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest) -> Run:
+    """The program with the build whose insides are tested most."""
+    return runner(request, REFERENCE)
+
+
+@pytest.fixture(scope="module", params=[version for version in BUILDS if version != REFERENCE])
+def run_other(request: pytest.FixtureRequest) -> tuple[str, Run]:
+    """The program with another build, and its version."""
+    return request.param, runner(request, request.param)
+
+
 def passed(result: "subprocess.CompletedProcess[str]", network: str) -> list[str]:
     """The lines of a program that found nothing wrong, and what it sent over."""
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
     lines = result.stdout.splitlines()
-    assert lines[0].startswith(network), result.stdout
+    assert lines[0] == network, result.stdout
     assert lines[-1] == "0 errors", result.stdout
     return lines
 
@@ -126,6 +144,19 @@ def test_traffic(run: Run, helpers: str) -> None:
     assert sum("slices wrong" in line for line in lines) == 20
 
 
+def test_every_version_of_the_table(run_other: tuple[str, Run]) -> None:
+    """NCCL takes the table that is meant for it, and its proxies send over it."""
+    version, run = run_other
+    loaded = run("load", NCCL_DEBUG="INFO")
+    assert loaded.returncode == 0, loaded.stdout
+    # 2.21 tells only of tables that are older than its own.
+    tables = re.findall(r"Loaded net plugin Bagua-Net \(v(\d+)\)", loaded.stdout) or ["8"]
+    assert tables[0] == str(BUILDS[version].table)
+    assert loaded.stdout.splitlines().count(OURS) == 3
+    passed(run("traffic"), OURS)
+    passed(run("free"), OURS)
+
+
 def test_one_wrong_bit_is_found(run: Run) -> None:
     """The driver can fail: a bit of each operation is sent otherwise than expected."""
     result = run("traffic", "spoil")
@@ -141,4 +172,4 @@ def test_given_back_while_requests_are_pending(run: Run, helpers: str) -> None:
 @pytest.mark.parametrize("mode", ["load", "traffic", "free"])
 def test_sockets_of_nccl(run: Run, mode: str) -> None:
     """The driver is right: NCCL's own network passes, too."""
-    passed(run(mode, **SOCKETS), "network Socket, ")
+    passed(run(mode, **SOCKETS), "network Socket")

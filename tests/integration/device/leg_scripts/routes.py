@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,12 @@ def communicators(test: Member, route: str, rounds: int) -> dict[str, Any]:
             assert (data == sum(members)).all()
             test.leg.destroy_comm(comm)
         left.append(test.fakes.left())
+    deadline = time.monotonic() + 20
+    while test.fakes.left()["threads"] > left[0]["threads"] and time.monotonic() < deadline:
+        time.sleep(0.01)  # threads end a moment later
+    threads = test.fakes.left()["threads"]
     test.close()
-    return {"left": left}
+    return {"left": left, "threads": threads}
 
 
 def routes(test: Member, route: str = "") -> dict[str, Any]:

@@ -1,119 +1,57 @@
-// Where things lie in NCCL 2.28.9, as NVIDIA built it for x86-64 (wheel nvidia-nccl-cu13): true of that one binary, and
-// read off its own debugging information: gdb -batch -ex "ptype /o struct ncclProxyArgs" libnccl.so.2 Names are NCCL's.
-// What is not here stays zero.
+// Where things lie in NCCL as NVIDIA built it for x86-64 (wheels nvidia-nccl-cu12 and -cu13). The offsets are true of
+// single binaries, which BAGUA_REAL_NCCL chooses from: the version as ncclGetVersion says it. Names are NCCL's. What is
+// not here stays zero.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#if BAGUA_REAL_NCCL == 22105
+#include "nccl_net/real_nccl/layout_22105.h"
+#elif BAGUA_REAL_NCCL == 22501
+#include "nccl_net/real_nccl/layout_22501.h"
+#elif BAGUA_REAL_NCCL == 22705
+#include "nccl_net/real_nccl/layout_22705.h"
+#elif BAGUA_REAL_NCCL == 22809
+#include "nccl_net/real_nccl/layout_22809.h"
+#elif BAGUA_REAL_NCCL == 23203
+#include "nccl_net/real_nccl/layout_23203.h"
+#else
+#error "BAGUA_REAL_NCCL is a version whose layout is not known: read_layout.py reads it"
+#endif
 
 namespace bagua::nccl_net::real {
-
-constexpr int kVersion = 22809;  // what ncclGetVersion says
-
-// A field of a struct of which nothing else is known; of an array, the element `index`.
-template <class T>
-struct Field {
-  size_t offset;
-  size_t stride = sizeof(T);
-
-  T& operator()(void* object, size_t index = 0) const {
-    return *reinterpret_cast<T*>(static_cast<char*>(object) + offset + index * stride);
-  }
-};
 
 using Result = int;                  // ncclResult_t
 constexpr Result kInProgress = 7;    // ncclInProgress
 constexpr int kSteps = 8;            // NCCL_STEPS: parts of a buffer
 constexpr int kLl = 0, kSimple = 2;  // protocols; 1 is LL128
 constexpr int kProtocols = 3;
+constexpr int kTransportNet = 2;
+constexpr int kConnConnected = 4;
+constexpr int kAllReduce = 4, kRing = 1;
+constexpr int kOpNone = 0, kOpReady = 1;
+constexpr int kNetAttrs = 11;   // numbers of ncclNetAttr_t
+constexpr int kUndefined = -1;  // NCCL_NET_ATTR_UNDEF
 
 // Sizes of the buffers that NCCL gives a connection by default.
 constexpr int kBufferSizes[kProtocols] = {512 << 10, 4800 << 10, 4 << 20};
 
-namespace comm {  // struct ncclComm
-constexpr size_t kSize = 1082968;
-constexpr Field<const char**> ncclNet{26320};  // ncclNet_t*, whose first field is the name
-constexpr Field<void*> netContext{26328};
-constexpr Field<int> ncclNetVer{26348};
-constexpr Field<uint64_t> commHash{1066184};
-constexpr size_t config = 1075592;  // ncclConfig_t
-constexpr Field<const char*> netName{config + 32};
-constexpr Field<int> trafficClass{config + 44};
-}  // namespace comm
-
-namespace proxy_state {  // struct ncclProxyState
-constexpr size_t kSize = 1520;
-constexpr Field<int> refCount{0};
-constexpr Field<int> tpRank{4};
-constexpr Field<int> tpnRanks{8};
-constexpr Field<int> tpLocalnRanks{12};
-constexpr Field<int> p2pnChannels{20};
-constexpr Field<int> nChannels{28};
-constexpr Field<int> buffSizes{32};
-constexpr Field<const char**> ncclNet{48};
-constexpr Field<uint32_t*> abortFlag{72};
-constexpr Field<void*> netContext{1440};
-constexpr Field<int> netAttr{1448};  // ncclNetAttr_t: eleven numbers
-}  // namespace proxy_state
-
-constexpr int kNetAttrs = 11;
-constexpr int kUndefined = -1;  // NCCL_NET_ATTR_UNDEF
-
-namespace connection {  // struct ncclProxyConnection
-constexpr size_t kSize = 120;
-constexpr Field<int> send{0};
-constexpr Field<int> transport{4};
-constexpr Field<int> sameProcess{16};
-constexpr Field<void*> transportResources{56};
-constexpr Field<int> state{96};
-constexpr int kTransportNet = 2;
-constexpr int kConnConnected = 4;
-}  // namespace connection
-
-// struct sendNetResources and struct recvNetResources.
+// struct sendNetResources or struct recvNetResources.
 struct Resources {
   Field<void*> sendMem;
   Field<void*> recvMem;
-  Field<char*> buffers;  // by protocol
-  Field<int> buffSizes;  // by protocol
+  Field<char*> buffers;                 // by protocol
+  decltype(send::buffSizes) buffSizes;  // by protocol
 };
-constexpr Resources kSendResources{{1408}, {1416}, {1488}, {1512}};
-constexpr Resources kRecvResources{{1416}, {1424}, {1512}, {1536}};
+constexpr Resources kSendResources{send::sendMem, send::recvMem, send::buffers, send::buffSizes};
+constexpr Resources kRecvResources{recv::sendMem, recv::recvMem, recv::buffers, recv::buffSizes};
 
 // What the GPU and the proxy tell each other: struct ncclSendMem and struct ncclRecvMem.
-constexpr Field<uint64_t> kHead{0};               // ncclSendMem.head: steps that are free again
-constexpr Field<uint64_t> kTail{0};               // ncclRecvMem.tail: steps that are full
-constexpr Field<int64_t> kFifoSize{128 + 8, 24};  // ncclRecvMem.connFifo[].size
+constexpr Field<uint64_t> kHead{0};  // ncclSendMem.head: steps that are free again
+constexpr Field<uint64_t> kTail{0};  // ncclRecvMem.tail: steps that are full
+constexpr Field<int64_t> kFifoSize{fifo::connFifo.offset + kSizeInConnFifo, kConnFifoSize};
 
-namespace args {  // struct ncclProxyArgs
-constexpr size_t kSize = 33016;
-constexpr Field<int> nsubs{32776};
-constexpr Field<int> sliceSteps{32800};
-constexpr Field<int> chunkSteps{32804};
-constexpr Field<uint8_t> collAPI{32852};
-constexpr Field<uint8_t> protocol{32853};
-constexpr Field<uint8_t> algorithm{32854};
-constexpr Field<int> state{32856};
-constexpr Field<int> nChannels{32960};
-constexpr Field<int> nPeers{32964};
-constexpr Field<int> idle{32968};
-constexpr uint8_t kAllReduce = 4, kRing = 1;
-constexpr int kOpNone = 0, kOpReady = 1;
-}  // namespace args
-
-namespace sub {  // struct ncclProxySubArgs: args.subs[], at the beginning of args
-constexpr size_t kSize = 512;
-constexpr Field<void*> connection{0, kSize};
-constexpr Field<int> channelId{72, kSize};
-constexpr Field<int> nsteps{76, kSize};
-constexpr Field<int64_t> nbytes{80, kSize};
-constexpr Field<int> groupSize{112, kSize};
-constexpr Field<uint64_t> posted{128, kSize};
-constexpr Field<uint64_t> received{136, kSize};
-}  // namespace sub
-
+// NCCL's structs that go to calls of a transport; versions know the first bytes of each, so many as the size says.
 struct SetupReq {  // struct setupReq
-  int tpRank, tpLocalRank, tpRemoteRank, shared, netDev, useGdr, needFlush, channelId, connIndex;
+  int tpRank, tpLocalRank, tpRemoteRank, shared, netDev, useGdr, needFlush, channelId, connIndex, sameDevice;
 };
 
 struct SendConnectArgs {  // struct netSendConnectArgs
@@ -126,7 +64,8 @@ struct RecvConnectArgs {  // struct netRecvConnectArgs
   int netAttr[kNetAttrs];
 };
 
-constexpr size_t kConnectMapSize = 1400;  // struct connectMap: the answer to proxyConnect
+static_assert(sizeof(SetupReq) >= kSetupReqSize && sizeof(SendConnectArgs) >= kSendConnectSize &&
+              sizeof(RecvConnectArgs) >= kRecvConnectSize);
 
 struct TransportComm {  // struct ncclTransportComm
   using Call = Result (*)(void* connection, void* state, void* request, int request_size, void* response,
@@ -150,7 +89,6 @@ struct Transport {  // struct ncclTransport
   TransportComm recv;
 };
 
-static_assert(sizeof(SetupReq) == 36 && sizeof(SendConnectArgs) == 172 && sizeof(RecvConnectArgs) == 48);
 static_assert(sizeof(TransportComm) == 80 && sizeof(Transport) == 176);
 
 }  // namespace bagua::nccl_net::real

@@ -65,10 +65,26 @@ const Elf64_Sym& Library::symbol(const char* name) const {
 }
 
 void Library::replace(const char* name, void* stand_in) const {
+  replace(symbol(name), stand_in);
+}
+
+void Library::replace_all(const char* beginning, void* stand_in) const {
+  int count = 0;
+  for (const Elf64_Sym* each = first_; each != first_ + count_; ++each) {
+    const char* name = names_ + each->st_name;
+    if (each->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(each->st_info) != STT_FUNC) continue;
+    if (std::strncmp(name, beginning, std::strlen(beginning)) != 0 || std::strstr(name, ".cold") != nullptr) continue;
+    replace(*each, stand_in);
+    ++count;
+  }
+  if (count == 0) fail("no function in the library's table of symbols begins with %s", beginning);
+}
+
+void Library::replace(const Elf64_Sym& symbol, void* stand_in) const {
   uint8_t jump[12] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0};  // mov rax, stand_in; jmp rax
   std::memcpy(jump + 2, &stand_in, sizeof stand_in);
-  if (symbol(name).st_size < sizeof jump) fail("%s is too short for a jump", name);
-  char* code = find<char*>(name);
+  if (symbol.st_size < sizeof jump) fail("%s is too short for a jump", names_ + symbol.st_name);
+  char* code = base_ + symbol.st_value;
   char* page = code - reinterpret_cast<uintptr_t>(code) % 4096;
   const size_t size = static_cast<size_t>(code - page) + sizeof jump;
   if (::mprotect(page, size, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) fail("the code can't be written");

@@ -22,8 +22,11 @@ class Library {
 
   // From now on the function jumps to `stand_in`.
   void replace(const char* name, void* stand_in) const;
+  // The same for every function whose mangled name begins so; versions differ in the arguments at the end.
+  void replace_all(const char* beginning, void* stand_in) const;
 
  private:
+  void replace(const Elf64_Sym& symbol, void* stand_in) const;
   const Elf64_Sym& symbol(const char* name) const;
 
   char* base_;  // where the linker put it

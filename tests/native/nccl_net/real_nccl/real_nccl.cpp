@@ -107,24 +107,36 @@ void must(Result result, const char* what) {
 }
 
 struct Nccl {
-  explicit Nccl(const char* path)
-      : library(path),
-        init(library.find<Result (*)(void*)>("_Z11ncclNetInitP8ncclComm")),
-        finalize(library.find<Result (*)(void*)>("_Z15ncclNetFinalizeP8ncclComm")),
-        transport(*library.find<Transport*>("netTransport")) {
+  explicit Nccl(const char* path) : library(path), transport(*library.find<Transport*>("netTransport")) {
     int version = 0;
     library.find<Result (*)(int*)>("ncclGetVersion")(&version);
-    if (version != kVersion) fail("this is version %d of NCCL, and the layouts are those of %d", version, kVersion);
+    if (version != BAGUA_REAL_NCCL) fail("this is NCCL %d, and the layouts are those of %d", version, BAGUA_REAL_NCCL);
     if (std::strcmp(transport.name, "NET") != 0) fail("netTransport is another table");
     library.replace("cudaGetDevice", reinterpret_cast<void*>(get_device));
-    library.replace("_Z23ncclCudaHostCallocDebugIcE12ncclResult_tPPT_mPKci", reinterpret_cast<void*>(host_calloc));
+    library.replace_all("_Z23ncclCudaHostCallocDebugIcE", reinterpret_cast<void*>(host_calloc));
     library.replace("cudaFreeHost", reinterpret_cast<void*>(host_free));
-    library.replace("_Z12ncclCudaFreeIcE12ncclResult_tPT_", reinterpret_cast<void*>(device_free));
+    library.replace_all("_Z12ncclCudaFreeIcE", reinterpret_cast<void*>(device_free));
   }
 
+  // As ncclCommInitRank and ncclCommDestroy do it.
+  void init(void* comm) const {
+    if (BAGUA_REAL_NCCL < 22200) {
+      must(library.find<Result (*)()>("_Z17ncclNetPluginInitv")(), "ncclNetPluginInit");
+    } else if (BAGUA_REAL_NCCL < 22700) {
+      must(library.find<Call>("_Z17ncclNetPluginLoadP8ncclComm")(comm), "ncclNetPluginLoad");
+    }
+    must(library.find<Call>("_Z11ncclNetInitP8ncclComm")(comm), "ncclNetInit");
+  }
+  void finalize(void* comm) const {
+    if (BAGUA_REAL_NCCL < 22200) return;
+    must(library.find<Call>("_Z15ncclNetFinalizeP8ncclComm")(comm), "ncclNetFinalize");
+    if (BAGUA_REAL_NCCL < 22700) {
+      must(library.find<Call>("_Z19ncclNetPluginUnloadP8ncclComm")(comm), "ncclNetPluginUnload");
+    }
+  }
+
+  using Call = Result (*)(void* comm);
   Library library;
-  Result (*init)(void* comm);
-  Result (*finalize)(void* comm);
   const Transport& transport;
 };
 
@@ -133,17 +145,16 @@ class Comm {
  public:
   explicit Comm(const Nccl& nccl) : nccl_(nccl), comm_(zeroed(comm::kSize)) {
     comm::netName(get()) = std::getenv("NCCL_NET");  // ncclCommInitRank does this
-    comm::trafficClass(get()) = INT_MIN;             // NCCL_CONFIG_UNDEF_INT
+    comm::trafficClass.set(get(), INT_MIN);          // NCCL_CONFIG_UNDEF_INT
     comm::commHash(get()) = 42;
-    must(nccl.init(get()), "ncclNetInit");
+    nccl.init(get());
   }
-  ~Comm() { must(nccl_.finalize(get()), "ncclNetFinalize"); }
+  ~Comm() { nccl_.finalize(get()); }
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
   void* get() const { return comm_.get(); }
   const char* name() const { return *comm::ncclNet(get()); }
-  int version() const { return comm::ncclNetVer(get()); }
 
  private:
   const Nccl& nccl_;
@@ -162,9 +173,9 @@ Object proxy_state(const Comm& comm, int rank) {
   proxy_state::nChannels(state.get()) = kChannels;
   for (int i = 0; i < kProtocols; ++i) proxy_state::buffSizes(state.get(), i) = kBufferSizes[i];
   proxy_state::ncclNet(state.get()) = comm::ncclNet(comm.get());
-  proxy_state::netContext(state.get()) = comm::netContext(comm.get());
+  if (comm::netContext.offset != kAbsent) proxy_state::netContext(state.get()) = comm::netContext(comm.get());
   proxy_state::abortFlag(state.get()) = &abort_flag;
-  for (int i = 0; i < kNetAttrs; ++i) proxy_state::netAttr(state.get(), i) = kUndefined;
+  for (int i = 0; i < kNetAttrs; ++i) proxy_state::netAttr.set(state.get(), kUndefined, i);
   return state;
 }
 
@@ -174,25 +185,24 @@ class End {
   End(const TransportComm& calls, const Resources& fields, void* state, bool sends)
       : calls_(calls), fields_(fields), state_(state), connection_(zeroed(connection::kSize)) {
     connection::send(connection_.get()) = sends ? 1 : 0;
-    connection::transport(connection_.get()) = connection::kTransportNet;
+    connection::transport(connection_.get()) = kTransportNet;
     connection::sameProcess(connection_.get()) = 1;
   }
 
   void setup(const SetupReq& request, void* handle, int size) {
     SetupReq copy = request;
     int done = 0;
-    must(calls_.proxySetup(connection_.get(), state_, &copy, sizeof copy, handle, size, &done), "proxySetup");
+    must(calls_.proxySetup(connection_.get(), state_, &copy, kSetupReqSize, handle, size, &done), "proxySetup");
   }
 
   // Called until it says true, with the same memory, as NCCL does: networks keep their place in the handle.
-  template <class Arguments>
-  bool connect(Arguments* arguments) {
+  bool connect(void* arguments, size_t size) {
     char map[kConnectMapSize];
     int done = 0;
     const Result result =
-        calls_.proxyConnect(connection_.get(), state_, arguments, sizeof *arguments, map, sizeof map, &done);
+        calls_.proxyConnect(connection_.get(), state_, arguments, static_cast<int>(size), map, sizeof map, &done);
     if (result != kInProgress) must(result, "proxyConnect");
-    if (done != 0) connection::state(connection_.get()) = connection::kConnConnected;
+    if (done != 0) connection::state(connection_.get()) = kConnConnected;
     return done != 0;
   }
 
@@ -201,7 +211,7 @@ class End {
 
   void* connection() const { return connection_.get(); }
   char* slot(int protocol, uint64_t step) const {
-    const int size = fields_.buffSizes(resources(), protocol) / kSteps;
+    const auto size = fields_.buffSizes(resources(), protocol) / kSteps;
     return fields_.buffers(resources(), protocol) + step % kSteps * size;
   }
   uint64_t* head() const { return &kHead(fields_.sendMem(resources())); }
@@ -228,7 +238,7 @@ class World {
  public:
   explicit World(const Nccl& nccl)
       : nccl_(nccl), comms_{{Comm(nccl), Comm(nccl)}}, states_{{proxy_state(comms_[0], 0), proxy_state(comms_[1], 1)}} {
-    std::printf("network %s, version %d\n", comms_[0].name(), comms_[0].version());
+    std::printf("network %s\n", comms_[0].name());
   }
 
   void connect() {
@@ -250,8 +260,8 @@ class World {
       bool sends = false;
       bool receives = false;
       while (!sends || !receives) {
-        if (!sends) sends = made.sender.connect(&to_sender);
-        if (!receives) receives = made.receiver.connect(&to_receiver);
+        if (!sends) sends = made.sender.connect(&to_sender, kSendConnectSize);
+        if (!receives) receives = made.receiver.connect(&to_receiver, kRecvConnectSize);
       }
     }
   }
@@ -419,12 +429,12 @@ Object proxy_args(const std::vector<Channel>& channels, const Operation& operati
   args::nsubs(args) = kChannels;
   args::sliceSteps(args) = operation.slice_steps;
   args::chunkSteps(args) = operation.chunk_steps;
-  args::collAPI(args) = args::kAllReduce;
+  args::collAPI(args) = kAllReduce;
   args::protocol(args) = static_cast<uint8_t>(operation.protocol);
-  args::algorithm(args) = args::kRing;
-  args::state(args) = args::kOpReady;
-  args::nChannels(args) = kChannels;
-  args::nPeers(args) = 1;
+  args::algorithm.set(args, kRing);
+  args::state(args) = kOpReady;
+  args::nChannels.set(args, kChannels);
+  args::nPeers.set(args, 1);
   return made;
 }
 
@@ -438,7 +448,7 @@ double run(const Nccl& nccl, World* world, const Operation& operation, std::atom
   }
   const auto progress = [&](const TransportComm& calls, int rank, End Channel::* end) {
     const Object args = proxy_args(world->channels, operation, end);
-    while (args::state(args.get()) != args::kOpNone) {
+    while (args::state(args.get()) != kOpNone) {
       must(calls.proxyProgress(world->state(rank), args.get()), rank == 0 ? "sendProxyProgress" : "recvProxyProgress");
       if (args::idle(args.get()) != 0) ::sched_yield();
     }
@@ -457,7 +467,7 @@ double run(const Nccl& nccl, World* world, const Operation& operation, std::atom
 void load(const Nccl& nccl) {
   for (int round = 0; round < 3; ++round) {
     const Comm comm(nccl);
-    std::printf("network %s, version %d\n", comm.name(), comm.version());
+    std::printf("network %s\n", comm.name());
   }
 }
 

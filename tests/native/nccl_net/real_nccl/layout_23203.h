@@ -1,0 +1,95 @@
+// By read_layout.py; included by layout.h.
+#pragma once
+
+#include "nccl_net/real_nccl/field.h"
+
+namespace bagua::nccl_net::real {
+
+constexpr size_t kSetupReqSize = 40;
+constexpr size_t kSendConnectSize = 172;
+constexpr size_t kRecvConnectSize = 48;
+constexpr size_t kConnectMapSize = 1400;
+constexpr size_t kConnFifoSize = 32;
+
+namespace comm {  // struct ncclComm
+constexpr size_t kSize = 1196536;
+constexpr Field<const char**> ncclNet{26848};
+constexpr Field<void*> netContext{26856};
+constexpr Field<uint64_t> commHash{1181408};
+constexpr Field<const char*> netName{1193656};
+constexpr Field<int> trafficClass{1193668};
+}  // namespace comm
+
+namespace proxy_state {  // struct ncclProxyState
+constexpr size_t kSize = 1544;
+constexpr Field<int> refCount{0};
+constexpr Field<int> tpRank{16};
+constexpr Field<int> tpnRanks{20};
+constexpr Field<int> tpLocalnRanks{24};
+constexpr Field<int> p2pnChannels{32};
+constexpr Field<int> nChannels{40};
+constexpr Field<int> buffSizes{44};
+constexpr Field<const char**> ncclNet{64};
+constexpr Field<uint32_t*> abortFlag{88};
+constexpr Field<void*> netContext{1464};
+constexpr Field<int> netAttr{1472};
+}  // namespace proxy_state
+
+namespace connection {  // struct ncclProxyConnection
+constexpr size_t kSize = 152;
+constexpr Field<int> send{0};
+constexpr Field<int> transport{4};
+constexpr Field<int> sameProcess{16};
+constexpr Field<int> state{104};
+constexpr Field<void*> transportResources{64};
+}  // namespace connection
+
+namespace args {  // struct ncclProxyArgs
+constexpr size_t kSize = 33016;
+constexpr Field<int> nsubs{32776};
+constexpr Field<int> sliceSteps{32800};
+constexpr Field<int> chunkSteps{32804};
+constexpr Field<int> state{32856};
+constexpr Field<int> nChannels{32960};
+constexpr Field<int> nPeers{32964};
+constexpr Field<int> idle{32968};
+constexpr Field<uint8_t> collAPI{32852};
+constexpr Field<uint8_t> protocol{32853};
+constexpr Field<uint8_t> algorithm{32854};
+}  // namespace args
+
+namespace sub {  // struct ncclProxySubArgs
+constexpr size_t kSize = 512;
+constexpr Field<void*> connection{0, 512};
+constexpr Field<int> channelId{72, 512};
+constexpr Field<int> nsteps{76, 512};
+constexpr Field<int> groupSize{112, 512};
+constexpr Field<int64_t> nbytes{80, 512};
+constexpr Field<uint64_t> posted{128, 512};
+constexpr Field<uint64_t> received{136, 512};
+}  // namespace sub
+
+namespace send {  // struct sendNetResources
+constexpr size_t kSize = 1600;
+constexpr Field<void*> sendMem{1408};
+constexpr Field<void*> recvMem{1416};
+constexpr Field<char*> buffers{1488};
+constexpr Field<int64_t> buffSizes{1512};
+}  // namespace send
+
+namespace recv {  // struct recvNetResources
+constexpr size_t kSize = 1624;
+constexpr Field<void*> sendMem{1416};
+constexpr Field<void*> recvMem{1424};
+constexpr Field<char*> buffers{1512};
+constexpr Field<int64_t> buffSizes{1536};
+}  // namespace recv
+
+namespace fifo {  // struct ncclRecvMem
+constexpr size_t kSize = 4096;
+constexpr Field<int64_t> connFifo{128};
+}  // namespace fifo
+
+constexpr size_t kSizeInConnFifo = 16;  // ncclConnFifo.size
+
+}  // namespace bagua::nccl_net::real
