@@ -175,7 +175,8 @@ def provide_nccl() -> None:
     folders = []
     for wheel in NCCL:
         target = NCCL_FOLDER / wheel.rpartition("==")[2]
-        once(f"nccl-{target.name}", wheel, lambda to=target, of=wheel: pip("install", "--no-deps", "--target", to, of))
+        options = ["--upgrade", "--no-deps", "--target", target]
+        once(f"nccl-{target.name}", wheel, lambda options=options, wheel=wheel: pip("install", *options, wheel))
         folders.append(target / "nvidia" / "nccl")
     os.environ["BAGUA_TEST_NCCL"] = os.pathsep.join(map(str, folders))
 

@@ -1,9 +1,9 @@
 // NVIDIA's own NCCL, without a GPU: it loads a network and sends over it with its own proxies, as in a job of two
 // ranks.
 //
-//   real_nccl LIBNCCL load                       three times: ncclNetInit, ncclNetFinalize
-//   real_nccl LIBNCCL traffic [spoil]            LL and Simple over two channels; spoil: a bit of each operation is
-//   wrong real_nccl LIBNCCL free                       connections are given back while their requests are pending
+//   real_nccl LIBNCCL load                       three times: networks are looked for, taken, given back
+//   real_nccl LIBNCCL traffic [spoil]            LL and Simple over two channels; spoil: with a wrong bit
+//   real_nccl LIBNCCL free                       connections are given back while their requests are pending
 //   real_nccl LIBNCCL measure SIZE[,SIZE...]     microseconds for a slice of Simple
 //
 // Played here: the two GPUs (threads that fill and empty the proxies' buffers by the rules of NCCL's kernels), what the
