@@ -1,7 +1,7 @@
 """Runs the CUDA kernels without a GPU: their source as C++ over an emulated device (``emulation``), against the core.
 
 Under ASan + UBSan, so that an access outside a buffer or with a wrong alignment shows; with ``--full`` also with
-optimization, and at every number of elements up to 5000. ``tests/integration/cuda`` holds what runs on a GPU.
+optimization, and at every number of elements up to 5000. ``tests/gpu`` holds what runs on a GPU.
 """
 
 from __future__ import annotations
