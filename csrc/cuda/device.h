@@ -31,7 +31,26 @@ BAGUA_DEVICE bool finite(float v) {
   return magnitude_of(v) < kInfinity;
 }
 BAGUA_DEVICE float zero_unless_finite(float v) {
-  return finite(v) ? v : 0.0f;
+  return fabsf(v) < float_of(kInfinity) ? v : 0.0f;
+}
+// The larger one, the smaller one; 0x7fffffff if one of them is NaN. Of zeros: either.
+BAGUA_DEVICE float max_or_nan(float a, float b) {
+#if defined(__CUDACC__)
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return a != a || b != b ? float_of(kMagnitude) : a > b ? a : b;
+#endif
+}
+BAGUA_DEVICE float min_or_nan(float a, float b) {
+#if defined(__CUDACC__)
+  float smaller;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
+  return smaller;
+#else
+  return a != a || b != b ? float_of(kMagnitude) : a < b ? a : b;
+#endif
 }
 
 BAGUA_DEVICE uint32_t lane_of_thread() {

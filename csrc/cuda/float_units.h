@@ -1,4 +1,5 @@
-// none, fp16 and bf16: one number per element, no parameters.
+// none, fp16 and bf16: one number per element, no parameters. NaN keep what can be kept of them: a lane that has any
+// converts in integers.
 #pragma once
 
 #include "cuda/half.h"
@@ -40,15 +41,25 @@ struct Sixteen : NoBlocks {
 
   template <bool whole>
   static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t, Coded<Sixteen>& coded) {
+    if (all_finite(y)) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) coded.words[w] = __byte_perm(T::pack(y[2 * w]), T::pack(y[2 * w + 1]), 0x5410);
+      for (int w = 0; w < kWords; ++w) coded.words[w] = T::pack_numbers(y[2 * w], y[2 * w + 1]);
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) coded.words[w] = __byte_perm(T::pack(y[2 * w]), T::pack(y[2 * w + 1]), 0x5410);
+    }
   }
 
   static BAGUA_DEVICE void decode(const Coded<Sixteen>& coded, uint32_t, float (&y)[kOwned]) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      y[2 * w] = T::unpack(coded.words[w] & 0xffffu);
-      y[2 * w + 1] = T::unpack(coded.words[w] >> 16);
+    for (int w = 0; w < kWords; ++w) T::unpack_numbers(coded.words[w], y[2 * w], y[2 * w + 1]);
+    if constexpr (!T::kUnpacksNaN) {
+      if (all_finite(y)) return;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        y[2 * w] = T::unpack(coded.words[w] & 0xffffu);
+        y[2 * w + 1] = T::unpack(coded.words[w] >> 16);
+      }
     }
   }
 };

@@ -1,18 +1,23 @@
 // fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See codec/fp8_tiles.h.
 #pragma once
 
+#include "cuda/convert.h"
 #include "cuda/units.h"
 
 namespace bagua::cuda {
 
-// The largest magnitude of the warp's elements, as bits; of those up to `limit` alone.
-BAGUA_DEVICE uint32_t largest_magnitude(const float (&y)[kOwned], uint32_t limit) {
+// The largest magnitude of the warp's elements, as bits; that of a NaN if there is one.
+BAGUA_DEVICE uint32_t largest_magnitude(const float (&y)[kOwned]) {
+  float most = fabsf(y[0]);
+#pragma unroll
+  for (int i = 1; i < kOwned; ++i) most = max_or_nan(most, fabsf(y[i]));
+  return __reduce_max_sync(kAllLanes, bits_of(most));
+}
+
+BAGUA_DEVICE uint32_t largest_finite_magnitude(const float (&y)[kOwned]) {
   uint32_t most = 0;
 #pragma unroll
-  for (int i = 0; i < kOwned; ++i) {
-    const uint32_t magnitude = magnitude_of(y[i]);
-    most = max(most, magnitude <= limit ? magnitude : 0u);
-  }
+  for (int i = 0; i < kOwned; ++i) most = max(most, finite(y[i]) ? magnitude_of(y[i]) : 0u);
   return __reduce_max_sync(kAllLanes, most);
 }
 
@@ -30,28 +35,30 @@ struct Fp8 {
 
   template <bool whole>
   static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t, Coded<Fp8>& coded) {
-    uint32_t most = largest_magnitude(y, kMagnitude);
+    uint32_t most = largest_magnitude(y);
     const bool special = most >= kInfinity;
-    if (special) most = largest_magnitude(y, kInfinity - 1);
+    if (special) most = largest_finite_magnitude(y);
     const int exponent = scale_exponent(most);
     coded.parameters[0] = power_of_two(exponent);
     const float inverse = power_of_two(-exponent);
     const bool brink = most > kBrink;
-    if (special || brink) {
-      codes<true>(y, inverse, brink ? bits_of(__fmul_rn(float_of(kBrink), inverse)) : kInfinity, coded);
+    if (kConvertsFp8 && !special && !brink) {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) coded.words[q] = converted(y + 4 * q, inverse);
     } else {
-      codes<false>(y, inverse, kInfinity, coded);
+      const uint32_t limit = brink ? bits_of(__fmul_rn(float_of(kBrink), inverse)) : kInfinity;
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) coded.words[q] = calculated(y + 4 * q, inverse, limit);
     }
   }
 
+  // A product with the scale makes every NaN the same.
   static BAGUA_DEVICE void decode(const Coded<Fp8>& coded, uint32_t, float (&y)[kOwned]) {
     const float scale = coded.parameters[0];
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
-      y[4 * q] = __fmul_rn(value<0>(coded.words[q]), scale);
-      y[4 * q + 1] = __fmul_rn(value<1>(coded.words[q]), scale);
-      y[4 * q + 2] = __fmul_rn(value<2>(coded.words[q]), scale);
-      y[4 * q + 3] = __fmul_rn(value<3>(coded.words[q]), scale);
+      decode_pair<0>(coded.words[q], scale, y + 4 * q);
+      decode_pair<1>(coded.words[q], scale, y + 4 * q + 2);
     }
   }
 
@@ -69,32 +76,43 @@ struct Fp8 {
     return max(exponent, -126);
   }
 
+  // Four codes. All elements are finite, and the largest still fits.
+  static BAGUA_DEVICE uint32_t converted(const float* v, float inverse) {
+    return __byte_perm(fp8_of<kFraction>(__fmul_rn(v[0], inverse), __fmul_rn(v[1], inverse)),
+                       fp8_of<kFraction>(__fmul_rn(v[2], inverse), __fmul_rn(v[3], inverse)), 0x5410);
+  }
+
+  // Four codes, whatever the elements are.
+  static BAGUA_DEVICE uint32_t calculated(const float* v, float inverse, uint32_t limit) {
+    return pack_bytes(code(v[0], inverse, limit), code(v[1], inverse, limit), code(v[2], inverse, limit),
+                      code(v[3], inverse, limit));
+  }
+
   // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
-  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `special`: some elements
-  // may be infinite or NaN, or over `limit`.
-  template <bool special>
+  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `limit`: what more
+  // becomes, of numbers.
   static BAGUA_DEVICE uint32_t code(float y, float inverse, uint32_t limit) {
-    const uint32_t bits = bits_of(__fmul_rn(y, inverse));
-    const uint32_t magnitude = bits & kMagnitude;
-    const uint32_t finite = special ? min(magnitude < kInfinity ? magnitude : 0u, limit) : magnitude;
-    const uint32_t power = max(finite & kInfinity, kSmallestNormal);
+    const uint32_t magnitude = magnitude_of(__fmul_rn(y, inverse));
+    const uint32_t number = min(magnitude < kInfinity ? magnitude : 0u, limit);
+    const uint32_t power = max(number & kInfinity, kSmallestNormal);
     const uint32_t magic = power + (static_cast<uint32_t>(kShift) << 23);
-    const uint32_t fraction = bits_of(__fadd_rn(float_of(finite), float_of(magic))) - magic;
+    const uint32_t fraction = bits_of(__fadd_rn(float_of(number), float_of(magic))) - magic;
     uint32_t result = fraction + ((power - kSmallestNormal) >> kShift);
-    if constexpr (special) {
-      if (magnitude == kInfinity) result = kInfinite;
-      if (magnitude > kInfinity) result = 0x7fu;
-    }
+    if (magnitude == kInfinity) result = kInfinite;
+    if (magnitude > kInfinity) result = 0x7fu;
     return result | (bits_of(y) >> 24 & 0x80u);  // not the product's, which forgets a NaN's sign
   }
 
-  template <bool special>
-  static BAGUA_DEVICE void codes(const float (&y)[kOwned], float inverse, uint32_t limit, Coded<Fp8>& coded) {
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const float* v = y + 4 * q;
-      coded.words[q] = pack_bytes(code<special>(v[0], inverse, limit), code<special>(v[1], inverse, limit),
-                                  code<special>(v[2], inverse, limit), code<special>(v[3], inverse, limit));
+  // Codes number 2 * pair and 2 * pair + 1 of a word.
+  template <int pair>
+  static BAGUA_DEVICE void decode_pair(uint32_t word, float scale, float* y) {
+    if constexpr (kConvertsFp8 || kFraction == 2) {
+      const uint32_t halves = halves_of_fp8<kFraction, pair>(word);
+      y[0] = __fmul_rn(float_of_half(halves & 0xffffu), scale);
+      y[1] = __fmul_rn(float_of_half(halves >> 16), scale);
+    } else {
+      y[0] = __fmul_rn(value<2 * pair>(word), scale);
+      y[1] = __fmul_rn(value<2 * pair + 1>(word), scale);
     }
   }
 

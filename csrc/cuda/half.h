@@ -1,8 +1,8 @@
-// The 16-bit floating-point types as bits. pack() and unpack(): in integers, where the device's own conversions make
-// every NaN the same; the bits are those of kernel/half.cpp.
+// The 16-bit floating-point types as bits. pack() and unpack(): in integers, the bits of kernel/half.cpp for NaN too.
+// Those whose name ends on "numbers" or "number": by the device's conversions, an instruction or two; NaN may be any.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/convert.h"
 
 namespace bagua::cuda {
 
@@ -25,25 +25,14 @@ struct Half {
     return float_of(result | (half & 0x8000u) << 16);
   }
 
-  // The device's own, a quarter of the instructions: for sums and products, where a NaN may be any, and comparisons.
-  static BAGUA_DEVICE uint32_t pack_number(float value) {
-#if defined(__CUDACC__)
-    uint16_t half;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-    return half;
-#else
-    return magnitude_of(value) > kInfinity ? 0x7fffu : pack(value);
-#endif
+  static constexpr bool kUnpacksNaN = false;  // unpack_numbers() does
+  static BAGUA_DEVICE uint32_t pack_numbers(float low, float high) { return halves_of(low, high); }
+  static BAGUA_DEVICE void unpack_numbers(uint32_t word, float& low, float& high) {
+    low = float_of_half(word & 0xffffu);
+    high = float_of_half(word >> 16);
   }
-  static BAGUA_DEVICE float unpack_number(uint32_t half) {
-#if defined(__CUDACC__)
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(half)));
-    return value;
-#else
-    return (half & 0x7fffu) > 0x7c00u ? float_of(kMagnitude) : unpack(half);
-#endif
-  }
+  static BAGUA_DEVICE uint32_t pack_number(float value) { return halves_of(value, 0) & 0xffffu; }
+  static BAGUA_DEVICE float unpack_number(uint32_t half) { return float_of_half(half); }
 
   uint16_t bits;
 };
@@ -65,6 +54,16 @@ struct BFloat16 {
     return (bits & kMagnitude) > kInfinity ? bits >> 16 | 0x40u : rounded;
   }
   static BAGUA_DEVICE float unpack(uint32_t bits) { return float_of(bits << 16); }
+
+  static constexpr bool kUnpacksNaN = true;
+  static BAGUA_DEVICE uint32_t pack_numbers(float low, float high) { return bfloats_of(low, high); }
+  static BAGUA_DEVICE void unpack_numbers(uint32_t word, float& low, float& high) {
+    low = float_of(word << 16);
+    high = float_of(word & 0xffff0000u);
+  }
+  static BAGUA_DEVICE uint32_t pack_number(float value) { return bfloats_of(value, 0) & 0xffffu; }
+  // Of a float that one was made of.
+  static BAGUA_DEVICE uint32_t pack_exact(float value) { return bits_of(value) >> 16 | (value != value ? 0x40u : 0u); }
 
   uint16_t bits;
 };

@@ -61,9 +61,17 @@ struct MinMax {
   }
 
   static BAGUA_DEVICE void decode(const Coded<MinMax>& coded, uint32_t, float (&y)[kOwned]) {
-    const float low = coded.parameters[0];
-    const bool halved = coded.parameters[1] < 0;
-    const float step = halved ? -coded.parameters[1] : coded.parameters[1];
+    const float step = coded.parameters[1];
+    if (!(step < 0)) {
+      decode_levels<false>(coded, step, y);
+    } else {
+      decode_levels<true>(coded, -step, y);
+    }
+  }
+
+ private:
+  template <bool halved>
+  static BAGUA_DEVICE void decode_levels(const Coded<MinMax>& coded, float step, float (&y)[kOwned]) {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       y[4 * q] = large_from_byte<0>(coded.words[q]);
@@ -73,14 +81,24 @@ struct MinMax {
     }
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      const float v = __fadd_rn(__fmul_rn(__fsub_rn(y[i], 0x1p23f), step), low);
+      const float v = __fadd_rn(__fmul_rn(__fsub_rn(y[i], 0x1p23f), step), coded.parameters[0]);
       y[i] = halved ? __fadd_rn(v, v) : v;
     }
   }
 
- private:
+  // If an element is NaN, one of them is.
   template <bool whole>
   static BAGUA_DEVICE void extremes(const float (&y)[kOwned], uint32_t n, uint32_t lane, float& low, float& high) {
+    if constexpr (whole) {
+      low = high = y[0];
+#pragma unroll
+      for (int i = 1; i < kOwned; ++i) {
+        low = min_or_nan(low, y[i]);
+        high = max_or_nan(high, y[i]);
+      }
+      of_warp(ordered(static_cast<int>(bits_of(low))), ordered(static_cast<int>(bits_of(high))), low, high);
+      if (low != 0) return;  // else its sign is to be looked at
+    }
     int least = INT32_MAX;
     int most = INT32_MIN;
 #pragma unroll
@@ -91,6 +109,10 @@ struct MinMax {
       least = min(least, v);
       most = max(most, v);
     }
+    of_warp(least, most, low, high);
+  }
+
+  static BAGUA_DEVICE void of_warp(int least, int most, float& low, float& high) {
     low = from_ordered(__reduce_min_sync(kAllLanes, least));
     high = from_ordered(__reduce_max_sync(kAllLanes, most));
   }
@@ -163,8 +185,8 @@ struct Int4 {
  private:
   // Four levels of the lane, each in a byte; 0 if the block has an element that is not finite.
   static BAGUA_DEVICE uint32_t encode_block(const float* y, float& step) {
-    const uint32_t own = max(max(magnitude_of(y[0]), magnitude_of(y[1])), max(magnitude_of(y[2]), magnitude_of(y[3])));
-    const uint32_t most = __reduce_max_sync(kAllLanes, own);
+    const float own = max_or_nan(max_or_nan(fabsf(y[0]), fabsf(y[1])), max_or_nan(fabsf(y[2]), fabsf(y[3])));
+    const uint32_t most = __reduce_max_sync(kAllLanes, bits_of(own));
     float inverse = 0;
     step = 0;
     if (most >= kInfinity) {

@@ -44,6 +44,7 @@ void set_division(const BaguaReduce& from, Reduce& work) {
   const bool exact = (from.divisor & (from.divisor - 1)) == 0;
   work.divisor = from.divisor;
   work.division = !divides ? Division::kNone : exact ? Division::kMultiply : Division::kDivide;
+  work.inverse = divides ? static_cast<int32_t>((int64_t{1} << 31) / from.divisor + 1) : 0;
   work.factor = exact && divides ? 1.0 / static_cast<double>(from.divisor) : static_cast<double>(from.divisor);
 }
 

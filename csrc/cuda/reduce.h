@@ -27,7 +27,8 @@ struct Reduce {
   uint64_t count;
   uint64_t head;  // elements before the first that all buffers have at 16 bytes; count: there is none
   int64_t divisor;
-  double factor;  // floating point: what to multiply by, or to divide by
+  double factor;    // floating point: what to multiply by, or to divide by
+  int32_t inverse;  // 2^31 / divisor and a little more
   int32_t input_count;
   Division division;
 };
@@ -46,7 +47,10 @@ template <class Op>
 struct Memory<BFloat16, Op> {
   using Acc = float;
   static BAGUA_DEVICE float load(BFloat16 v) { return BFloat16::unpack(v.bits); }
-  static BAGUA_DEVICE BFloat16 store(float v) { return {static_cast<uint16_t>(BFloat16::pack(v))}; }
+  static BAGUA_DEVICE BFloat16 store(float v) {
+    constexpr bool kOneOfThem = std::is_same_v<Op, Min> || std::is_same_v<Op, Max>;
+    return {static_cast<uint16_t>(kOneOfThem ? BFloat16::pack_exact(v) : BFloat16::pack_number(v))};
+  }
 };
 template <class Op>
 struct Memory<Half, Op> {
@@ -124,6 +128,10 @@ BAGUA_DEVICE Acc divide(Acc v, const Reduce& work) {
   if constexpr (std::is_floating_point_v<Acc>) {
     const Acc factor = static_cast<Acc>(work.factor);
     return work.division == Division::kMultiply ? v * factor : v / factor;
+  } else if constexpr (sizeof(S) <= 2) {
+    // Toward zero as well. What the inverse is too large, times 2^15, is less than the distance to the next quotient.
+    const int dividend = static_cast<S>(v);
+    return static_cast<Acc>(__mulhi(2 * dividend, work.inverse) + (dividend < 0 ? 1 : 0));
   } else {
     return static_cast<Acc>(static_cast<int64_t>(static_cast<S>(v)) / work.divisor);  // toward zero
   }

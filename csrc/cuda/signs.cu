@@ -106,14 +106,18 @@ BAGUA_DEVICE float mean_of_magnitudes(const float (&y)[kOwned], uint32_t count) 
 
 template <bool whole>
 BAGUA_DEVICE void sum_inputs(const Work& work, const Place& place, float (&y)[kOwned]) {
+  if (work.raws > 0) {
+    load_floats<whole>(static_cast<const float*>(work.inputs[0]), place, y);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+    for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+  }
 #pragma unroll 1  // more rounds at once would need more registers than there are
-  for (int k = 0; k < work.raws; ++k) {
+  for (int k = 1; k < work.raws; ++k) {
     float next[kOwned];
     load_floats<whole>(static_cast<const float*>(work.inputs[k]), place, next);
 #pragma unroll
-    for (int i = 0; i < kOwned; ++i) y[i] = k == 0 ? next[i] : __fadd_rn(y[i], next[i]);
+    for (int i = 0; i < kOwned; ++i) y[i] = __fadd_rn(y[i], next[i]);
   }
 #pragma unroll 1
   for (int first = work.raws; first < work.input_count; first += kBatch) {
@@ -130,11 +134,13 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Place& place, float (&y)[kO
     for (int b = 0; b < kBatch; ++b) {
       if (first + b >= work.input_count) continue;
       const uint32_t signs = transpose(words[b], place.lane);
+      if (b == 0 && first == 0) {
 #pragma unroll
-      for (int i = 0; i < kOwned; ++i) {
-        const float v = decoded(signs, means[b], i);
-        y[i] = first + b == 0 ? v : __fadd_rn(y[i], v);
+        for (int i = 0; i < kOwned; ++i) y[i] = decoded(signs, means[b], i);
+        continue;
       }
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) y[i] = __fadd_rn(y[i], decoded(signs, means[b], i));
     }
   }
 }

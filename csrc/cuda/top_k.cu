@@ -6,7 +6,7 @@
 //
 // Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 6 * density / 65536 for a
 // message. To be reached: 85 % of what a copy moves, where few elements are kept: two or three blocks of threads on a
-// multiprocessor are in different phases, and an element takes some 30 instructions.
+// multiprocessor are in different phases, and an element takes some 20 instructions.
 #include <atomic>
 #include <iterator>
 
@@ -33,7 +33,12 @@ struct Range {
 };
 
 BAGUA_DEVICE uint32_t first_of_quad(int i) {
-  return 4 * (threadIdx.x + static_cast<uint32_t>(kThreads * i));
+  return 4 * threadIdx.x + static_cast<uint32_t>(4 * kThreads * i);
+}
+
+// Of the first element; the multiple of 256 that lies between quads is its own place.
+BAGUA_DEVICE uint32_t place_of_quad(int i) {
+  return place_of(4 * threadIdx.x) + static_cast<uint32_t>(4 * kThreads * i);
 }
 
 BAGUA_DEVICE uint32_t kept_of(uint32_t count, uint32_t density) {
@@ -42,10 +47,10 @@ BAGUA_DEVICE uint32_t kept_of(uint32_t count, uint32_t density) {
 
 // `wide`: all of the block is there, and everything is aligned to 16 bytes.
 //
-// Four elements, of which those that do not exist are 0.
+// Quad number i, of which elements that do not exist are 0.
 template <bool wide>
-BAGUA_DEVICE void load_quad(const float* vector, const Block& block, uint32_t first, float (&to)[4]) {
-  const float* from = vector + block.begin + first;
+BAGUA_DEVICE void load_quad(const float* vector, const Block& block, int i, float (&to)[4]) {
+  const float* from = vector + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
   if constexpr (wide) {
     uint32_t words[4];
     load_words<4>(from, words);
@@ -53,20 +58,20 @@ BAGUA_DEVICE void load_quad(const float* vector, const Block& block, uint32_t fi
     for (int c = 0; c < 4; ++c) to[c] = float_of(words[c]);
   } else {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) to[c] = first + c < block.count ? from[c] : 0.0f;
+    for (int c = 0; c < 4; ++c) to[c] = first_of_quad(i) + c < block.count ? from[c] : 0.0f;
   }
 }
 
 template <bool wide>
-BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, uint32_t first, float* vector) {
-  float* to = vector + block.begin + first;
+BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, int i, float* vector) {
+  float* to = vector + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
   if constexpr (wide) {
     const uint32_t words[4] = {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])};
     store_words<4>(words, to);
   } else {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      if (first + c < block.count) to[c] = v[c];
+      if (first_of_quad(i) + c < block.count) to[c] = v[c];
     }
   }
 }
@@ -91,14 +96,14 @@ BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, int i, float (&
   for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) y[b][c] = 0.0f;
-    if (work.raws > 0) load_quad<wide>(static_cast<const float*>(work.inputs[0]), block, first_of_quad(i + b), y[b]);
+    if (work.raws > 0) load_quad<wide>(static_cast<const float*>(work.inputs[0]), block, i + b, y[b]);
   }
 #pragma unroll 1
   for (int k = 1; k < work.raws; ++k) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       float next[4];
-      load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, first_of_quad(i + b), next);
+      load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, i + b, next);
 #pragma unroll
       for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], next[c]);
     }
@@ -116,21 +121,26 @@ BAGUA_DEVICE void scale(const Work& work, const Block& block, int i, float (&y)[
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
     float residual[4];
-    load_quad<wide>(work.residual, block, first_of_quad(i + b), residual);
+    load_quad<wide>(work.residual, block, i + b, residual);
 #pragma unroll
     for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], residual[c]);
   }
 }
 
+// A group's largest magnitude is counted. NaN count as infinite, which is not above them.
+BAGUA_DEVICE void count_group(float most) {
+  atomicAdd(&shared().bins[min(bits_of(most), kInfinity) >> kGroupShift], 1u);
+}
+
 // Writes what is y now to shared memory, and counts the groups' largest elements by their first digit.
-BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, uint32_t& most) {
+BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, float& most) {
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
-    write_shared(y[b], first_of_quad(i + b));
-    const uint32_t of_quad =
-        max(max(magnitude_of(y[b][0]), magnitude_of(y[b][1])), max(magnitude_of(y[b][2]), magnitude_of(y[b][3])));
-    if (groups == Groups::kOfQuads) atomicAdd(&shared().bins[of_quad >> 20], 1u);
-    most = max(most, of_quad);
+    write_shared(y[b], place_of_quad(i + b));
+    const float of_quad =
+        max_or_nan(max_or_nan(fabsf(y[b][0]), fabsf(y[b][1])), max_or_nan(fabsf(y[b][2]), fabsf(y[b][3])));
+    if (groups == Groups::kOfQuads) count_group(of_quad);
+    most = max_or_nan(most, of_quad);
   }
 }
 
@@ -138,7 +148,7 @@ BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups,
 template <bool wide>
 BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
   const bool messages = work.raws != work.input_count;
-  uint32_t most = 0;
+  float most = 0;
 #pragma unroll 1
   for (int i = 0; i < kQuads; i += kBatch) {
     float y[kBatch][4];
@@ -157,23 +167,27 @@ BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
     for (int i = 0; i < kQuads; i += kBatch) {
       float y[kBatch][4];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) read_shared(first_of_quad(i + b), y[b]);
+      for (int b = 0; b < kBatch; ++b) read_shared(place_of_quad(i + b), y[b]);
       if (work.scaled) scale<wide>(work, block, i, y);
       write_final(y, i, groups, most);
     }
   }
-  if (groups == Groups::kOfThreads) atomicAdd(&shared().bins[most >> 20], 1u);
+  if (groups == Groups::kOfThreads) count_group(most);
+  const uint32_t largest = __reduce_max_sync(kAllLanes, bits_of(most));
+  if (lane_of_thread() == 0) shared().largest[threadIdx.x / 32] = largest;
   __syncthreads();
 }
 
 BAGUA_DEVICE void write_message(const Work& work, const Block& block, Kept kept) {
   auto* values = reinterpret_cast<float*>(work.message) + block.kept_before;
   auto* positions = reinterpret_cast<uint16_t*>(work.message + work.parameters_at) + block.kept_before;
-  for (uint32_t left = kept.elements; left != 0; left &= left - 1) {
-    const uint32_t position = 32 * threadIdx.x + lowest_bit(left);
-    values[kept.at] = shared().y[place_of(position)];
-    positions[kept.at] = static_cast<uint16_t>(position);
-    ++kept.at;
+  uint32_t at = kept.at + static_cast<uint32_t>(__popc(kept.elements));
+  for (uint32_t left = kept.elements; left != 0;) {
+    const uint32_t e = highest_bit(left);
+    left ^= 1u << e;
+    --at;
+    values[at] = shared().y[place_of_owned(e)];
+    positions[at] = static_cast<uint16_t>(32 * threadIdx.x + e);
   }
 }
 
@@ -186,15 +200,15 @@ BAGUA_DEVICE void write_decoded(const Work& work, const Block& block) {
     const uint32_t kept = shared().kept[first / 32] >> first % 32;
     float y[4];
     float decoded[4];
-    read_shared(first, y);
+    read_shared(place_of_quad(i), y);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const bool is_kept = (kept >> c & 1) != 0;
       decoded[c] = is_kept ? y[c] : 0.0f;
       y[c] = is_kept ? 0.0f : zero_unless_finite(y[c]);
     }
-    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(decoded, block, first, work.decoded[j]);
-    if (work.residual != nullptr) store_quad<wide>(y, block, first, work.residual);
+    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(decoded, block, i, work.decoded[j]);
+    if (work.residual != nullptr) store_quad<wide>(y, block, i, work.residual);
   }
 }
 
@@ -203,8 +217,8 @@ BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
 #pragma unroll 2
   for (int i = 0; i < kQuads; ++i) {
     float y[4];
-    read_shared(first_of_quad(i), y);
-    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(y, block, first_of_quad(i), work.decoded[j]);
+    read_shared(place_of_quad(i), y);
+    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(y, block, i, work.decoded[j]);
   }
 }
 
@@ -228,7 +242,7 @@ template <bool wide>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     transcode_top_k(const __grid_constant__ Range range) {
   const Work& work = range.work;
-  for (int b = static_cast<int>(threadIdx.x); b < kMostBins; b += kThreads) shared().bins[b] = 0;
+  for (uint32_t b = threadIdx.x; b < kBins; b += kThreads) shared().bins[b] = 0;
   __syncthreads();
   for (uint64_t number = range.first + blockIdx.x; number < range.end; number += gridDim.x) {
     Block block;

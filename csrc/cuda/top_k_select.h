@@ -3,9 +3,10 @@
 //
 // Most elements are passed over at once. Of groups of elements (those of a thread, or four neighbours) the largest are
 // counted by the first 11 bits of their magnitude: so many groups as elements are kept have one in some bin or above,
-// hence so have the elements, and what is below that bin is not kept. What remains are candidates, some two times as
-// many as are kept where numbers are random. The threshold, the smallest magnitude that is kept, is found among them
-// digit by digit (11, 10 and 10 bits) from counts of those that agree in all digits before.
+// hence so have the elements, and what is below that bin is not kept. What remains are candidates, up to half more than
+// are kept where numbers are random. The threshold, the smallest magnitude that is kept, is searched among them
+// in an interval that each round divides into 2048 bins, of which the next round takes one: until all candidates of a
+// bin are kept, mostly after one round or two; after three at the latest a bin is one magnitude.
 //
 // For this a thread owns elements 32 * thread to + 31, one bit each of a word; sums over the block say where its kept
 // ones go: ascending, at equal magnitudes the first ones.
@@ -24,15 +25,25 @@ namespace top_k {
 constexpr uint32_t kBlock = codec::kTopKBlock;
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMostBins = 2048;
+constexpr uint32_t kBins = 4 * kThreads;
+constexpr int kDigit = 11;  // bits
+static_assert(kBins == 1u << kDigit, "a bin for each digit, four of a thread");
 static_assert(kBlock == 32 * kThreads, "a bit of a word for each element of a thread");
 
+// A digit, how many elements have it, and how many of these are wanted.
+struct Digit {
+  uint32_t digit;
+  uint32_t count;
+  uint32_t wanted;
+};
+
 struct Shared {
-  float y[kBlock];           // element p at place_of(p)
-  uint32_t bins[kMostBins];  // all 0 but while digits are counted
-  uint32_t kept[kThreads];   // bit e of word t: element 32 * t + e
+  float y[kBlock];          // element p at place_of(p)
+  uint32_t bins[kBins];     // all 0 but while digits are counted
+  uint32_t kept[kThreads];  // bit e of word t: element 32 * t + e
   uint32_t warp_sums[kWarps];
-  uint32_t found[2];  // a digit, and how many are still wanted of the elements that have it
+  uint32_t largest[kWarps];  // magnitude of each warp's largest element
+  Digit found;
 };
 
 struct Block {
@@ -42,8 +53,9 @@ struct Block {
   uint64_t kept_before;
 };
 
-// Of what the largest element is counted first.
+// Of what the largest element is counted first, by its bits from kGroupShift on.
 enum class Groups { kNone, kOfThreads, kOfQuads };
+constexpr uint32_t kGroupShift = 31 - kDigit;
 
 // Elements above the threshold are counted in the low half of a word, those equal to it in the high half: both are at
 // most 16384.
@@ -65,16 +77,21 @@ BAGUA_DEVICE Groups groups_for(uint32_t kept) {
   return kept <= kBlock / 8 ? Groups::kOfQuads : Groups::kNone;
 }
 
-BAGUA_DEVICE void read_shared(uint32_t first, float (&to)[4]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(shared().y + place_of(first));
+// Place of element e of those that the thread owns.
+BAGUA_DEVICE uint32_t place_of_owned(uint32_t e) {
+  return place_of(32 * threadIdx.x) ^ e;
+}
+
+BAGUA_DEVICE void read_shared(uint32_t place, float (&to)[4]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(shared().y + place);
   to[0] = float_of(words.x);
   to[1] = float_of(words.y);
   to[2] = float_of(words.z);
   to[3] = float_of(words.w);
 }
 
-BAGUA_DEVICE void write_shared(const float (&v)[4], uint32_t first) {
-  *reinterpret_cast<uint4*>(shared().y + place_of(first)) =
+BAGUA_DEVICE void write_shared(const float (&v)[4], uint32_t place) {
+  *reinterpret_cast<uint4*>(shared().y + place) =
       make_uint4(bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
 }
 
@@ -99,44 +116,35 @@ BAGUA_DEVICE uint32_t sum_before_thread(uint32_t own) {
   return up_to_lane - own + __reduce_add_sync(kAllLanes, of_warp);
 }
 
-struct Digit {
-  uint32_t digit;
-  uint32_t wanted;  // how many of the elements that have it
-};
-
 // The largest digit that, with all larger ones, at least `wanted` elements have. Clears the bins.
-template <int kBits>
 BAGUA_DEVICE Digit find_digit(uint32_t wanted) {
-  constexpr int kBins = (1 << kBits) / kThreads;  // of a thread, from the largest digit down
   Shared& s = shared();
-  const uint32_t top = (1u << kBits) - 1 - threadIdx.x * kBins;
-  uint32_t counts[kBins];
-  uint32_t own = 0;
+  const uint32_t four = kThreads - 1 - threadIdx.x;  // from the largest digits down
+  uint4* const bins = reinterpret_cast<uint4*>(s.bins) + four;
+  const uint4 counts = *bins;
+  *bins = make_uint4(0, 0, 0, 0);
+  const uint32_t own = counts.x + counts.y + counts.z + counts.w;
+  const uint32_t before = sum_before_thread(own);
+  if (before < wanted && wanted <= before + own) {
+    Digit found{4 * four + 3, counts.w, wanted - before};
+    const uint32_t others[] = {counts.z, counts.y, counts.x};
 #pragma unroll
-  for (int b = 0; b < kBins; ++b) {
-    own += counts[b] = s.bins[top - b];
-    s.bins[top - b] = 0;
-  }
-  uint32_t before = sum_before_thread(own);
-#pragma unroll
-  for (int b = 0; b < kBins; ++b) {
-    if (before < wanted && wanted <= before + counts[b]) {
-      s.found[0] = top - b;
-      s.found[1] = wanted - before;
+    for (const uint32_t count : others) {
+      if (found.wanted > found.count) found = {found.digit - 1, count, found.wanted - found.count};
     }
-    before += counts[b];
+    s.found = found;
   }
   __syncthreads();
-  return {s.found[0], s.found[1]};
+  return s.found;
 }
 
 // Magnitude of element number e of those that the thread owns.
 BAGUA_DEVICE uint32_t owned_magnitude(uint32_t e) {
-  return magnitude_of(shared().y[place_of(32 * threadIdx.x + e)]);
+  return magnitude_of(shared().y[place_of_owned(e)]);
 }
 
-BAGUA_DEVICE uint32_t lowest_bit(uint32_t bits) {
-  return static_cast<uint32_t>(__ffs(static_cast<int>(bits))) - 1;
+BAGUA_DEVICE uint32_t highest_bit(uint32_t bits) {
+  return 31 - static_cast<uint32_t>(__clz(static_cast<int>(bits)));
 }
 
 // Elements of the thread that exist.
@@ -146,42 +154,60 @@ BAGUA_DEVICE uint32_t existing(const Block& block) {
   return block.count - first >= 32 ? kAllLanes : (1u << (block.count - first)) - 1;
 }
 
-// Elements of the thread that may be kept.
-BAGUA_DEVICE uint32_t find_candidates(const Block& block, Groups groups) {
-  if (groups == Groups::kNone) return existing(block);
-  const uint32_t least = find_digit<11>(block.kept).digit << 20;
-  uint32_t candidates = 0;
+// Elements of the thread whose magnitude is `least` or more. The sign of the difference tells: a NaN's has none.
+BAGUA_DEVICE uint32_t find_candidates(const Block& block, uint32_t least) {
+  uint32_t below = 0;
 #pragma unroll
-  for (uint32_t q = 0; q < 8; ++q) {
+  for (int q = 7; q >= 0; --q) {
     float y[4];
-    read_shared(32 * threadIdx.x + 4 * q, y);
+    read_shared(place_of_owned(4 * static_cast<uint32_t>(q)), y);
 #pragma unroll
-    for (uint32_t c = 0; c < 4; ++c) candidates |= magnitude_of(y[c]) >= least ? 1u << (4 * q + c) : 0u;
+    for (int c = 3; c >= 0; --c) {
+      below = __funnelshift_l(bits_of(__fsub_rn(fabsf(y[c]), float_of(least))), below, 1);
+    }
   }
-  return candidates & existing(block);
+  return ~below & existing(block);
 }
 
-// Elements of a thread, a bit each: those above the threshold, and those that agree with it in all digits so far.
+// Elements of a thread, a bit each: those above the threshold, and those that may be above it, equal to it or below.
 struct Sorted {
   uint32_t above;
   uint32_t equal;
 };
 
-// Sorts the equal ones by whether their bits from kShift up are above `prefix`, equal to it, or below; counts the next
-// digit of those that are still equal.
-template <int kShift>
-BAGUA_DEVICE void sort_by(uint32_t prefix, Sorted& sorted) {
+// Magnitudes from `first` on, in bins of 2^shift.
+struct Interval {
+  uint32_t first;
+  uint32_t shift;
+
+  BAGUA_DEVICE uint32_t digit(uint32_t magnitude) const { return (magnitude - first) >> shift; }
+};
+
+// As wide as it has to be.
+BAGUA_DEVICE Interval interval_up_to(uint32_t first, uint32_t last) {
+  const int bits = 32 - __clz(static_cast<int>(last - first));
+  return {first, static_cast<uint32_t>(max(bits - kDigit, 0))};
+}
+
+// Sorts the elements that may be equal by the bin that the threshold is in, in which so many are wanted as it says.
+BAGUA_DEVICE Digit sort_by(const Interval& interval, uint32_t wanted, Sorted& sorted) {
+  for (uint32_t left = sorted.equal; left != 0;) {
+    const uint32_t e = highest_bit(left);
+    left ^= 1u << e;
+    atomicAdd(&shared().bins[interval.digit(owned_magnitude(e))], 1u);
+  }
+  __syncthreads();
+  const Digit found = find_digit(wanted);
   uint32_t equal = 0;
-  for (uint32_t left = sorted.equal; left != 0; left &= left - 1) {
-    const uint32_t e = lowest_bit(left);
-    const uint32_t magnitude = owned_magnitude(e);
-    if (magnitude >> kShift > prefix) sorted.above |= 1u << e;
-    if (magnitude >> kShift != prefix) continue;
-    equal |= 1u << e;
-    if constexpr (kShift >= 10) atomicAdd(&shared().bins[magnitude >> (kShift - 10) & 1023u], 1u);
+  for (uint32_t left = sorted.equal; left != 0;) {
+    const uint32_t e = highest_bit(left);
+    left ^= 1u << e;
+    const uint32_t digit = interval.digit(owned_magnitude(e));
+    if (digit > found.digit) sorted.above |= 1u << e;
+    if (digit == found.digit) equal |= 1u << e;
   }
   sorted.equal = equal;
-  if constexpr (kShift >= 10) __syncthreads();
+  return found;
 }
 
 // What the thread keeps of the elements it owns, and where they go in the block's part of the message.
@@ -208,20 +234,23 @@ BAGUA_DEVICE Kept settle_ties(const Sorted& sorted, uint32_t ties) {
   return {sorted.above | first_ones, before % kEqual + equal_before};
 }
 
+// The block's largest magnitude; where it has a NaN the largest that there is.
+BAGUA_DEVICE uint32_t largest_of_block() {
+  const uint32_t warp = lane_of_thread();
+  return __reduce_max_sync(kAllLanes, warp < kWarps ? shared().largest[warp] : 0u);
+}
+
 BAGUA_DEVICE Kept select(const Block& block, Groups groups) {
-  Sorted sorted{0, find_candidates(block, groups)};
-  for (uint32_t left = sorted.equal; left != 0; left &= left - 1) {
-    atomicAdd(&shared().bins[owned_magnitude(lowest_bit(left)) >> 20], 1u);
+  const uint32_t largest = largest_of_block();
+  const uint32_t least = groups == Groups::kNone ? 0 : find_digit(block.kept).digit << kGroupShift;
+  Sorted sorted{0, find_candidates(block, least)};
+  Interval interval = interval_up_to(least, largest);
+  Digit found = sort_by(interval, block.kept, sorted);
+  while (found.count != found.wanted && interval.shift != 0) {
+    interval.first += found.digit << interval.shift;
+    interval.shift = interval.shift > kDigit ? interval.shift - kDigit : 0;
+    found = sort_by(interval, found.wanted, sorted);
   }
-  __syncthreads();
-  Digit found = find_digit<11>(block.kept);
-  uint32_t prefix = found.digit;
-  sort_by<20>(prefix, sorted);
-  found = find_digit<10>(found.wanted);
-  prefix = prefix << 10 | found.digit;
-  sort_by<10>(prefix, sorted);
-  found = find_digit<10>(found.wanted);
-  sort_by<0>(prefix << 10 | found.digit, sorted);
   return settle_ties(sorted, found.wanted);
 }
 

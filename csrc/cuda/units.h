@@ -42,6 +42,15 @@ BAGUA_DEVICE uint32_t element_of(const Unit& unit, int i) {
   return C::element(unit.count, 128 * static_cast<uint32_t>(i / 4) + 4 * unit.lane + static_cast<uint32_t>(i % 4));
 }
 
+// Whether none of the lane's elements is infinite or NaN. On the units that multiply, of which there are twice as many
+// as of those that compare.
+BAGUA_DEVICE bool all_finite(const float (&y)[kOwned]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < kOwned; ++i) zero = __fmaf_rn(y[i], 0.0f, zero);
+  return zero == 0;
+}
+
 // What is known of a unit. kWide: all of it is there, and everything is aligned to 16 bytes. kSingle: all of it is
 // there. kPartial: nothing.
 enum class Access { kWide, kSingle, kPartial };
@@ -161,17 +170,22 @@ BAGUA_DEVICE void store_coded(const Work& work, const Unit& unit, const Coded<C>
   }
 }
 
-// y = sum of raw + sum of encoded, in this order. Without any: 0.
+// y = sum of raw + sum of encoded, in this order. Without any: 0. The first one is not added to 0, which would change
+// -0 and NaN.
 template <class C, Access access>
 BAGUA_DEVICE void sum_inputs(const Work& work, const Unit& unit, float (&y)[kOwned]) {
   float next[kOwned];
+  if (work.raws > 0) {
+    load_floats<C, access>(static_cast<const float*>(work.inputs[0]), unit, y);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+    for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
+  }
 #pragma unroll 1  // more rounds at once would need more registers than there are
-  for (int k = 0; k < work.raws; ++k) {
+  for (int k = 1; k < work.raws; ++k) {
     load_floats<C, access>(static_cast<const float*>(work.inputs[k]), unit, next);
 #pragma unroll
-    for (int i = 0; i < kOwned; ++i) y[i] = k == 0 ? next[i] : __fadd_rn(y[i], next[i]);
+    for (int i = 0; i < kOwned; ++i) y[i] = __fadd_rn(y[i], next[i]);
   }
 #pragma unroll 1
   for (int first = work.raws; first < work.input_count; first += C::kBatch) {
@@ -183,9 +197,13 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Unit& unit, float (&y)[kOwn
 #pragma unroll
     for (int b = 0; b < C::kBatch; ++b) {
       if (first + b >= work.input_count) break;
+      if (b == 0 && first == 0) {
+        C::decode(coded[b], unit.lane, y);
+        continue;
+      }
       C::decode(coded[b], unit.lane, next);
 #pragma unroll
-      for (int i = 0; i < kOwned; ++i) y[i] = first + b == 0 ? next[i] : __fadd_rn(y[i], next[i]);
+      for (int i = 0; i < kOwned; ++i) y[i] = __fadd_rn(y[i], next[i]);
     }
   }
 }

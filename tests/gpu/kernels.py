@@ -26,6 +26,13 @@ HUGE = (1 << 31) + 3 * 16384 + 77  # elements: an index has more than 32 bits, a
 REHEARSED_HUGE = 5 * 16384 + 77
 TARGET = 0.85  # of the copy's bandwidth
 FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
+SMALL_FLOATS = {
+    "fp16": (np.uint16, 1 << 12),
+    "bf16": (np.uint16, 1 << 15),
+    "fp8_e4m3": (np.uint8, 1 << 19),
+    "fp8_e5m2": (np.uint8, 1 << 20),
+}
+"""Codec: its codes, and how far a float is from one when it lies between two, in its bits."""
 INTEGERS = {"int32": np.int32, "int64": np.int64, "uint8": np.uint8}
 ERRORS = {
     "fp16": 6e-4,
@@ -173,6 +180,37 @@ class Codecs:
                     card.free_all()
                 self.findings.check(f"{name}: special values", bool((found[0] == found[1]).all()))
 
+    def conversions(self) -> None:
+        """Small floats, which the card's own instructions convert: every code is decoded, and what lies on, beside and
+        between all of them encoded, with the CPU's bits (decoded fp8 passes a NaN on by a product: it is any)."""
+        for name, (code, between) in SMALL_FLOATS.items():
+            with self.findings.guarded(f"{name}: every code"):
+                codes = np.arange(1 << 8 * code().itemsize, dtype=code)
+                message = np.concatenate([codes, codes]).view(np.uint8)  # whole blocks of 512
+                if code is np.uint8:
+                    message = np.concatenate([message, np.ones(1, np.float32).view(np.uint8)])  # the block's scale
+                count = 2 * len(codes)
+                both = {"codec": self.core.CODECS[name], "count": count, "density": 0}
+                read, written = [], []
+                for card in (self.card, self.cpu):
+                    decoded = card.put(np.zeros(count, np.float32))
+                    card.transcode(Work(**both, encoded=[card.put(message)], decoded=[decoded]))
+                    read.append(card.get(decoded, np.float32, count))
+                    bits = read[0].view(np.uint32)
+                    there = card.put(np.zeros(len(message), np.uint8))
+                    written.append([])
+                    for step in (0, 1, between - 1, between, between + 1, -1, -between):
+                        near = (bits + np.uint32(step % (1 << 32))).view(np.float32)
+                        card.transcode(Work(**both, raw=[card.put(np.nan_to_num(near, 0, 0, 0))], message=there))
+                        written[-1].append(card.get(there, np.uint8, len(message)))
+                    card.free_all()
+                other = read[0].view(np.uint32) != read[1].view(np.uint32)
+                if code is np.uint8:
+                    other &= ~(np.isnan(read[0]) & np.isnan(read[1]))
+                self.findings.check(f"{name}: every code decoded", not other.any(), f"{np.flatnonzero(other)[:5]}")
+                wrong = [int((one != two).sum()) for one, two in zip(*written, strict=True)]
+                self.findings.check(f"{name}: all about every code encoded", not any(wrong), f"wrong bytes: {wrong}")
+
 
 def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
     """Every dtype and operation against the CPU's bits; sums against float64."""
@@ -207,28 +245,26 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
 
 
 def odd_halves(card: Any, findings: Findings) -> None:
-    """Every float16 through the device's own conversions, with the CPU's bits. Only what makes a NaN or passes it on by
-    an operation may give it other ones, and a sum, mean or product of float16 is one, of a single input, too."""
+    """Every float16 and bfloat16 through the device's own conversions, with the CPU's bits. Only what makes a NaN or
+    passes it on by an operation may give it other ones, and a sum, mean or product is one, of a single input, too."""
     core = bagua.csrc.load()
     every = np.arange(1 << 16, dtype=np.uint16)
-    for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX"):
-        for others in ([], [np.roll(every, 12345)], [np.roll(every, 12345), every[::-1].copy()]):
-            with findings.guarded(f"every float16: {op} of {len(others) + 1}"):
-                found = []
-                for one in (card, CpuCard()):
-                    places = [one.put(array) for array in (every, *others)]
-                    output = one.put(np.zeros_like(every))
-                    one.reduce(core.DTYPES["float16"], core.OPS[op], places, output, len(every), 3 if others else 1)
-                    found.append(one.get(output, np.uint16, len(every)))
-                    one.free_all()
-                wrong = found[0] != found[1]
-                if op not in ("MIN", "MAX"):
-                    wrong &= ~(np.isnan(found[0].view(np.float16)) & np.isnan(found[1].view(np.float16)))
-                findings.check(
-                    f"every float16: {op} of {len(others) + 1}",
-                    not wrong.any(),
-                    f"{wrong.sum()} wrong: {every[wrong][:5]}",
-                )
+    for dtype, infinity in (("float16", 0x7C00), ("bfloat16", 0x7F80)):
+        for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX"):
+            for others in ([], [np.roll(every, 12345)], [np.roll(every, 12345), every[::-1].copy()]):
+                title = f"every {dtype}: {op} of {len(others) + 1}"
+                with findings.guarded(title):
+                    found = []
+                    for one in (card, CpuCard()):
+                        places = [one.put(array) for array in (every, *others)]
+                        output = one.put(np.zeros_like(every))
+                        one.reduce(core.DTYPES[dtype], core.OPS[op], places, output, len(every), 3 if others else 1)
+                        found.append(one.get(output, np.uint16, len(every)))
+                        one.free_all()
+                    wrong = found[0] != found[1]
+                    if op not in ("MIN", "MAX"):
+                        wrong &= ~((found[0] & 0x7FFF > infinity) & (found[1] & 0x7FFF > infinity))
+                    findings.check(title, not wrong.any(), f"{wrong.sum()} wrong: {every[wrong][:5]}")
 
 
 def huge(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
@@ -321,6 +357,7 @@ def work(findings: Findings, device: str, quick: bool) -> None:
     sizes = QUICK_SIZES if quick or device != "cuda" else SIZES
     codecs.compare(sizes)
     codecs.special_values()
+    codecs.conversions()
     codecs.messages()
     reductions(card, findings, sizes)
     odd_halves(card, findings)

@@ -323,8 +323,7 @@ def test_a_long_wait_is_logged_with_who_waits_for_whom(ranks: Any) -> None:
     ranks.run(rank_waits_long, 2)
     # Before torch 2.8 number 0 was a vote on torch.distributed.
     assert re.search(r"all-reduce #[01] of world: rank 0 has been waiting for rank 1", ranks.started[0].output)
-    said = ranks.started[1].output.splitlines()
-    assert not [line for line in said if not line.startswith("[Gloo]")]  # torch 2.8 prints its connections
+    assert "wait" not in ranks.started[1].output
 
 
 def rank_remembers_memory() -> list[int]:

@@ -169,6 +169,39 @@ TEST(infinities_and_nan) {
   }
 }
 
+// The smallest of a block is a 0 whose sign one element alone has.
+TEST(signs_of_zero) {
+  const Encoding encoding{Codec::kMinMax8, 0};
+  const Way way{1, 0, 1, false, true, 1, false, 0};
+  for (size_t place = 0; place < 512; place += 5) {
+    for (const float others : {0.0f, 1.5f}) {
+      const Buffers expected(encoding, 1024, way, Kind::kZero);
+      for (size_t i = 0; i < 1024; ++i) expected.raws[0].floats()[i] = i % 3 == 0 ? others : 0.0f;
+      expected.raws[0].floats()[place] = -0.0f;
+      const Buffers found(expected);
+      test::call(encoding, 1024, way, expected, false);
+      test::call(encoding, 1024, way, found, true);
+      EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+    }
+  }
+}
+
+// More NaN than are kept, all of them smaller than the one that a device makes.
+TEST(many_nan) {
+  const uint32_t small[] = {0x7f800001, 0xffa00000, 0x7f900000, 0xff800001};
+  for (const int density : {4, 656, 1025, 8193}) {
+    const Encoding encoding{Codec::kTopK, static_cast<uint16_t>(density)};
+    const Way way{1, 0, 1, false, true, 1, false, 0};
+    const Buffers expected(encoding, 16384 + 300, way, Kind::kOdd);
+    for (size_t i = 0; i < 16384 + 300; i += 3) std::memcpy(expected.raws[0].floats() + i, small + i / 3 % 4, 4);
+    const Buffers found(expected);
+    test::call(encoding, 16384 + 300, way, expected, false);
+    test::call(encoding, 16384 + 300, way, found, true);
+    EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+    EXPECT_EQ(test::first_difference(expected.outputs[0], found.outputs[0]), expected.outputs[0].bytes());
+  }
+}
+
 TEST(refused) {
   float value = 0;
   const float* raw[] = {&value};

@@ -79,11 +79,12 @@ void compare(const Case& c) {
                          c.divisor};
   CHECK_EQ(bagua_kernels_reduce(&work, nullptr), 0);
   CHECK(output.whole());
-  // What a NaN is that an operation made or passed on is the processor's choice; for float16 a sum or product of one
-  // input is an operation.
+  // What a NaN is that an operation made or passed on is the processor's choice; for 16-bit floats a sum or product of
+  // one input is an operation.
   const bool calculates = c.op == ReduceOp::kSum || c.op == ReduceOp::kProduct || c.op == ReduceOp::kAvg;
   const bool divides = c.op == ReduceOp::kAvg && c.divisor > 1;
-  const bool any_nan = calculates && (c.inputs > 1 || divides || c.dtype == DType::kF16);
+  const bool sixteen = c.dtype == DType::kF16 || c.dtype == DType::kBF16;
+  const bool any_nan = calculates && (c.inputs > 1 || divides || sixteen);
   for (size_t i = 0; i < c.count; ++i) {
     if (same_element(c.dtype, expected.data() + i * size, output.data() + i * size, any_nan)) continue;
     std::ostringstream text;
@@ -134,18 +135,51 @@ TEST(long_vectors) {
   compare({DType::kBF16, ReduceOp::kSum, 1000, 64, 1, 0, 0, 63});
 }
 
-// Every float16: a number comes through a sum, a product and a mean of one as it is, a NaN stays one.
+// Every float16 and bfloat16: a number comes through a sum, a product and a mean of one as it is, a NaN stays one; a
+// minimum and a maximum keep a NaN's bits, but make it a quiet one.
 TEST(every_half) {
   const Buffer input(65536 * 2);
   for (uint32_t h = 0; h < 65536; ++h) reinterpret_cast<uint16_t*>(input.data())[h] = static_cast<uint16_t>(h);
   const void* inputs[] = {input.data()};
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kAvg}) {
-    const Buffer output(65536 * 2);
-    const BaguaReduce work{
-        static_cast<uint8_t>(DType::kF16), static_cast<uint8_t>(op), 65536, inputs, 1, output.data(), 1};
-    CHECK_EQ(bagua_kernels_reduce(&work, nullptr), 0);
-    for (size_t h = 0; h < 65536; ++h) {
-      CHECK(same_element(DType::kF16, input.data() + 2 * h, output.data() + 2 * h, true));
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax}) {
+      const bool one_of_them = op == ReduceOp::kMin || op == ReduceOp::kMax;
+      const Buffer output(65536 * 2);
+      const Buffer expected(65536 * 2);
+      void* to = expected.data();
+      reduce(dtype, op, inputs, 1, &to, 1, 65536, 1, false);
+      const BaguaReduce work{static_cast<uint8_t>(dtype), static_cast<uint8_t>(op), 65536, inputs, 1, output.data(), 1};
+      CHECK_EQ(bagua_kernels_reduce(&work, nullptr), 0);
+      for (size_t h = 0; h < 65536; ++h) {
+        CHECK(same_element(dtype, expected.data() + 2 * h, output.data() + 2 * h, !one_of_them));
+      }
+    }
+  }
+}
+
+// All integers of up to 16 bits, by divisors about all sizes: the kernels multiply instead.
+TEST(every_small_mean) {
+  const Buffer input(65536 * 2);
+  for (uint32_t n = 0; n < 65536; ++n) reinterpret_cast<uint16_t*>(input.data())[n] = static_cast<uint16_t>(n);
+  const void* inputs[] = {input.data()};
+  std::vector<int64_t> divisors;
+  for (int64_t d = 2; d < 600; ++d) divisors.push_back(d);
+  for (int bits = 10; bits < 63; ++bits) {
+    for (const int64_t more : {-1, 0, 1}) divisors.push_back((int64_t{1} << bits) + more);
+  }
+  for (const DType dtype : {DType::kI8, DType::kU8, DType::kI16}) {
+    const size_t count = 65536 / (3 - dtype_size(dtype));  // 65536 elements of 16 bits, 32768 of 8
+    const Buffer output(count * dtype_size(dtype));
+    const Buffer expected(count * dtype_size(dtype));
+    void* to = expected.data();
+    for (const int64_t divisor : divisors) {
+      reduce(dtype, ReduceOp::kAvg, inputs, 1, &to, 1, count, divisor, false);
+      const auto type = static_cast<uint8_t>(dtype);
+      const BaguaReduce work{type, static_cast<uint8_t>(ReduceOp::kAvg), count, inputs, 1, output.data(), divisor};
+      CHECK_EQ(bagua_kernels_reduce(&work, nullptr), 0);
+      if (test::first_difference(expected, output) == expected.bytes()) continue;
+      EXPECT_EQ(divisor, int64_t{0});  // shows it
+      return;
     }
   }
 }

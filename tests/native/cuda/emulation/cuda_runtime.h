@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -129,8 +130,17 @@ inline float __fmul_rn(float a, float b) {
 inline float __fdiv_rn(float a, float b) {
   return emulation::calculated(a / b);
 }
+inline float __fmaf_rn(float a, float b, float c) {
+  return emulation::calculated(std::fma(a, b, c));
+}
 inline int __popc(uint32_t v) {
   return __builtin_popcount(v);
+}
+inline int __mulhi(int a, int b) {
+  return static_cast<int>((int64_t{a} * b) >> 32);
+}
+inline int __clz(int v) {
+  return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v));
 }
 // Number of the lowest bit that is set, from 1; 0: there is none.
 inline int __ffs(int v) {
