@@ -35,17 +35,13 @@ def _runtime() -> ctypes.CDLL:
     raise RuntimeError(MISSING)
 
 
-class GpuCard:
-    """Card 0. Memory is an address. Raises RuntimeError with the error's number."""
+class CudaMemory:
+    """Memory of card 0: an address. Raises RuntimeError with the error's number."""
 
     def __init__(self) -> None:
         self._cuda = _runtime()
-        self._kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
         self._sizes: dict[int, int] = {}
-        self._events = [ctypes.c_void_p() for _ in range(2)]
         self._checked("cudaSetDevice", 0)
-        for event in self._events:
-            self._checked("cudaEventCreate", ctypes.byref(event))
 
     def _checked(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)
@@ -64,18 +60,20 @@ class GpuCard:
         """A copy of an array."""
         address = self.empty(array.nbytes)
         self._copy(address, array.ctypes.data, array.nbytes, TO_CARD)
+        self.wait(None)
         return address
 
     def get(self, address: int, dtype: Any, count: int) -> Array:
         """A copy of what lies there, once all work before is done."""
         array = np.zeros(count, dtype)
-        self._checked("cudaDeviceSynchronize")
         self._copy(array.ctypes.data, address, array.nbytes, FROM_CARD)
+        self.wait(None)
         return array
 
     def _copy(self, to: int, source: int, nbytes: int, way: int) -> None:
         if nbytes:
-            self._checked("cudaMemcpy", ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(nbytes), way)
+            where = (ctypes.c_void_p(to), ctypes.c_void_p(source))
+            self._checked("cudaMemcpyAsync", *where, ctypes.c_size_t(nbytes), way, None)
 
     def part(self, address: int, offset: int) -> int:
         """What lies ``offset`` bytes further on."""
@@ -90,6 +88,31 @@ class GpuCard:
         for address in self._sizes:
             self._checked("cudaFree", ctypes.c_void_p(address))
         self._sizes.clear()
+
+    def here(self) -> None:
+        """The calling thread works on the card, too."""
+        self._checked("cudaSetDevice", 0)
+
+    def stream(self) -> ctypes.c_void_p:
+        """A stream that waits for no other."""
+        made = ctypes.c_void_p()
+        self._checked("cudaStreamCreateWithPriority", ctypes.byref(made), 1, 0)
+        return made
+
+    def wait(self, stream: ctypes.c_void_p | None) -> None:
+        """Returns when a stream's work is done."""
+        self._checked("cudaStreamSynchronize", stream)
+
+
+class GpuCard(CudaMemory):
+    """Card 0 and the kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
+        self._events = [ctypes.c_void_p() for _ in range(2)]
+        for event in self._events:
+            self._checked("cudaEventCreate", ctypes.byref(event))
 
     def load(self) -> None:
         """Loads all kernels, as the leg does."""

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ TURNS = 2
 LARGE = 8 << 20
 TARGET_LARGE, TARGET = 1.3, 1.0
 TABLE = "all-reduce, 2 ranks on one card"
+OneTurn = Callable[[dict[str, str], str, list[int], float], tuple[dict[str, Any], str]]
 TARGETS = f"Targets: {TARGET} times at every size, {TARGET_LARGE} at 8 MiB and above."
 
 
@@ -47,7 +49,7 @@ def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s
 def networks(device: str) -> dict[str, dict[str, str]]:
     """What a program's environment has for each network."""
     if device != "cuda":
-        return {"NCCL's sockets": {}, "Bagua-Net": {}}
+        return {"NCCL's sockets": {}, "Bagua-Net": {}}  # Gloo and the fakes know one network
     common = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}
     return {
         "NCCL's sockets": {**common, "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none"},
@@ -55,47 +57,52 @@ def networks(device: str) -> dict[str, dict[str, str]]:
     }
 
 
-def work(findings: Findings, given: Any) -> None:
-    """Both networks in turns."""
+def in_turns(findings: Findings, given: Any, table: str, turn: OneTurn) -> None:
+    """Both networks in turns; ``turn`` measures one of them once."""
     begun = time.monotonic()
     sizes = SIZES if given.device == "cuda" else REHEARSED
     taken: dict[str, dict[int, list[float]]] = {}
     missed: list[str] = []
-    for turn in range(TURNS):
+    for number in range(TURNS):
         for name, environment in networks(given.device).items():
             left = given.seconds - (time.monotonic() - begun)
-            if turn and left < given.seconds / 2 / TURNS:
+            if number and left < given.seconds / 2 / TURNS:
                 findings.note("Time sufficed for one turn only.")
                 continue
-            with findings.guarded(f"{name}, turn {turn}"):
-                found, words = one_turn(environment, given.device, sizes, max(10.0, left / 2))
+            with findings.guarded(f"{name}, turn {number}"):
+                found, words = turn(environment, given.device, sizes, max(10.0, left / 2))
                 findings.check(f"{name}: the sum is right", found["right"])
                 if given.device == "cuda":
                     wanted = NAME if name == "Bagua-Net" else "Socket"
                     findings.check(f"{name}: NCCL uses it", f"Using network {wanted}" in words, words[-600:])
                 for size, seconds in found["seconds"].items():
                     taken.setdefault(name, {}).setdefault(size, []).append(seconds)
-        missed = compare(findings, taken)  # after each turn: a section that is stopped keeps its figures
+        missed = compare(findings, table, taken)  # after each turn: a section that is stopped keeps its figures
     findings.note(f"{TARGETS} Missed: {missed or 'none'}.")
 
 
-def compare(findings: Findings, taken: dict[str, dict[int, list[float]]]) -> list[str]:
+def compare(findings: Findings, table: str, taken: dict[str, dict[int, list[float]]]) -> list[str]:
     """A row for each size that both have, in the place of earlier ones; returns which targets were missed."""
     own, ours = taken.get("NCCL's sockets", {}), taken.get("Bagua-Net", {})
     missed = []
-    findings.forget(TABLE)
+    findings.forget(table)
     for size in sorted(own.keys() & ours.keys()):
         before, now = median(own[size]), median(ours[size])
         target = TARGET_LARGE if size >= LARGE else TARGET
         if before / now < target:
             missed.append(f"{size} B: {before / now:.2f}")
         findings.row(
-            TABLE,
+            table,
             bytes=size,
             **{"sockets us": before * 1e6, "Bagua-Net us": now * 1e6, "GB/s": size / now / 1e9, "times": before / now},
             target="met" if before / now >= target else "missed",
         )
     return missed
+
+
+def work(findings: Findings, given: Any) -> None:
+    """Both networks in turns, a process for each rank."""
+    in_turns(findings, given, TABLE, one_turn)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,15 @@ SECTIONS = (
     Section(
         "kernels", "kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20, (*KERNELS, "numpy")
     ),
-    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 75, 30, ("Bagua-Net", "torch with CUDA")),
+    Section(
+        "net_pair",
+        "net_pair",
+        "Bagua-Net beside NCCL's own sockets, both ranks in one process",
+        60,
+        25,
+        ("Bagua-Net", "torch with CUDA", "numpy"),
+    ),
+    Section("net", "net", "Bagua-Net beside NCCL's own sockets", 60, 30, ("Bagua-Net", "torch with CUDA")),
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
     Section("step", "step", "Step time beside DDP with NCCL", 45, 25, RANKS),
     Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),

@@ -34,7 +34,7 @@ struct Comm {
   char about[64] = {};
   std::atomic<bool> aborted{false}, busy{false};
   std::atomic<int> error{kOk}, users{0}, pending{0};
-  bool connected = false, finalized = false;
+  bool connected = false, finalized = false, blocks = false;
   std::chrono::steady_clock::time_point half;  // of the time that a group takes
   uint64_t looks = 0;                          // since then
   uint64_t sequence = 0;
@@ -238,6 +238,13 @@ int launch(Comm* comm, void* stream, std::vector<Call> calls) {
   return kInProgress;
 }
 
+// A communicator that blocks returns when it is done.
+int when_done(Comm* comm, int code) {
+  if (code != kInProgress || !comm->blocks) return code;
+  while (comm->busy && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return comm->error;
+}
+
 bool usable(Comm* comm, const char* what) {
   if (!alive(comm)) {
     misuse(std::string(what) + " on a communicator that was destroyed or aborted");
@@ -263,7 +270,7 @@ int call(void* handle, void* stream, const Call& one) {
     code = launch(comm, stream, {one});
   }
   comm->users.fetch_sub(1);
-  return code;
+  return when_done(comm, code);
 }
 
 // Two members with one GPU, which NCCL refuses.
@@ -309,12 +316,20 @@ FAKE int ncclGetUniqueId(Id* id) {
   memcpy(id->bytes, name.data(), name.size());
   return kOk;
 }
+// Remembered, as NCCL does since 2.25.
+const std::string& host_name() {
+  static const std::string name = [] {
+    const char* const given = getenv("NCCL_HOSTID");
+    return std::string(given != nullptr ? given : "this machine");
+  }();
+  return name;
+}
 // FAKE_NCCL_NO_INIT: "1" fails at once, "late" after a while; others wait for this member until they abort.
 FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* config) {
   if (config == nullptr || config->magic != 0xcafebeef || config->size < 24 || config->version < 21400) {
     return misuse("a wrong ncclConfig_t", kInvalidArgument);
   }
-  if (config->blocking != 0 || config->cluster != INT_MIN) return misuse("this fake never blocks");
+  if (config->blocking < 0 || config->blocking > 1 || config->cluster != INT_MIN) return misuse("odd settings");
   if (id.bytes[0] == '\0' || rank < 0 || rank >= ranks) return misuse("a communicator without id", kInvalidArgument);
   const char* const fails = getenv("FAKE_NCCL_NO_INIT");
   if (fails != nullptr && strcmp(fails, "late") != 0) return kSystem;
@@ -322,8 +337,8 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
   comm->ranks = ranks;
   comm->rank = rank;
   fake_cuda_here(&comm->device, comm->about, 32);
-  const char* const host = getenv("NCCL_HOSTID");
-  strncpy(comm->about + 32, host != nullptr ? host : "this machine", 31);
+  strncpy(comm->about + 32, host_name().c_str(), 31);
+  comm->blocks = config->blocking != 0;
   comm->busy = true;
   comm->pending.fetch_add(1);
   {
@@ -339,7 +354,11 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
     comm->pending.fetch_sub(1);
   }).detach();
   *out = comm;
-  return kInProgress;
+  return when_done(comm, kInProgress);
+}
+FAKE int ncclCommInitRank(void** out, int ranks, Id id, int rank) {
+  Config config{24, 0xcafebeef, 21400, 1, INT_MIN};
+  return ncclCommInitRankConfig(out, ranks, id, rank, &config);
 }
 // It frees memory of the device, which waits for all that the device does: for kernels of other communicators, too.
 FAKE int ncclCommAbort(void* handle) {
@@ -369,7 +388,7 @@ FAKE int ncclCommFinalize(void* handle) {
     while (comm->pending != 0 && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     comm->busy = false;
   }).detach();
-  return kInProgress;
+  return when_done(comm, kInProgress);
 }
 FAKE int ncclCommDestroy(void* handle) {
   Comm* const comm = static_cast<Comm*>(handle);

@@ -1,0 +1,197 @@
+"""Both ranks of the section ``net_pair``: NCCL's all-reduce over the environment's network, without torch. Prints a
+JSON line.
+
+Kernels of two processes take turns on a card, a time slice each; those of one process run at the same time, so that
+what is measured is the network. NCCL takes two ranks on one card for hosts if their NCCL_HOSTID differs, and remembers
+it for the process (since 2.25): each rank has a copy of the library of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu.kernel_card import CudaMemory
+
+MARK = "RESULT "
+RANKS = 2
+ROUNDS = 5
+TURN_S = 0.03
+MOST_REPEATS = 200
+FLOAT, SUM = 7, 0
+PATIENCE_S = 20.0
+"""For all that comes before the first figure."""
+
+
+class UniqueId(ctypes.Structure):
+    """NCCL's, passed by value."""
+
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
+class Nccl:
+    """A copy of NCCL in a file of its own. Raises RuntimeError with NCCL's words."""
+
+    def __init__(self, original: str, folder: Path) -> None:
+        copied = folder / Path(original).name
+        shutil.copyfile(original, copied)
+        # Nothing of the other copy's (or of torch's, were it here) may stand in for a symbol of this one.
+        self._library = ctypes.CDLL(str(copied), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of NCCL."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: {self._library.ncclGetErrorString(code).decode()}")
+
+    def unique_id(self) -> UniqueId:
+        """For a new communicator."""
+        made = UniqueId()
+        self.call("ncclGetUniqueId", ctypes.byref(made))
+        return made
+
+    def communicator(self, id: UniqueId, ranks: int, rank: int) -> ctypes.c_void_p:
+        """Returns when all ranks are there."""
+        made = ctypes.c_void_p()
+        self.call("ncclCommInitRank", ctypes.byref(made), ranks, id, rank)
+        return made
+
+    def remember_host(self, name: str) -> None:
+        """It is this host from now on: a first communicator looks."""
+        os.environ["NCCL_HOSTID"] = name
+        self.end(self.communicator(self.unique_id(), 1, 0))
+
+    def end(self, communicator: ctypes.c_void_p) -> None:
+        """Returns when all ranks have called it."""
+        self.call("ncclCommFinalize", communicator)
+        self.call("ncclCommDestroy", communicator)
+
+
+def nccl_path() -> str:
+    """The library that torch uses, or the system's. Raises RuntimeError."""
+    places = [os.environ.get("BAGUA_DEVICE_NCCL", "")]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        places += map(str, Path(folder).glob("nccl/lib/libnccl.so.2"))
+    places += map(str, Path("/usr/lib").glob("*-linux-gnu/libnccl.so.2"))
+    found = [place for place in places if place and Path(place).is_file()]
+    if not found:
+        raise RuntimeError("No NCCL (libnccl.so.2) was found; name its file in BAGUA_DEVICE_NCCL.")
+    return found[0]
+
+
+class Pair:
+    """Two ranks, a thread each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.card = CudaMemory()
+        original = nccl_path()
+        self.copies = []
+        for rank in range(RANKS):
+            (folder / str(rank)).mkdir()
+            self.copies.append(Nccl(original, folder / str(rank)))
+            self.copies[rank].remember_host(f"host-{rank}")
+        self.streams = [self.card.stream() for _ in range(RANKS)]
+        self._meet = threading.Barrier(RANKS)
+        id = self.copies[0].unique_id()
+        self.communicators = self.both(lambda rank: self.copies[rank].communicator(id, RANKS, rank), PATIENCE_S)
+
+    def both(self, work: Callable[[int], Any], limit_s: float) -> list[Any]:
+        """``work`` of both ranks at the same time; what they return. Raises RuntimeError: one failed, or is not over
+        in time, after which the process can only end."""
+        results: dict[int, Any] = {}
+        errors: list[str] = []
+
+        def body(rank: int) -> None:
+            try:
+                self.card.here()
+                self._meet.wait()
+                results[rank] = work(rank)
+            except (RuntimeError, threading.BrokenBarrierError) as error:
+                errors.append(f"rank {rank}: {error}")
+                self._meet.abort()
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(RANKS)]
+        until = time.monotonic() + limit_s
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.1, until - time.monotonic()))
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        if len(results) < RANKS:
+            raise RuntimeError(f"rank {({*range(RANKS)} - {*results}).pop()} is not over after {limit_s:.0f} s")
+        return [results[rank] for rank in range(RANKS)]
+
+    def allreduce(self, rank: int, data: list[int], count: int) -> None:
+        """Enqueues it."""
+        address = ctypes.c_void_p(data[rank])
+        which = (self.communicators[rank], self.streams[rank])
+        self.copies[rank].call("ncclAllReduce", address, address, ctypes.c_size_t(count), FLOAT, SUM, *which)
+
+    def seconds(self, data: list[int], count: int, repeats: int, limit_s: float) -> float:
+        """Of one all-reduce in a row, until both streams are done."""
+
+        def row(rank: int) -> float:
+            begun = time.perf_counter()
+            for _ in range(repeats):
+                self.allreduce(rank, data, count)
+            self.card.wait(self.streams[rank])
+            return (time.perf_counter() - begun) / repeats
+
+        return max(self.both(row, limit_s))
+
+
+def measure(pair: Pair, sizes: list[int], until: float) -> dict[int, float]:
+    """Seconds of an all-reduce of so many bytes; sizes for which there is no time are left out."""
+    data = [pair.card.put(np.zeros(max(sizes) // 4, np.float32)) for _ in range(RANKS)]
+    found: dict[int, float] = {}
+    for size in sizes:
+        left = max(1.0, until - time.monotonic())
+        pair.seconds(data, size // 4, 2, left)
+        once = pair.seconds(data, size // 4, 2, left)
+        repeats = max(1, min(MOST_REPEATS, int(TURN_S / max(once, 1e-7))))
+        if time.monotonic() + ROUNDS * repeats * once > until:
+            break
+        found[size] = float(np.median([pair.seconds(data, size // 4, repeats, left) for _ in range(ROUNDS)]))
+    return found
+
+
+def right(pair: Pair) -> bool:
+    """Whether a sum is."""
+    count = 1000
+    data = [pair.card.put((rank + 1) * np.arange(count, dtype=np.float32)) for rank in range(RANKS)]
+    pair.seconds(data, count, 1, PATIENCE_S)
+    wanted = RANKS * (RANKS + 1) / 2 * np.arange(count)
+    return all(bool((pair.card.get(address, np.float32, count) == wanted).all()) for address in data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Pair(Path(folder))
+        good = right(pair)
+        print(MARK + json.dumps({"right": good, "seconds": measure(pair, options.sizes, until)}), flush=True)
+        pair.both(lambda rank: pair.copies[rank].end(pair.communicators[rank]), PATIENCE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
