@@ -157,9 +157,20 @@ struct Int4 {
 
   template <bool whole>
   static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t lane, Coded<Int4>& coded) {
+    uint32_t most[kQuads];
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) most[q] = largest_magnitude(y + 4 * q);
+    // Lane q divides for block q: a division takes as long as the elements' other work.
+    const uint32_t of_pair[] = {(lane & 1) != 0 ? most[1] : most[0], (lane & 1) != 0 ? most[3] : most[2]};
+    float inverse = 0;
+    const float step = divide((lane & 2) != 0 ? of_pair[1] : of_pair[0], inverse);
     uint32_t levels[kQuads];  // a byte each
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) levels[q] = encode_block(y + 4 * q, coded.parameters[q]);
+    for (int q = 0; q < kQuads; ++q) {
+      coded.parameters[q] = __shfl_sync(kAllLanes, step, q);
+      const uint32_t of_block = levels_of(y + 4 * q, __shfl_sync(kAllLanes, inverse, q));
+      levels[q] = most[q] < kInfinity ? of_block : 0u;
+    }
     const bool lower = lane < 16;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
@@ -183,20 +194,22 @@ struct Int4 {
   }
 
  private:
-  // Four levels of the lane, each in a byte; 0 if the block has an element that is not finite.
-  static BAGUA_DEVICE uint32_t encode_block(const float* y, float& step) {
+  // Of a block, as bits; that of a NaN if there is one. `y`: the lane's four elements.
+  static BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
     const float own = max_or_nan(max_or_nan(fabsf(y[0]), fabsf(y[1])), max_or_nan(fabsf(y[2]), fabsf(y[3])));
-    const uint32_t most = __reduce_max_sync(kAllLanes, bits_of(own));
-    float inverse = 0;
-    step = 0;
-    if (most >= kInfinity) {
-      step = float_of(kQuietNaN);
-      return 0;
-    }
-    if (float_of(most) >= kSmallest) {
-      step = __fdiv_rn(float_of(most), 7.0f);
-      inverse = __fdiv_rn(7.0f, float_of(most));
-    }
+    return __reduce_max_sync(kAllLanes, bits_of(own));
+  }
+
+  // The step of a block with that largest magnitude, NaN if it is not finite; and its inverse.
+  static BAGUA_DEVICE float divide(uint32_t most, float& inverse) {
+    if (most >= kInfinity) return float_of(kQuietNaN);
+    if (float_of(most) < kSmallest) return 0.0f;
+    inverse = __fdiv_rn(7.0f, float_of(most));
+    return __fdiv_rn(float_of(most), 7.0f);
+  }
+
+  // Four levels of the lane, each in a byte.
+  static BAGUA_DEVICE uint32_t levels_of(const float* y, float inverse) {
     return pack_bytes(level(y[0], inverse), level(y[1], inverse), level(y[2], inverse), level(y[3], inverse)) &
            0x0f0f0f0fu;
   }

@@ -169,6 +169,7 @@ def test_networks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     found = findings.Findings(tmp_path / "f.json")
     net.compare(
         found,
+        net.TABLE,
         {"NCCL's sockets": {1024: [3e-6, 5e-6], 16 << 20: [2e-3]}, "Bagua-Net": {1024: [2e-6], 16 << 20: [1.9e-3]}},
     )
     rows = json.loads((tmp_path / "f.json").read_text())["tables"]["all-reduce, 2 ranks on one card"]

@@ -1,0 +1,43 @@
+"""The two ranks in one process of ``tests/gpu``'s section ``net_pair``, over the fakes of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import threading
+import types
+from pathlib import Path
+
+import pytest
+from gpu import net_pair
+from gpu.net_pair_ranks import RANKS, Pair
+
+TESTS = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
+def test_two_ranks_in_one_process() -> None:
+    found, _ = net_pair.one_turn(TESTS, "fake", [1024, 65536], 30)
+    assert found["right"]
+    assert sorted(found["seconds"]) == [1024, 65536]
+    assert all(0 < seconds < 30 for seconds in found["seconds"].values())
+
+
+def test_what_nccl_says_is_told() -> None:
+    with pytest.raises(RuntimeError, match="ncclCommInitRank: unhandled system error"):
+        net_pair.one_turn(TESTS | {"FAKE_NCCL_NO_INIT": "1"}, "fake", [1024], 30)
+
+
+def test_ranks_that_fail_or_do_not_come_are_named() -> None:
+    pair = types.SimpleNamespace(
+        card=types.SimpleNamespace(here=lambda: None), _meet=threading.Barrier(RANKS), both=Pair.both
+    )
+    assert pair.both(pair, lambda rank: rank + 10, 10) == [10, 11]
+    over = threading.Event()
+    with pytest.raises(RuntimeError, match="rank 1 is not over after 0 s"):
+        pair.both(pair, lambda rank: rank == 0 or over.wait(60), 0.3)
+    over.set()
+
+    def fails(rank: int) -> None:
+        if rank == 0:
+            raise RuntimeError("ncclAllReduce: no network")
+
+    with pytest.raises(RuntimeError, match="rank 0: ncclAllReduce: no network"):
+        pair.both(pair, fails, 10)
