@@ -6,14 +6,7 @@
 
 namespace bagua::cuda {
 
-// The largest magnitude of the warp's elements, as bits; that of a NaN if there is one.
-BAGUA_DEVICE uint32_t largest_magnitude(const float (&y)[kOwned]) {
-  float most = fabsf(y[0]);
-#pragma unroll
-  for (int i = 1; i < kOwned; ++i) most = max_or_nan(most, fabsf(y[i]));
-  return __reduce_max_sync(kAllLanes, bits_of(most));
-}
-
+// The largest magnitude of the warp's elements that are finite, as bits.
 BAGUA_DEVICE uint32_t largest_finite_magnitude(const float (&y)[kOwned]) {
   uint32_t most = 0;
 #pragma unroll
@@ -35,7 +28,7 @@ struct Fp8 {
 
   template <bool whole>
   static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t, Coded<Fp8>& coded) {
-    uint32_t most = largest_magnitude(y);
+    uint32_t most = largest_magnitude<kOwned>(y);
     const bool special = most >= kInfinity;
     if (special) most = largest_finite_magnitude(y);
     const int exponent = scale_exponent(most);

@@ -159,7 +159,7 @@ struct Int4 {
   static BAGUA_DEVICE void encode(const float (&y)[kOwned], uint32_t, uint32_t lane, Coded<Int4>& coded) {
     uint32_t most[kQuads];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) most[q] = largest_magnitude(y + 4 * q);
+    for (int q = 0; q < kQuads; ++q) most[q] = largest_magnitude<4>(y + 4 * q);
     // Lane q divides for block q: a division takes as long as the elements' other work.
     const uint32_t of_pair[] = {(lane & 1) != 0 ? most[1] : most[0], (lane & 1) != 0 ? most[3] : most[2]};
     float inverse = 0;
@@ -194,12 +194,6 @@ struct Int4 {
   }
 
  private:
-  // Of a block, as bits; that of a NaN if there is one. `y`: the lane's four elements.
-  static BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
-    const float own = max_or_nan(max_or_nan(fabsf(y[0]), fabsf(y[1])), max_or_nan(fabsf(y[2]), fabsf(y[3])));
-    return __reduce_max_sync(kAllLanes, bits_of(own));
-  }
-
   // The step of a block with that largest magnitude, NaN if it is not finite; and its inverse.
   static BAGUA_DEVICE float divide(uint32_t most, float& inverse) {
     if (most >= kInfinity) return float_of(kQuietNaN);

@@ -51,6 +51,15 @@ BAGUA_DEVICE bool all_finite(const float (&y)[kOwned]) {
   return zero == 0;
 }
 
+// The largest magnitude of n elements of each lane of the warp, as bits; that of a NaN if there is one.
+template <int n>
+BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
+  float most = fabsf(y[0]);
+#pragma unroll
+  for (int i = 1; i < n; ++i) most = max_or_nan(most, fabsf(y[i]));
+  return __reduce_max_sync(kAllLanes, bits_of(most));
+}
+
 // What is known of a unit. kWide: all of it is there, and everything is aligned to 16 bytes. kSingle: all of it is
 // there. kPartial: nothing.
 enum class Access { kWide, kSingle, kPartial };

@@ -41,7 +41,7 @@ class CudaMemory:
     def __init__(self) -> None:
         self._cuda = _runtime()
         self._sizes: dict[int, int] = {}
-        self._checked("cudaSetDevice", 0)
+        self.here()
 
     def _checked(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)

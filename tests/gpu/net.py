@@ -72,6 +72,8 @@ def in_turns(findings: Findings, given: Any, table: str, turn: OneTurn) -> None:
             with findings.guarded(f"{name}, turn {number}"):
                 found, words = turn(environment, given.device, sizes, max(10.0, left / 2))
                 findings.check(f"{name}: the sum is right", found["right"])
+                if found.get("stopped"):
+                    findings.check(f"{name}: goes to its end", False, found["stopped"])
                 if given.device == "cuda":
                     wanted = NAME if name == "Bagua-Net" else "Socket"
                     findings.check(f"{name}: NCCL uses it", f"Using network {wanted}" in words, words[-600:])

@@ -25,8 +25,8 @@ def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s
     environment = {**environment, "CUDA_MODULE_LOADING": "EAGER"}
     if device != "cuda":
         environment |= environment_of("fake")
-    words = ["--seconds", f"{limit_s:.0f}", "--sizes", *map(str, sizes)]
     with tempfile.TemporaryDirectory() as folder:
+        words = ["--seconds", f"{limit_s:.0f}", "--folder", folder, "--sizes", *map(str, sizes)]
         (output,) = run_beside("gpu.net_pair_ranks", environment, [words], limit_s + 15, Path(folder))
     found = json.loads(output.partition(MARK)[2].splitlines()[0])
     return {**found, "seconds": {int(size): seconds for size, seconds in found["seconds"].items()}}, output

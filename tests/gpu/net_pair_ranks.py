@@ -13,11 +13,12 @@ import ctypes
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import sys
-import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,28 +114,29 @@ class Pair:
     def both(self, work: Callable[[int], Any], limit_s: float) -> list[Any]:
         """``work`` of both ranks at the same time; what they return. Raises RuntimeError: one failed, or is not over
         in time, after which the process can only end."""
-        results: dict[int, Any] = {}
-        errors: list[str] = []
+        came: queue.Queue[tuple[int, Any, Exception | None]] = queue.Queue()
 
         def body(rank: int) -> None:
             try:
                 self.card.here()
-                self._meet.wait()
-                results[rank] = work(rank)
-            except (RuntimeError, threading.BrokenBarrierError) as error:
-                errors.append(f"rank {rank}: {error}")
-                self._meet.abort()
+                self._meet.wait(limit_s)
+                came.put((rank, work(rank), None))
+            except Exception as error:  # whatever it is: the other rank waits for this one
+                came.put((rank, None, error))
 
-        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(RANKS)]
+        for rank in range(RANKS):
+            threading.Thread(target=body, args=(rank,), daemon=True).start()
         until = time.monotonic() + limit_s
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.1, until - time.monotonic()))
-        if errors:
-            raise RuntimeError("; ".join(errors))
-        if len(results) < RANKS:
-            raise RuntimeError(f"rank {({*range(RANKS)} - {*results}).pop()} is not over after {limit_s:.0f} s")
+        results: dict[int, Any] = {}
+        while len(results) < RANKS:
+            try:
+                rank, value, error = came.get(timeout=max(0.1, until - time.monotonic()))
+            except queue.Empty:
+                late = min({*range(RANKS)} - {*results})
+                raise RuntimeError(f"rank {late} is not over after {limit_s:.0f} s") from None
+            if error is not None:
+                raise RuntimeError(f"rank {rank}: {error}") from error
+            results[rank] = value
         return [results[rank] for rank in range(RANKS)]
 
     def allreduce(self, rank: int, data: list[int], count: int) -> None:
@@ -156,19 +158,23 @@ class Pair:
         return max(self.both(row, limit_s))
 
 
-def measure(pair: Pair, sizes: list[int], until: float) -> dict[int, float]:
-    """Seconds of an all-reduce of so many bytes; sizes for which there is no time are left out."""
+def measure(pair: Pair, sizes: list[int], until: float) -> tuple[dict[int, float], str]:
+    """Seconds of an all-reduce of so many bytes, and why it ended too early. Sizes for which there is no time are left
+    out."""
     data = [pair.card.put(np.zeros(max(sizes) // 4, np.float32)) for _ in range(RANKS)]
     found: dict[int, float] = {}
     for size in sizes:
         left = max(1.0, until - time.monotonic())
-        pair.seconds(data, size // 4, 2, left)
-        once = pair.seconds(data, size // 4, 2, left)
-        repeats = max(1, min(MOST_REPEATS, int(TURN_S / max(once, 1e-7))))
-        if time.monotonic() + ROUNDS * repeats * once > until:
-            break
-        found[size] = float(np.median([pair.seconds(data, size // 4, repeats, left) for _ in range(ROUNDS)]))
-    return found
+        try:
+            pair.seconds(data, size // 4, 2, left)
+            once = pair.seconds(data, size // 4, 2, left)
+            repeats = max(1, min(MOST_REPEATS, int(TURN_S / max(once, 1e-7))))
+            if time.monotonic() + ROUNDS * repeats * once > until:
+                break
+            found[size] = float(np.median([pair.seconds(data, size // 4, repeats, left) for _ in range(ROUNDS)]))
+        except RuntimeError as error:
+            return found, f"{size} B: {error}"
+    return found, ""
 
 
 def right(pair: Pair) -> bool:
@@ -184,14 +190,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes")
+    parser.add_argument("--folder", type=Path, required=True, help="for copies of NCCL")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
-    with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(Path(folder))
+    code = 1
+    try:
+        pair = Pair(options.folder)
         good = right(pair)
-        print(MARK + json.dumps({"right": good, "seconds": measure(pair, options.sizes, until)}), flush=True)
-        pair.both(lambda rank: pair.copies[rank].end(pair.communicators[rank]), PATIENCE_S)
+        seconds, stopped = measure(pair, options.sizes, until)
+        print(MARK + json.dumps({"right": good, "seconds": seconds, "stopped": stopped}), flush=True)
+        if not stopped:
+            pair.both(lambda rank: pair.copies[rank].end(pair.communicators[rank]), PATIENCE_S)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # a thread that still waits, or a kernel, would keep the process from its end
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

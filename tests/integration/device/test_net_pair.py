@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 import types
 from pathlib import Path
 
 import pytest
 from gpu import net_pair
-from gpu.net_pair_ranks import RANKS, Pair
+from gpu.net_pair_ranks import RANKS, Pair, measure
 
 TESTS = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def test_two_ranks_in_one_process() -> None:
     found, _ = net_pair.one_turn(TESTS, "fake", [1024, 65536], 30)
-    assert found["right"]
+    assert found["right"] and not found["stopped"]
     assert sorted(found["seconds"]) == [1024, 65536]
     assert all(0 < seconds < 30 for seconds in found["seconds"].values())
 
@@ -41,3 +42,16 @@ def test_ranks_that_fail_or_do_not_come_are_named() -> None:
 
     with pytest.raises(RuntimeError, match="rank 0: ncclAllReduce: no network"):
         pair.both(pair, fails, 10)
+
+
+def test_what_was_measured_is_kept() -> None:
+    def seconds(data: list[int], count: int, repeats: int, limit_s: float) -> float:
+        if count > 256:
+            raise RuntimeError("rank 1 is not over after 9 s")
+        return 1e-3
+
+    pair = types.SimpleNamespace(card=types.SimpleNamespace(put=lambda array: 0), seconds=seconds)
+    assert measure(pair, [1024, 2048], time.monotonic() + 60) == (
+        {1024: 1e-3},
+        "2048 B: rank 1 is not over after 9 s",
+    )

@@ -19,7 +19,7 @@ def test_conversions(tmp_path: Path) -> None:
     """Every suite of the program."""
     nvcc = build_cuda.find_nvcc()
     if nvcc is None:
-        pytest.skip("no CUDA compiler (nvcc), which knows where NVIDIA's headers lie")
+        pytest.skip("no CUDA compiler (nvcc), with which NVIDIA's headers come; `deploy/dev.py test` brings one")
     program = tmp_path / "conversions"
     sources = [HERE / "conversions.cpp", native.HERE / "harness.cpp", *native.CSRC.glob("base/*.cpp")]
     flags = ["-std=c++17", "-O2", "-cudart=none", "-Xcompiler=-pthread", f"-I{native.CSRC}", f"-I{native.HERE}"]

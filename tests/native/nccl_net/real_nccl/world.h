@@ -1,0 +1,137 @@
+// NCCL as two ranks in one process: its library, communicators as far as networks see them, channels between the ranks'
+// proxies. Played here: what the proxy's service thread hands to setup and connect.
+#pragma once
+
+#include <array>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "nccl_net/real_nccl/layout.h"
+#include "nccl_net/real_nccl/library.h"
+
+namespace bagua::nccl_net::real {
+
+constexpr int kChannels = 2;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Object = std::unique_ptr<void, Free>;
+
+inline Object zeroed(size_t size) {
+  return Object(std::calloc(1, size));
+}
+
+inline void must(Result result, const char* what) {
+  if (result != 0) fail("%s: error %d", what, result);
+}
+
+struct Nccl {
+  explicit Nccl(const char* path);
+
+  // As ncclCommInitRank and ncclCommDestroy do it.
+  void init(void* comm) const;
+  void finalize(void* comm) const;
+
+  using Call = Result (*)(void* comm);
+  Library library;
+  const Transport& transport;
+};
+
+// A communicator, as far as networks see it.
+class Comm {
+ public:
+  explicit Comm(const Nccl& nccl) : nccl_(nccl), comm_(zeroed(comm::kSize)) {
+    comm::netName(get()) = std::getenv("NCCL_NET");  // ncclCommInitRank does this
+    comm::trafficClass.set(get(), INT_MIN);          // NCCL_CONFIG_UNDEF_INT
+    comm::commHash(get()) = 42;
+    nccl.init(get());
+  }
+  ~Comm() { nccl_.finalize(get()); }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  void* get() const { return comm_.get(); }
+  const char* name() const { return *comm::ncclNet(get()); }
+
+ private:
+  const Nccl& nccl_;
+  Object comm_;
+};
+
+// One end of a channel: its proxy's connection, and what it shares with the GPU.
+class End {
+ public:
+  End(const TransportComm& calls, const Resources& fields, void* state, bool sends)
+      : calls_(calls), fields_(fields), state_(state), connection_(zeroed(connection::kSize)) {
+    connection::send(connection_.get()) = sends ? 1 : 0;
+    connection::transport(connection_.get()) = kTransportNet;
+    connection::sameProcess(connection_.get()) = 1;
+  }
+
+  void setup(const SetupReq& request, void* handle, int size) {
+    SetupReq copy = request;
+    int done = 0;
+    must(calls_.proxySetup(connection_.get(), state_, &copy, kSetupReqSize, handle, size, &done), "proxySetup");
+  }
+
+  // Called until it says true, with the same memory, as NCCL does: networks keep their place in the handle.
+  bool connect(void* arguments, size_t size) {
+    char map[kConnectMapSize];
+    int done = 0;
+    const Result result =
+        calls_.proxyConnect(connection_.get(), state_, arguments, static_cast<int>(size), map, sizeof map, &done);
+    if (result != kInProgress) must(result, "proxyConnect");
+    if (done != 0) connection::state(connection_.get()) = kConnConnected;
+    return done != 0;
+  }
+
+  // As NCCL's proxy, when the communicator goes.
+  void free() { must(calls_.proxyFree(connection_.get(), state_), "proxyFree"); }
+
+  void* connection() const { return connection_.get(); }
+  char* slot(int protocol, uint64_t step) const {
+    const auto size = fields_.buffSizes(resources(), protocol) / kSteps;
+    return fields_.buffers(resources(), protocol) + step % kSteps * size;
+  }
+  uint64_t* head() const { return &kHead(fields_.sendMem(resources())); }
+  uint64_t* tail() const { return &kTail(fields_.recvMem(resources())); }
+  int64_t* fifo_size(uint64_t step) const { return &kFifoSize(fields_.recvMem(resources()), step % kSteps); }
+
+ private:
+  void* resources() const { return connection::transportResources(connection_.get()); }
+
+  const TransportComm& calls_;
+  const Resources& fields_;
+  void* state_;
+  Object connection_;
+};
+
+struct Channel {
+  End sender;
+  End receiver;
+  uint64_t step = 0;  // where the last operation ended
+};
+
+// Two ranks, the first of which sends to the second.
+class World {
+ public:
+  explicit World(const Nccl& nccl);
+
+  void connect();
+  // The receivers' ends or the senders' first.
+  void disconnect(bool receivers_first);
+
+  void* state(int rank) const { return states_[rank].get(); }
+
+  std::vector<Channel> channels;
+
+ private:
+  const Nccl& nccl_;
+  std::array<Comm, 2> comms_;
+  std::array<Object, 2> states_;
+};
+
+}  // namespace bagua::nccl_net::real
