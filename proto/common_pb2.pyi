@@ -260,6 +260,8 @@ class LogChunk(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     EOF_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     data: builtins.bytes
     offset: builtins.int
@@ -268,6 +270,10 @@ class LogChunk(google.protobuf.message.Message):
     """no more will come from this rank"""
     error: builtins.str
     """why this rank's log can't be read"""
+    missing: builtins.int
+    """bytes right before offset that are gone: the log was rotated before they were read"""
+    more: builtins.bool
+    """ReadLog.max_bytes were sent: ask again from offset + len(data)"""
     def __init__(
         self,
         *,
@@ -276,7 +282,9 @@ class LogChunk(google.protobuf.message.Message):
         offset: builtins.int = ...,
         eof: builtins.bool = ...,
         error: builtins.str = ...,
+        missing: builtins.int = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "eof", b"eof", "error", b"error", "offset", b"offset", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "eof", b"eof", "error", b"error", "missing", b"missing", "more", b"more", "offset", b"offset", "rank", b"rank"]) -> None: ...
 
 global___LogChunk = LogChunk

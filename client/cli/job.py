@@ -192,7 +192,7 @@ def logs(
     job_id: str = JobArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
     rank: list[int] | None = typer.Option(None, min=0, help="Only this rank; may be repeated.", show_default=False),
-    tail: int = typer.Option(0, min=0, help="Only the last so many lines of each rank."),
+    tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
@@ -218,13 +218,16 @@ def logs(
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
     """(rank, line) of log chunks. What can't be read is told on standard error."""
-    from bagua.cli.lines import LineAssembler
+    from bagua.cli.lines import LineAssembler, missing_text
 
     assemblers: dict[int, LineAssembler] = {}
     for chunk in chunks:
         if chunk.error:
             print(f"The output of rank {chunk.rank} can't be read: {chunk.error}", file=sys.stderr)
         assembler = assemblers.setdefault(chunk.rank, LineAssembler())
+        if chunk.missing:
+            yield from ((chunk.rank, text) for text in assembler.finish())
+            print(missing_text(chunk.rank, chunk.missing), file=sys.stderr)
         for text in assembler.feed(chunk.data, time.monotonic()) + (assembler.finish() if chunk.eof else []):
             yield chunk.rank, text
     for number, assembler in assemblers.items():

@@ -9,7 +9,7 @@ import grpc
 
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.logs import LogReader
+from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
 from bagua.daemon.coordinator.sessions import Sessions
@@ -96,6 +96,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ReadLogs(self, request: job_pb2.ReadLogsRequest, context: Context) -> AsyncIterator[common_pb2.LogChunk]:
         """Chunks of all ranks asked for, mixed. With ``follow`` a job that is not placed yet is waited for."""
+        check_tail(request)
         with self._watchers.watch(request.job_id) as watcher:
             job = await self._worker.call(self._service.job, request.job_id)
             while request.follow and not job.ranks and not job.state.terminal:
@@ -103,9 +104,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 job = await self._worker.call(self._service.job, request.job_id)
         if not job.ranks:
             return
-        ranks = sorted(set(request.ranks)) or range(len(job.ranks))
-        if ranks and ranks[-1] >= len(job.ranks):
-            raise InvalidRequestError(f"ranks: there is no rank {ranks[-1]}, the job has {len(job.ranks)} ranks.")
+        ranks = asked_ranks(request, len(job.ranks))
         reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
         try:
             async for chunk in reader.chunks():

@@ -19,8 +19,8 @@ from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
-from bagua.daemon.node.logs import LogFile, LogLimits
 from bagua.daemon.node.process import Reaper, end_children
 from bagua.daemon.node.registry import Jobs
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder

@@ -17,7 +17,8 @@ from bagua.base.errors import BaguaError
 from bagua.daemon.node import events, launch, state, transitions
 from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine, wanted_plugin
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
-from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
+from bagua.daemon.node.log_file import LogFile, LogLimits, log_path
+from bagua.daemon.node.logs import RankOutput
 from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.proc import marks_of, start_time
 from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group

@@ -37,6 +37,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.heartbeats = 0
         self.logs: dict[int, bytes] = {}
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
+        self.missing: dict[int, int] = {}  # bytes of a log that are gone
         self.heartbeat_s = 0.2
         self.context: Any = None
         self.changed = asyncio.Condition()
@@ -83,7 +84,8 @@ class CoordinatorEnd(NodeServiceServicer):
             case "log":
                 known = self.logs.get(fact.log.request_id, b"")
                 self.logs[fact.log.request_id] = known + fact.log.chunk.data
-                if fact.log.chunk.eof:
+                self.missing[fact.log.request_id] = self.missing.get(fact.log.request_id, 0) + fact.log.chunk.missing
+                if fact.log.chunk.eof or fact.log.chunk.more:
                     self.log_ends[fact.log.request_id] = fact.log.chunk
 
     async def send(self, **directive: Any) -> None:
