@@ -45,3 +45,7 @@ class BuildError(BaguaError):
 
 class ConfigError(BaguaError, ValueError):
     """A setting, address, folder or argument that can't be used."""
+
+
+class PlatformError(BaguaError, ImportError):
+    """This operating system is none that Bagua runs on."""

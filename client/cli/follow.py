@@ -86,6 +86,7 @@ class Follower:
         self._assemblers: dict[int, LineAssembler] = {}
         self._offsets: dict[int, int] = {}
         self._logs_ended = False
+        self._interrupted = False
         self._deadline = float("inf")
 
     def post(self, event: Event) -> None:
@@ -123,14 +124,15 @@ class Follower:
             case ServiceDied():
                 raise ServiceError(event.words)
             case Interrupted():
-                self._terminal.status("stopping")
+                self._interrupted = True
+                self._terminal.passing("stopping")
                 self._deadline = min(self._deadline, time.monotonic() + self._on_interrupt())
 
     def _update(self, update: job_pb2.JobUpdate) -> None:
         match update.WhichOneof("update"):
             case "job":
                 self.job = update.job
-                if self.job.state not in ENDED:
+                if self.job.state not in ENDED and not self._interrupted:
                     self._terminal.status(self._headline())
                 if self.job.state in ENDED:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)

@@ -70,6 +70,7 @@ def submit(
     nproc_per_node: options.NprocOption = 1,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
+    master_port: options.MasterPortOption = 0,
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
@@ -100,6 +101,7 @@ def submit(
         workdir=str((workdir or Path.cwd()).absolute()),
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
+        master_port=master_port,
         python=python,
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
@@ -126,7 +128,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
     def detach() -> float:
         raise Detached(f"Job {job.job_id} goes on. `bagua job logs -f {job.job_id}`, `bagua job cancel {job.job_id}`.")
 
-    terminal = open_terminal(quiet=False)
+    terminal = open_terminal(quiet=False, aside=output is Output.json)
     terminal.note(f"Job {job.job_id}")
     follower = Follower(client, job, terminal, detach)
     signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))

@@ -17,6 +17,7 @@ import typer
 from bagua.base.errors import ConfigError
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
+from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.log_lines import configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.process import die_with_parent
@@ -27,7 +28,7 @@ MAX_FILES = 65536
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(context_settings=COMMAND_SETTINGS)
 def node(
     coordinator: Annotated[
         str, typer.Option(help="Address of the coordinator.", envvar="BAGUA_COORDINATOR")
@@ -120,4 +121,4 @@ def _tell(descriptor: int | None, line: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="bagua daemon")
