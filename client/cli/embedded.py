@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Thread
 
 from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.memory_kills import MemoryWatch
 from bagua.base.paths import make_private_dir
 from bagua.cli.signals import uninterrupted
 
@@ -127,6 +128,7 @@ class ServiceProcess:
         finally:
             os.close(write_end)
         self._pidfd = os.pidfd_open(self.process.pid)
+        self._memory = MemoryWatch(self.process.pid)
 
     def wait_ready(self, deadline: float) -> dict[str, str]:
         """The ready line of the service. Raises ServiceError, with its own words, if it can't start by ``deadline``."""
@@ -155,7 +157,8 @@ class ServiceProcess:
         select.select([self._pidfd], [], [])
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"The {self.label} {how}.{self._last_words()}"
+        why = f" {self._memory.explain()}" if code == -signal.SIGKILL else ""
+        return f"The {self.label} {how}.{why}{self._last_words()}"
 
     def signal_group(self, number: int) -> None:
         """Signals the process and what it started in its session, if it has not been reaped yet."""

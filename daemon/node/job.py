@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import BaguaError
+from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import events, launch, state, transitions
 from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine, wanted_plugin
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
@@ -94,6 +96,7 @@ class Job:
         self._watches: dict[int, ProcessWatch] = {}
         self._joined: dict[int, int] = {}  # rank -> pid that got the way to the engine
         self._start_times: dict[int, int] = {}
+        self._memory: dict[int, MemoryWatch] = {}
 
     # ── for the daemon ──
 
@@ -312,6 +315,7 @@ class Job:
             os.close(stderr)
         self._watches[rank] = self._node.reaper.watch_child(pid, lambda code: self._rank_exited(rank, code))
         self._start_times[rank] = start_time(pid)
+        self._memory[rank] = MemoryWatch(pid)
         return pid
 
     # ── outcomes ──
@@ -321,6 +325,8 @@ class Job:
         output.drain()
         code = 0 if code is None else code
         tail = output.error_tail() if code else ""
+        if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:  # not ours
+            tail = "\n".join(filter(None, (tail, self._memory[rank].explain())))
         self._log.info("rank exited", rank=rank, exit_code=code)
         self.post(events.RankExited(rank, code, max(0, -code), tail, time.time()))
         self._run(self._save())
