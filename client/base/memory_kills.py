@@ -25,9 +25,7 @@ class MemoryWatch:
             return f"{KILLER} may have ended it: `dmesg` on that host tells. Or somebody sent the signal."
         if now > self._before:
             return f"{KILLER} ended a process of its cgroup meanwhile{self._limit()}. Give it more memory, or use less."
-        return (
-            f"{KILLER} may have ended it, but its cgroup counts no such kill{self._limit()}: rather somebody sent it."
-        )
+        return f"{KILLER} may have ended it, but its cgroup counts none{self._limit()}: somebody may have sent it."
 
     def _kills(self) -> int | None:
         """So many processes of the cgroup the kernel has killed for memory."""
