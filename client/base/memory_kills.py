@@ -18,12 +18,17 @@ class MemoryWatch:
         self._files = _files(pid, proc, root)
         self._before = self._kills()
 
+    @property
+    def killed(self) -> bool:
+        """Whether the kernel has ended a process of the cgroup for memory meanwhile."""
+        now = self._kills()
+        return now is not None and self._before is not None and now > self._before
+
     def explain(self) -> str:
         """One line for a process of the cgroup that has just died of a SIGKILL which nobody here sent."""
-        now = self._kills()
-        if now is None or self._before is None:
+        if self._before is None:
             return f"{KILLER} may have ended it: `dmesg` on that host tells. Or somebody sent the signal."
-        if now > self._before:
+        if self.killed:
             return f"{KILLER} ended a process of its cgroup meanwhile{self._limit()}. Give it more memory, or use less."
         return f"{KILLER} may have ended it, but its cgroup counts none{self._limit()}: somebody may have sent it."
 

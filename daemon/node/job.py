@@ -177,6 +177,7 @@ class Job:
         if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
             return False
         self._joined[rank] = pid
+        self._memory.setdefault(rank, MemoryWatch(pid))
         self.post(events.RankJoined(rank, pid))
         if self.plan.adopt and rank not in self._watches:
             with contextlib.suppress(
@@ -334,7 +335,14 @@ class Job:
     def _adopted_process_ended(self, rank: int) -> None:
         """The process of an adopted rank is gone; a farewell may still wait in the core's events and comes first."""
         self._take_engine_events()
-        self.post(events.RankLost(rank, "its process has ended", time.time()))
+        self._lost(rank, "its process has ended")
+
+    def _lost(self, rank: int, words: str) -> None:
+        """How the process of an adopted rank ended is its parent's to know; what it died of may be known here."""
+        memory = self._memory.get(rank)
+        if memory is not None and memory.killed:
+            words = f"{words}. {memory.explain()}"
+        self.post(events.RankLost(rank, words, time.time()))
 
     def _take_engine_events(self) -> None:
         if self.engine is None:
@@ -350,7 +358,7 @@ class Job:
                 case "left":
                     self.post(events.RankLeft(rank, time.time()))
                 case "lost":
-                    self.post(events.RankLost(rank, text or "its connection broke", time.time()))
+                    self._lost(rank, text or "its connection broke")
                 case "error":
                     self.post(events.EngineFailed(text))
                 case "ring":
