@@ -35,6 +35,10 @@ class UnauthenticatedError(ServiceError):
     """The credential is missing or wrong."""
 
 
+class ForbiddenError(ServiceError):
+    """The credential is good, but not for this."""
+
+
 class UnavailableError(ServiceError):
     """Nobody answers, or not in time. Trying again later may help."""
 

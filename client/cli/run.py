@@ -284,8 +284,9 @@ def run(
     output: options.OutputOption = Output.text,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
     adopt: bool = typer.Option(False, "--adopt", hidden=True),
-    info_file: Path | None = typer.Option(None, hidden=True),
-    data_host: str = typer.Option("127.0.0.1", hidden=True),
+    leash: int = typer.Option(-1, hidden=True),
+    master_addr: str = typer.Option("127.0.0.1", hidden=True),
+    context: str = typer.Option("", hidden=True),
 ) -> None:
     """Runs a script on this machine: starts a coordinator and node daemons, runs the job, stops them all.
 
@@ -294,9 +295,9 @@ def run(
     if adopt:
         from bagua.cli.adopt import run_adopted
 
-        if info_file is None:
-            raise options.UsageError("--adopt needs --info-file.")
-        raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
+        if leash < 0:
+            raise options.UsageError("--adopt needs --leash.")
+        raise typer.Exit(run_adopted(leash, nnodes, nproc_per_node, master_addr, context))
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net)
     folder = options.resolve_workdir(workdir)

@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from bagua.base.errors import ConflictError, InvalidRequestError, UnavailableError
+from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.domain import LocalJob, Phase
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Observed, Service
@@ -83,6 +84,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             raise InvalidRequestError("the first message of a session must be a hello")
         if self.stopping:
             raise UnavailableError(STOPPING)
+        scopes.check_node(first.hello.node_id)
         return first.hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:
@@ -162,6 +164,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         if kind == "job":
             await self._observe(session, local_job(fact.job))
         elif kind == "progress":
+            scopes.check_job(fact.progress.job_id)
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
             self._sessions.log_reply(session, fact.log)
@@ -169,6 +172,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             raise InvalidRequestError("a hello comes first and once")
 
     async def _observe(self, session: NodeSession, fact: LocalJob) -> None:
+        scopes.check_job(fact.job_id)
         result = await self._worker.call(self._service.observe, session.node_id, session.boot_id, fact)
         self._after(fact.job_id, result)
         if result.unknown and fact.phase is not Phase.STOPPED:

@@ -54,6 +54,9 @@ def node(
     exit_when_idle: Annotated[
         float | None, typer.Option(help="End so many seconds after the last job.", metavar="SECONDS")
     ] = None,
+    leash: Annotated[
+        int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
@@ -89,6 +92,7 @@ def node(
         tls=TlsFiles.in_folder(tls) if tls else None,
         metrics_port=metrics_port,
         exit_when_idle_s=exit_when_idle,
+        leash=leash,
         log_max_bytes=log_max_bytes,
         log_files=log_files,
         wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),

@@ -19,6 +19,7 @@ from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.leash import LeashWatch
 from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.process import Reaper, end_children
@@ -94,6 +95,9 @@ class NodeDaemon:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
         async with contextlib.AsyncExitStack() as closing:
+            if self._settings.leash is not None:
+                gone = "the rank that started it ended before it had joined its job"
+                closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.callback(self._reaper.close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
