@@ -1,6 +1,7 @@
 """Tokens that are good for one job alone, made from the coordinator's token by whoever holds that.
 
-The coordinator need not know them beforehand: they carry their scope, and a code that only the token's holders can make.
+The coordinator need not know them beforehand: they carry their scope, and a code that only holders of the coordinator's
+token can make.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """``bagua run --adopt``: the ephemeral cluster behind scripts that torchrun or torch.multiprocessing started.
 
 The first rank starts this process in a session of its own. It brings up a coordinator and one node daemon, submits a
-job whose ranks join by themselves, tells the rank where to join, admits the other hosts whose messages the rank carries,
-and ends with the job; or with the rank, if that ends before it has joined.
+job whose ranks join by themselves, tells the rank where to join, admits the other hosts, whose messages the rank
+carries, and ends with the job; or with the rank, if that ends before it has joined.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -39,7 +38,8 @@ class Starter:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._answer: Callable[[dict[str, Any]], dict[str, Any]] = _refuse
-        threading.Thread(target=self._listen, daemon=True, name="starter").start()
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="starter")
+        self._thread.start()
 
     def tell(self, **message: Any) -> None:
         """Nothing if it has gone."""

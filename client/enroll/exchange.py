@@ -96,7 +96,9 @@ class Registrar:
             wish = json.loads(handshake.read(_decode(message)))
             request, hostname, loopback = (str(wish[name]) for name in ("request", "hostname", "loopback"))
         except (HandshakeError, KeyError, TypeError, ValueError) as error:
-            raise ServiceError(f"Host {host} does not prove that it belongs to the job: {_text(error)}. {_DOUBT}") from None
+            raise ServiceError(
+                f"Host {host} does not prove that it belongs to the job: {_text(error)}. {_DOUBT}"
+            ) from None
         grant = self._grant(host, request)
         address, _ = split_address(grant.coordinator)
         if is_loopback(address) and loopback != loopback_identity():

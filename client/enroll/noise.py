@@ -1,9 +1,9 @@
 """The handshake ``Noise_NNpsk0_25519_ChaChaPoly_SHA256`` of the Noise protocol framework, revision 34.
 
 One message each way. Both sides prove that they hold the pre-shared key, payloads are encrypted and authenticated, and
-keys are fresh: a message can neither be replayed, nor read later by somebody who learns the pre-shared key. The prologue
-is what both sides must agree on beforehand; it is not sent. All cryptography is that of the package ``cryptography``.
-The tests compare with vectors of another implementation.
+keys are fresh: the answer can neither be replayed, nor be read later by somebody who learns the pre-shared key. The
+prologue is what both sides must agree on beforehand; it is not sent. All cryptography is that of the package
+``cryptography``; the tests compare with the messages of another implementation.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ def insecure() -> bool:
 
 
 def find_key(master_addr: str) -> bytes:
-    """The pre-shared key of this job's hosts, 32 bytes: from BAGUA_JOB_SECRET, the file that BAGUA_JOB_SECRET_FILE names,
-    or the default file. Hosts that are one machine (``master_addr`` is its loopback) share a file that is made for them.
+    """The pre-shared key of this job's hosts, 32 bytes: from BAGUA_JOB_SECRET, from the file that BAGUA_JOB_SECRET_FILE
+    names, or from the default file. Hosts that are one machine (``master_addr`` is its loopback) share a file that is
+    made for them.
 
     Raises ConfigError if there is none, or if others could know it.
     """
@@ -102,8 +103,8 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     closed_to = 0o077 if status.st_uid == os.geteuid() else 0o027
     if status.st_mode & closed_to or not stat.S_ISREG(status.st_mode):
         raise ConfigError(
-            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, or `defaultMode: 0400` "
-            "for a volume of Kubernetes; then make a new secret if others were there."
+            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, or `defaultMode: 0400` in "
+            "a volume of Kubernetes. If others may have read it, make a new one."
         )
 
 

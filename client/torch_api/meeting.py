@@ -5,8 +5,8 @@ there, and nothing that comes from there is believed further than a failure of t
 
 A store may outlive the ranks: torchrun starts them again with the store that they had, full of what they wrote before.
 Every attempt therefore has a number, and keys of its own. Rank 0 counts it; another rank takes the latest that has not
-ended and that no process of this rank has taken before, or waits for the next. An attempt ends well only when every rank
-has come. Numbers of restarts in the environment will not do: torchrun's agents count for themselves.
+ended and that no process of this rank has taken before, or waits for the next. An attempt ends well only when every
+rank has come. Numbers of restarts in the environment will not do: torchrun's agents count for themselves.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _raise_if_failed(end: dict[str, Any]) -> None:
 
 def _strange(key: str) -> ServiceError:
     return ServiceError(
-        f"The rendezvous store holds under {key!r} what no rank of this version wrote: are all ranks of one version, and "
-        "does nobody else write to MASTER_ADDR:MASTER_PORT?"
+        f"The rendezvous store holds under {key!r} what no rank of this version wrote. Are all ranks of one version? "
+        "Does somebody else write to MASTER_ADDR:MASTER_PORT?"
     )
 
 

@@ -1,7 +1,7 @@
 """What holders of a token for one job may ask: see ``base/scope.py``. Everybody else with a credential may ask all.
 
-The interceptor sets the scope of a call before its handler runs; ``NodeServicer``, whose requests come in a stream, asks
-here for each of them.
+The interceptor sets the scope of a call before its handler runs; ``NodeServicer``, whose requests come in a stream,
+asks here for each of them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ class Job:
 
     def __init__(self, plan: Plan, node: NodeContext, on_report: Callable[[str], None]) -> None:
         self.plan = plan
-        self.state = state.new_job(node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s, join_s=plan.join_timeout_s)
+        self.state = state.new_job(
+            node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s, join_s=plan.join_timeout_s
+        )
         self.engine: core.Engine | None = None
         self.data_socket = data_socket(node.socket_folder, plan.job_id, plan.generation)
         self.tokens = {rank: secrets.token_bytes(32) for rank in plan.ranks}

@@ -10,8 +10,8 @@ from bagua.base import leash
 
 
 class LeashWatch:
-    """Calls ``on_gone`` if the process at the other end of the socket ``descriptor`` ends before it has said that it has
-    joined its job. Made with the event loop running."""
+    """Calls ``on_gone`` if the process at the other end of the socket ``descriptor`` ends before it has said that it
+    has joined its job. Made with the event loop running."""
 
     def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
         self._socket = socket.socket(fileno=descriptor)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua.base.errors import ConfigError, ServiceError
 from bagua.base import run_folder
+from bagua.base.errors import ConfigError, ServiceError
 from bagua.cli import embedded
 from bagua.cli.embedded import ServiceProcess, StateFolder
 

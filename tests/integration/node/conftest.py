@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class CoordinatorEnd(NodeServiceServicer):
 class DaemonProcess:
     """One ``python -m bagua.daemon.node``."""
 
-    def __init__(self, state: Path, coordinator: str, *options: str) -> None:
+    def __init__(self, state: Path, coordinator: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
         self.state = state
         self.ready: dict[str, str] = {}
         reader, writer = os.pipe()
@@ -144,7 +144,7 @@ class DaemonProcess:
         command = [sys.executable, "-m", "bagua.daemon.node", "--coordinator", coordinator, "--state-dir", str(state)]
         command += ["--name", "n", "--node-id", "n", "--ready-fd", str(writer), *options]
         with open(self.errors, "ab") as errors:
-            self.process = subprocess.Popen(command, pass_fds=[writer], stderr=errors, cwd=state.parent)
+            self.process = subprocess.Popen(command, pass_fds=[writer, *pass_fds], stderr=errors, cwd=state.parent)
         os.close(writer)
 
     @property
@@ -201,8 +201,8 @@ async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callab
     """Starts daemons; they are stopped at the end of the test, and must then have left nothing."""
     daemons: list[DaemonProcess] = []
 
-    async def start(*options: str) -> DaemonProcess:
-        daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options)
+    async def start(*options: str, pass_fds: Sequence[int] = ()) -> DaemonProcess:
+        daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options, pass_fds=pass_fds)
         daemons.append(daemon)
         await daemon.until_ready()
         return daemon
