@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 PLACEMENT_PATIENCE_S = 300.0
 """How long the daemons of the other hosts may take to come."""
 
-JOIN_PATIENCE_S = 60.0
-"""How long a placed job waits for its first rank."""
+JOIN_PATIENCE_S = 360.0
+"""How long a placed job waits for its first rank. They join when all have come, and wait five minutes for the last; if
+those that brought up a daemon end before, it does not wait."""
 
 
 class Starter:

@@ -103,8 +103,8 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     closed_to = 0o077 if status.st_uid == os.geteuid() else 0o027
     if status.st_mode & closed_to or not stat.S_ISREG(status.st_mode):
         raise ConfigError(
-            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, or `defaultMode: 0400` in "
-            "a volume of Kubernetes. If others may have read it, make a new one."
+            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, `defaultMode: 0400` "
+            "in a volume of Kubernetes. If others may have read it, make a new one."
         )
 
 

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -53,10 +52,9 @@ class ServiceProcess:
     def receive(self, deadline_s: float) -> dict[str, Any]:
         """Its next message. Raises ServiceError if that tells of an error, and, with the last words of the service, if
         none comes in time."""
-        until = time.monotonic() + deadline_s
         pidfd = os.pidfd_open(self._process.pid)
         try:
-            readable, _, _ = select.select([self._socket, pidfd], [], [], max(0.0, until - time.monotonic()))
+            readable, _, _ = select.select([self._socket.fileno(), pidfd], [], [], deadline_s)
         finally:
             os.close(pidfd)
         if not readable:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -224,3 +225,5 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
         await NodeDaemon(settings, folder, log).run(ready)
     finally:
         os.close(folder.lock)
+        if settings.leash is not None:  # the folder was made for this daemon alone, and holds its key
+            shutil.rmtree(settings.state_dir, ignore_errors=True)

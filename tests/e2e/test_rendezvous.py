@@ -157,9 +157,7 @@ def test_who_reads_everything_learns_nothing_that_opens_a_door(
     pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
     sandbox.wait_until(lambda: all((sandbox.folder / f"joined-{rank}").exists() for rank in (0, 1)), 100)
     secrets = secrets_of(sandbox.runtime)
-    assert (
-        sum(name.endswith("token") for name in secrets) == 2 and sum(name.endswith("key.pem") for name in secrets) == 2
-    )
+    assert [sum(name.endswith(kind) for name in secrets) for kind in ("token", "key.pem")] == [2, 2]
     seen = pair.relay.seen()
     messages = [base64.b64decode(text) for text in re.findall(rb'"message": "([A-Za-z0-9+/=]+)"', seen)]
     assert len(messages) >= 2  # a hello and a welcome, at least: the scan looks at the right place
@@ -194,12 +192,10 @@ def flip(number: int) -> Callable[[bytes], bytes]:
         if at < 0:
             return data
         passed += 1
+        if passed != number:
+            return data
         where = at + 100
-        return (
-            data[:where] + (b"A" if data[where:][:1] != b"A" else b"B") + data[where + 1 :]
-            if passed == number
-            else data
-        )
+        return data[:where] + (b"B" if data[where:][:1] == b"A" else b"A") + data[where + 1 :]
 
     return change
 

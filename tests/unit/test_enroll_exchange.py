@@ -65,7 +65,7 @@ def test_no_secret_is_in_the_messages() -> None:
     ids=["another secret", "another attempt"],
 )
 def test_a_host_that_can_not_prove_it_is_refused(other: Registrar) -> None:
-    with pytest.raises(ServiceError, match="Host 1 does not prove that it belongs to the job.*BAGUA_JOB_SECRET"):
+    with pytest.raises(ServiceError, match=r"Host 1 does not prove that it belongs to the job.*BAGUA_JOB_SECRET"):
         other.answer(1, Applicant(KEY, JOB, 1).hello())
 
 
