@@ -53,6 +53,10 @@ class Starter:
         """``answer`` makes the reply to each message from here on."""
         self._answer = answer
 
+    def close(self) -> None:
+        """After its last word, or ours."""
+        self._socket.close()
+
     def _listen(self) -> None:
         while (message := leash.receive(self._socket)) is not None:
             if message == leash.JOINED:

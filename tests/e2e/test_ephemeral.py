@@ -108,8 +108,8 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     "how, when", [("static", ""), ("static", "--before"), ("standalone", ""), ("c10d", "--before")]
 )
 def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, when: str) -> None:
-    """Rank 1 dies once, in a collective or before it joined; the store outlives the ranks. Two agents count restarts each
-    for itself."""
+    """Rank 1 dies once, in a collective or before it joined; the store outlives the ranks. Each of two agents counts
+    restarts for itself."""
     script = sandbox.script("restart.py", RESTART)
     port = str(free_port())
     ways = {

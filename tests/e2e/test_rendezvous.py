@@ -54,16 +54,24 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._seen = bytearray()
+        self._open: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
         self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._run(self._accept)
+
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._to))
-                for source, sink, change in ((near, far, self._change), (far, near, bytes)):
-                    threading.Thread(target=self._carry, args=(source, sink, change), daemon=True).start()
+                self._open += (near, far)
+                self._run(self._carry, near, far, self._change)
+                self._run(self._carry, far, near, bytes)
 
     def _carry(self, source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
         with suppress(OSError):
@@ -79,7 +87,13 @@ class Relay:
             return bytes(self._seen)
 
     def close(self) -> None:
-        self._listener.close()
+        for one in list(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+        for one in self._open:
+            one.close()
 
 
 class Hosts:
@@ -138,7 +152,8 @@ def secrets_of(runtime: Path) -> dict[str, bytes]:
 def coordinator_of(sandbox: Sandbox) -> list[tuple[str, int]]:
     """Where the coordinator listens."""
     pid = next(pid for pid, command in sandbox.marked().items() if "daemon.coordinator" in command)
-    return [tuple(c.laddr) for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    found = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return [(address.ip.removeprefix("::ffff:"), address.port) for address in found]
 
 
 def attempts_to_submit(address: str, secrets: dict[str, bytes], own: TlsFiles) -> None:

@@ -80,6 +80,7 @@ def test_a_rank_that_goes_before_it_has_joined(
     rank.close()
     assert told.wait(10)
     starter.tell(error="nobody hears it")
+    starter.close()
 
 
 def test_a_rank_that_has_joined_may_go(ends: tuple[socket.socket, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def test_a_rank_that_has_joined_may_go(ends: tuple[socket.socket, int], monkeypa
     rank.close()
     starter._thread.join(10)
     assert not starter._thread.is_alive() and not told.is_set()
+    starter.close()
 
 
 def test_the_first_host_listens_where_it_is_reached_and_nowhere_else() -> None:

@@ -46,7 +46,7 @@ def test_it_submits_nothing_and_sees_nothing_of_others(coordinator, client, job,
 
 def test_it_sees_and_ends_its_own_job(scoped, job):
     assert scoped.get(job.job_id).spec.name == "mine"
-    assert scoped.cancel(job.job_id).reason.startswith("cancelled")
+    scoped.cancel(job.job_id)
     assert list(scoped.watch(job.job_id))[-1].job.state == c.JOB_STATE_CANCELLED
 
 
