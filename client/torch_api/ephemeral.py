@@ -97,7 +97,7 @@ def _join_alone() -> Session:
 
 def _attempt(rank: int, world_size: int, store: Store) -> Session:
     """Raises Superseded if rank 0 is started again meanwhile. Whatever else goes wrong, all ranks learn of it."""
-    meeting = Meeting(store, rank)
+    meeting = Meeting(store, rank, world_size)
     with ExitStack() as started:
         try:
             place = _locate(rank, world_size, meeting)
@@ -212,7 +212,7 @@ def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
         meeting.tell(f"welcome/{host}", message=service.receive(START_DEADLINE_S)["welcome"])
     for host in range(1, place.nnodes):
         meeting.ask(f"ready/{host}", place.first_rank(host), service.check)
-    meeting.succeed(info["job_id"], place.world_size, service.check)
+    meeting.succeed(info["job_id"], service.check)
 
 
 def _follow(place: Place, meeting: Meeting, service: ServiceProcess) -> None:

@@ -24,6 +24,7 @@ from bagua.base.errors import ServiceError
 DEADLINE_S = 300.0
 FIRST_PAUSE_S, PAUSE_S = 0.002, 0.2
 """Between two looks into the store. It can't wait for one key or another one, and its waits warn when they time out."""
+LAST_WORDS_S = 5.0
 MAX_BYTES = 64 << 10
 MAX_TEXT = 4_000
 _BEGIN, _END = "begin", "end"
@@ -36,10 +37,11 @@ class Superseded(Exception):
 class Meeting:
     """One attempt. Every wait ends: with a value, with the attempt, or after five minutes."""
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         """Raises ServiceError if rank 0 does not come."""
         self._all = PrefixStore("bagua", store)
-        self._deadline = time.monotonic() + DEADLINE_S
+        self._rank = rank
+        self._others = range(1, world_size)
         try:
             self.number = self._begin() if rank == 0 else self._find(rank)
         except RuntimeError as error:
@@ -71,29 +73,40 @@ class Meeting:
     def ask(self, key: str, who: str, alive: Callable[[], None] | None = None) -> dict[str, Any]:
         """What ``who`` has told under ``key``. ``alive`` is called now and then, and may raise. Raises ServiceError if
         the attempt fails, or nothing comes; Superseded."""
+        deadline = time.monotonic() + DEADLINE_S
         pause = FIRST_PAUSE_S
         while (value := self._look(key)) is None:
             _raise_if_failed(self._look(_END) or {})
             if alive is not None:
                 alive()
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > deadline:
                 raise ServiceError(f"{who} did not come within {DEADLINE_S:.0f} s. Look at its output.")
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S)
         return value
 
-    def succeed(self, job_id: str, world_size: int, alive: Callable[[], None]) -> None:
+    def succeed(self, job_id: str, alive: Callable[[], None]) -> None:
         """Ends the attempt well, for all ranks, once they have come. For rank 0. Raises like ``ask``."""
-        for rank in range(1, world_size):
+        for rank in self._others:
             self.ask(_here(rank), f"Rank {rank}", alive)
         self.tell(_END, job_id=job_id)
 
     def fail(self, reason: str) -> None:
-        """Ends the attempt for all ranks, if it has not ended yet. Nothing if the store is gone."""
+        """Ends the attempt for all ranks, if it has not ended yet. Rank 0, in which the store may live, gives those
+        that have come a moment to read why. Nothing if the store is gone."""
         try:
             _end(self._store, {"error": reason[:MAX_TEXT]})
+            self._store.set(_gone_key(self._rank), "{}")
+            deadline = time.monotonic() + LAST_WORDS_S
+            while self._rank == 0 and self._somebody_reads() and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
         except RuntimeError:
             return
+
+    def _somebody_reads(self) -> bool:
+        return any(
+            self._store.check([_here(rank)]) and not self._store.check([_gone_key(rank)]) for rank in self._others
+        )
 
     def result(self) -> str:
         """The id of the job, at the end of an attempt that went well. Raises like ``ask``."""
@@ -112,6 +125,10 @@ class Meeting:
 
 def _here(rank: int) -> str:
     return f"here/{rank}"
+
+
+def _gone_key(rank: int) -> str:
+    return f"gone/{rank}"
 
 
 def text_of(value: dict[str, Any], name: str) -> str:

@@ -34,9 +34,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def attempt(store: HashStore, rank: int, world: int, job: str = "job") -> tuple[int, str]:
-    meeting = Meeting(store, rank)
+    meeting = Meeting(store, rank, world)
     if rank == 0:
-        meeting.succeed(job, world, alive)
+        meeting.succeed(job, alive)
     return meeting.number, meeting.result()
 
 
@@ -63,8 +63,8 @@ def test_a_late_rank_belongs_to_the_attempt_of_the_others(together: Any) -> None
 def test_a_rank_that_is_started_again_alone_waits_for_the_next_attempt(together: Any) -> None:
     """Rank 1 came and died; its successor must not believe what was told to it."""
     store = HashStore()
-    Meeting(store, 0)
-    Meeting(store, 1)
+    Meeting(store, 0, 3)
+    Meeting(store, 1, 3)
     (second,) = together(lambda: attempt(store, 1, 2))
     (first,) = together(lambda: attempt(store, 0, 2))
     assert results([first, second]) == [(2, "job")] * 2
@@ -72,8 +72,8 @@ def test_a_rank_that_is_started_again_alone_waits_for_the_next_attempt(together:
 
 def test_rank_0_is_started_again_while_others_wait(together: Any) -> None:
     store = HashStore()
-    Meeting(store, 0)  # and dies
-    (waiting,) = together(lambda: Meeting(store, 1).ask("nothing", "Nobody"))
+    Meeting(store, 0, 3)  # and dies
+    (waiting,) = together(lambda: Meeting(store, 1, 3).ask("nothing", "Nobody"))
     until(lambda: store.check(["bagua/1/here/1"]))
     (first,) = together(lambda: attempt(store, 0, 2))
     with pytest.raises(Superseded):
@@ -83,22 +83,39 @@ def test_rank_0_is_started_again_while_others_wait(together: Any) -> None:
 
 def test_a_failure_reaches_all_and_ends_the_attempt(together: Any) -> None:
     store = HashStore()
-    zero = Meeting(store, 0)
-    waits = together(lambda: Meeting(store, 1).result(), lambda: Meeting(store, 2).ask("ready/1", "Rank 1"))
-    zero.fail("no \x1b[31msecret")
-    zero.fail("another reason, too late")
-    for future in waits:
-        with pytest.raises(ServiceError, match=r"could not come together: no \?\[31msecret"):
-            future.result(timeout=30)
+    zero = Meeting(store, 0, 3)
+
+    def follow(rank: int) -> None:
+        meeting = Meeting(store, rank, 3)
+        try:
+            meeting.ask("ready/1", "Rank 1")
+        except ServiceError as error:
+            read.append(str(error))
+            meeting.fail("another reason, too late")
+
+    read: list[str] = []
+    waits = together(lambda: follow(1), lambda: follow(2))
+    until(lambda: store.check(["bagua/1/here/1", "bagua/1/here/2"]))
+    zero.fail("no \x1b[31msecret")  # the store may end with rank 0: it stays until they have read
+    assert len(read) == 2 and all("could not come together: no ?[31msecret" in text for text in read)
+    results(waits)
     with pytest.raises(ServiceError, match="secret"):
         zero.ask("hello/1", "Rank 1")
     assert results(together(*[lambda rank=rank: attempt(store, rank, 2) for rank in (0, 1)])) == [(2, "job")] * 2
 
 
+def test_rank_0_does_not_wait_long_for_ranks_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_WORDS_S", 0.05)
+    store = HashStore()
+    zero = Meeting(store, 0, 3)
+    Meeting(store, 1, 3)
+    zero.fail("some reason")
+
+
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DEADLINE_S", 0.05)
     with pytest.raises(ServiceError, match="Rank 0 did not come"):
-        Meeting(HashStore(), 1)
+        Meeting(HashStore(), 1, 3)
     with pytest.raises(ServiceError, match="Rank 1 did not come"):
         attempt(HashStore(), 0, 2)
 
@@ -108,7 +125,7 @@ def test_a_service_that_dies_ends_the_wait() -> None:
         raise ServiceError("The daemon has ended.")
 
     with pytest.raises(ServiceError, match="has ended"):
-        Meeting(HashStore(), 0).ask("hello/1", "Rank 1", dead)
+        Meeting(HashStore(), 0, 3).ask("hello/1", "Rank 1", dead)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +133,7 @@ def test_a_service_that_dies_ends_the_wait() -> None:
 )
 def test_what_others_write_is_noticed(garbage: bytes) -> None:
     store = HashStore()
-    meeting = Meeting(store, 0)
+    meeting = Meeting(store, 0, 3)
     store.set("bagua/1/hello/1", garbage)
     with pytest.raises(ServiceError, match="'hello/1' what no rank of this version wrote"):
         meeting.ask("hello/1", "Rank 1")
@@ -136,7 +153,7 @@ def test_a_store_that_is_gone() -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer\nat line 7")
 
-    meeting = Meeting(HashStore(), 0)
+    meeting = Meeting(HashStore(), 0, 3)
     meeting._store = Gone()
     with pytest.raises(ServiceError, match=r"does not answer any more \(Connection reset by peer\)"):
         meeting.ask("hello/1", "Rank 1")
