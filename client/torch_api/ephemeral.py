@@ -69,19 +69,22 @@ def join(store: Store | None) -> Session:
         raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")
     if world_size == 1:
         return _join_alone()
+    session = _join_others(rank, world_size, store)
+    # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
+    session.connection.barrier(deadline_s=DEADLINE_S)
+    return session
+
+
+def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
     shared = store if store is not None else _rendezvous()
     while True:
         try:
             session = _attempt(rank, world_size, shared)
-            break
         except Superseded:
             continue  # rank 0 has begun again, and waits for us there
-    # Nobody lets go of the store, which may live in rank 0, before everybody has read from it. And rank 0 listened at
-    # MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
-    for _ in range(2):
+        # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
         session.connection.barrier(deadline_s=DEADLINE_S)
-        shared = None
-    return session
+        return session
 
 
 def _join_alone() -> Session:
