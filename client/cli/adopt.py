@@ -58,11 +58,15 @@ class Starter:
         self._socket.close()
 
     def _listen(self) -> None:
-        while (message := leash.receive(self._socket)) is not None:
-            if message == leash.JOINED:
-                return
-            self.tell(**self._answer(message))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        joined = False
+        try:
+            while not joined and (message := leash.receive(self._socket)) is not None:
+                joined = message == leash.JOINED
+                if not joined:
+                    self.tell(**self._answer(message))
+        finally:
+            if not joined:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def run_adopted(descriptor: int, nnodes: int, nproc_per_node: int, master_addr: str, context: str) -> int:

@@ -28,7 +28,8 @@ _MAKE = "umask 077; mkdir -p ~/.config/bagua; openssl rand -hex 32 > ~/.config/b
 
 def default_file() -> Path:
     """In the user's home, which the hosts of a cluster often share."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "bagua" / "job-secret"
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(config) / "bagua" / "job-secret"
 
 
 def insecure() -> bool:
@@ -57,7 +58,7 @@ def find_key(master_addr: str) -> bytes:
         return _from_file(Path(os.environ[SECRET_FILE]))
     if given == [INSECURE]:
         return bytes(32)
-    if default_file().exists():
+    if os.path.lexists(default_file()):
         return _from_file(default_file())
     if names_loopback(master_addr):
         return _stretch(create_token(runtime_root() / "job-secret"), "the secret of this machine")
@@ -85,7 +86,7 @@ def names_loopback(host: str) -> bool:
 
 def _from_file(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
         with os.fdopen(descriptor, "rb") as file:
             _check_owner(path, os.fstat(descriptor))
             text = file.read(MAX_BYTES + 1).decode()

@@ -81,6 +81,10 @@ def test_a_file_that_is_not_there_or_no_file(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path))
     with pytest.raises(ConfigError, match=r"can't be read|must be a file"):
         secret.find_key(ELSEWHERE)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="must be a file"):
+        secret.find_key(ELSEWHERE)
 
 
 @pytest.mark.parametrize("weak", ["hunter2", "123456", "0" * 64, "abcd" * 16, GOOD[:-1], "x" * 10_000])
