@@ -104,12 +104,11 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
     with ExitStack() as started:
         try:
             place = _locate(rank, world_size, meeting)
-            service = None
-            if place.local_rank == 0:
-                start = _start_cluster if rank == 0 else _start_node
-                service = start(place, _context(place, meeting))
+            service = _start_service(place, meeting)
+            if service is not None:
                 started.callback(service.close)
-                (_lead if rank == 0 else _follow)(place, meeting, service)
+                carry = _lead if rank == 0 else _follow
+                carry(place, meeting, service)
             job_id = meeting.result()
             path = text_of(meeting.ask(f"ready/{place.node_rank}", place.first_rank(place.node_rank)), "socket")
             _check_socket(path)
@@ -175,6 +174,13 @@ def _host_identity() -> str:
 def _context(place: Place, meeting: Meeting) -> str:
     """What the hosts' messages are bound to: a message of another job, attempt or size proves nothing here."""
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
+
+
+def _start_service(place: Place, meeting: Meeting) -> ServiceProcess | None:
+    """The first rank of a host does it for the others."""
+    if place.local_rank:
+        return None
+    return (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
 
 
 def _start_cluster(place: Place, context: str) -> ServiceProcess:
