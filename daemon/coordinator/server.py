@@ -15,13 +15,22 @@ from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 from bagua.base.security import check_listen_address, create_token, server_credentials
+from bagua.daemon.coordinator.connections import (
+    TICK_S,
+    Connections,
+    OwnSockets,
+    limit_of_strangers,
+    raise_descriptor_limit,
+)
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.refusals import Refusals
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
@@ -78,6 +87,15 @@ class Coordinator:
             check_listen_address(settings.listen, None)
         folder = StateFolder(settings.state_dir)
         self._closers.callback(folder.close)
+        self._sockets = OwnSockets()
+        self._closers.callback(self._sockets.close)
+        self._connections = Connections(
+            self._sockets.look,
+            self._sockets.cut,
+            limit_of_strangers(raise_descriptor_limit()),
+            Refusals(time.monotonic),
+            self.counters,
+        )
         if settings.auto_tls and settings.tls is None:
             from bagua.daemon.coordinator.certs import make_certificates  # imports cryptography
 
@@ -105,6 +123,7 @@ class Coordinator:
         self._reconciler.wake_all(unfinished)
         self._spawn(self._reconciler.run(), "reconciler")
         self._spawn(self._flush_heartbeats(), "heartbeats")
+        self._spawn(self._watch_connections(), "connections")
         if settings.exit_when_idle is not None:
             self._spawn(self._exit_when_idle(settings.exit_when_idle), "idle")
         if settings.metrics_port is not None:
@@ -117,7 +136,8 @@ class Coordinator:
 
     async def _listen(self, token: str, host: str) -> None:
         settings = self._settings
-        server = grpc.aio.server(interceptors=[CallInterceptor(token, self.counters)], options=_OPTIONS)
+        interceptor = CallInterceptor(bearer_of(token), self._connections, self.counters)
+        server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
         self._nodes = NodeServicer(
             self._worker,
             self._service,
@@ -134,6 +154,7 @@ class Coordinator:
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
         await server.start()
+        self._sockets.watch(port)
         self._closers.push_async_callback(server.stop, _STOP_S)
         self.address = join_address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
 
@@ -180,6 +201,14 @@ class Coordinator:
                     log.exception("heartbeats_not_written")
                     self.counters.add("reconcile_errors")
 
+    async def _watch_connections(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._connections.tick()
+            except OSError:  # of /proc; the next look may work
+                log.exception("connections_not_seen")
+
     async def _exit_when_idle(self, patience_s: float) -> None:
         """Ends the service when no job is unfinished and no node connected, after at least one was."""
         while True:
@@ -198,8 +227,9 @@ class Coordinator:
     def _serve_metrics(self, host: str, port: int) -> None:
         from bagua.daemon.coordinator.metrics import serve_metrics
 
-        stop = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
-        self._closers.callback(stop)
+        server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
+        self._sockets.watch(server.port)
+        self._closers.callback(server.stop)
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:
