@@ -24,9 +24,6 @@ from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.refusals import Refusals
 
 TICK_S = 1.0
-PATIENCE_TICKS = 10
-"""A connection shows a token within so many looks, or is shut down. Looks and not seconds: in a process that stood
-still nobody had the time to show anything."""
 _MOST_STRANGERS = 2_048  # however many descriptors there are
 _MOST_KNOWN = 10_000  # addresses
 _MOST_DESCRIPTORS = 1 << 20  # where the system sets no limit
@@ -54,9 +51,10 @@ class _Seen:
 class Connections:
     """Which connections there are, and which have shown a token. Used from the event loop only.
 
-    ``look`` lists the accepted connections and ``cut`` shuts one down; ``limit`` strangers may be connected, and half
-    as many from one address. Where there are more, those from addresses that never showed a token go first, then the
-    oldest: daemons that come back find room.
+    ``look`` lists the accepted connections and ``cut`` shuts one down. A stranger is shut down after ``patience``
+    looks. Looks and not seconds: in a process that stood still nobody had the time to show anything. ``limit`` strangers
+    may be connected, and half as many from one address. Where there are more, those from addresses that never showed a
+    token go first, then the oldest: daemons that come back find room.
     """
 
     def __init__(
@@ -64,12 +62,14 @@ class Connections:
         look: Callable[[Iterable[Socket]], list[Socket]],
         cut: Callable[[Socket], bool],
         limit: int,
+        patience: int,
         refusals: Refusals,
         counters: Counters,
     ) -> None:
         self._look = look
         self._cut = cut
         self._limit = limit
+        self._patience = patience
         self._refusals = refusals
         self._counters = counters
         self._seen: dict[int, _Seen] = {}  # by inode, the oldest first
@@ -87,14 +87,23 @@ class Connections:
         found = parse_peer(peer)
         self._refusals.add(found[0] if found else peer, "calls")
 
+    def know(self, addresses: Iterable[str]) -> None:
+        """A token was shown from these addresses."""
+        for address in map(_address, addresses):
+            self._known.pop(address, None)
+            self._known[address] = None
+        while len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
     def tick(self) -> None:
         """Once every ``TICK_S``."""
         self._update()
-        strangers = [seen for seen in self._seen.values() if not seen.admitted]
-        late = [seen for seen in strangers if seen.looks > PATIENCE_TICKS]
-        for seen in late:
-            self._end(seen.socket, "no_token_in_time")
-        for seen in self._too_many([seen for seen in strangers if seen.looks <= PATIENCE_TICKS]):
+        # Whoever came since the last look is not judged yet.
+        strangers = [seen for seen in self._seen.values() if not seen.admitted and seen.looks > 1]
+        for seen in strangers:
+            if seen.looks > self._patience:
+                self._end(seen.socket, "no_token_in_time")
+        for seen in self._too_many([seen for seen in strangers if seen.looks <= self._patience]):
             self._end(seen.socket, "too_many")
         self._refusals.tell()
 
@@ -107,11 +116,7 @@ class Connections:
         for seen in self._seen.values():
             seen.looks += 1
             seen.admitted = seen.admitted or seen.socket.peer in self._fresh
-        for address, _ in self._fresh:
-            self._known.pop(address, None)
-            self._known[address] = None
-        while len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        self.know(address for address, _ in self._fresh)
         self._fresh.clear()
 
     def _too_many(self, strangers: list[_Seen]) -> Iterator[_Seen]:

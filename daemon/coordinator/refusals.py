@@ -17,7 +17,7 @@ log = structlog.get_logger("coordinator.rpc")
 
 
 class Refusals:
-    """Counts refusals by address and kind. The first is logged at once, later ones once in ``PERIOD_S``."""
+    """Counts refusals by address and kind; of many there is one line in ``PERIOD_S``."""
 
     def __init__(self, clock: Callable[[], float], warn: Callable[..., Any] = log.warning) -> None:
         self._clock = clock
@@ -32,7 +32,6 @@ class Refusals:
             address = _OTHERS
         self._addresses[address] += 1
         self._kinds[kind] += 1
-        self.tell()
 
     def tell(self) -> None:
         """Logs the sum since the last time, if there is one and the time has come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -93,6 +94,7 @@ class Coordinator:
             self._sockets.look,
             self._sockets.cut,
             limit_of_strangers(raise_descriptor_limit()),
+            math.ceil(settings.stranger_s / TICK_S),
             Refusals(time.monotonic),
             self.counters,
         )
@@ -109,6 +111,8 @@ class Coordinator:
         self._service = Service(store, folder.identity(), options, self._clock, settings.job_lease_s)
         unfinished = await self._worker.call(self._service.start)
         self._closers.push_async_callback(self._worker.call, self._service.stop)
+        nodes, _ = await self._worker.call(self._service.nodes)
+        self._connections.know(node.address for node in nodes)
         self._reconciler = Reconciler(
             self._worker,
             self._service,
