@@ -52,9 +52,9 @@ class Connections:
     """Which connections there are, and which have shown a token. Used from the event loop only.
 
     ``look`` lists the accepted connections and ``cut`` shuts one down. A stranger is shut down after ``patience``
-    looks. Looks and not seconds: in a process that stood still nobody had the time to show anything. ``limit`` strangers
-    may be connected, and half as many from one address. Where there are more, those from addresses that never showed a
-    token go first, then the oldest: daemons that come back find room.
+    looks. Looks and not seconds: in a process that stood still nobody had the time to show anything. ``limit``
+    strangers may be connected, and half as many from one address. Where there are more, those from addresses that never
+    showed a token go first, then the oldest: daemons that come back find room.
     """
 
     def __init__(

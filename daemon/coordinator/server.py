@@ -29,6 +29,7 @@ from bagua.daemon.coordinator.domain import Options
 from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
+from bagua.daemon.coordinator.listing import Listing
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.refusals import Refusals
@@ -108,6 +109,7 @@ class Coordinator:
         self._worker = Worker(4 if store.shared else 1)
         self._closers.callback(self._worker.close)
         options = Options(settings.lease_s, settings.settle_s, started_at=self._clock())
+        self._listing = Listing(store)
         self._service = Service(store, folder.identity(), options, self._clock, settings.job_lease_s)
         unfinished = await self._worker.call(self._service.start)
         self._closers.push_async_callback(self._worker.call, self._service.stop)
@@ -152,7 +154,7 @@ class Coordinator:
             settings.heartbeat_s,
             settings.lease_s,
         )
-        jobs = JobServicer(self._worker, self._service, self.sessions, self.watchers, self._reconciler)
+        jobs = JobServicer(self._worker, self._service, self._listing, self.sessions, self.watchers, self._reconciler)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self._nodes, server)
         await _add_health_and_reflection(server)

@@ -26,7 +26,6 @@ from bagua.daemon.coordinator.domain import (
 from bagua.daemon.coordinator.observe import Changed, forget, observe
 from bagua.daemon.coordinator.store import StaleError, Store, Transaction
 
-MAX_LIST = 1_000
 MAX_EVENTS = 1_000  # in one answer
 _PORTS = range(20_000, 32_000)  # below the ports that kernels give to clients
 
@@ -109,11 +108,6 @@ class Service:
         """Raises NotFoundError."""
         with self._store.transaction() as tx:
             return _found(tx, job_id)
-
-    def jobs(self, states: Sequence[JobState], limit: int) -> list[JobRecord]:
-        """The newest first, without their ranks."""
-        with self._store.transaction() as tx:
-            return tx.jobs(states, min(limit or 100, MAX_LIST))
 
     def events(self, job_id: str, after_seq: int) -> list[Event]:
         """The next events of a job. Raises NotFoundError."""

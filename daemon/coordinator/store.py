@@ -29,11 +29,12 @@ from bagua.daemon.coordinator.domain import (
     RankRecord,
     RankState,
 )
-from bagua.daemon.coordinator.translate import spec_from_wire
+from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
+_JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _TERMINAL = [state.value for state in JobState if state.terminal]
 _CHUNK = 500  # bound values in one IN (...)
 _RANK_FIELDS = tuple(field.name for field in fields(RankRecord))
@@ -81,7 +82,7 @@ class Transaction:
             "job_id": job.job_id,
             "idempotency_key": idempotency_key,
             "name": job.spec.name,
-            "spec": job.spec.wire,
+            "brief": brief_of(job.spec.wire),
             "created_at": job.created_at,
             "job_key": job.job_key,
             "last_event": 0,
@@ -91,14 +92,15 @@ class Transaction:
         statement = self._insert(m.jobs).values(values).on_conflict_do_nothing(index_elements=["idempotency_key"])
         if self._db.execute(statement.returning(m.jobs.c.job_id)).one_or_none() is None:
             return False
+        self._db.execute(sa.insert(m.job_specs).values(job_id=job.job_id, spec=job.spec.wire))
         self._revisions[job.job_id] = 1
         return True
 
     def job(self, job_id: str, lock: bool = False) -> JobRecord | None:
         """The job with its hosts and ranks."""
-        query = sa.select(m.jobs).where(m.jobs.c.job_id == job_id)
-        row = self._db.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-        return None if row is None else self._assemble([row], with_ranks=True)[0]
+        query = _JOBS.where(m.jobs.c.job_id == job_id)
+        row = self._db.execute(query.with_for_update(of=m.jobs) if lock else query).mappings().one_or_none()
+        return None if row is None else self._assemble(row)
 
     def job_by_key(self, idempotency_key: str) -> JobRecord | None:
         """The job that was submitted with the key."""
@@ -106,14 +108,9 @@ class Transaction:
         job_id = self._db.execute(query).scalar_one_or_none()
         return None if job_id is None else self.job(job_id)
 
-    def jobs(self, states: Sequence[JobState], limit: int, newest_first: bool = True) -> list[JobRecord]:
-        """Jobs in one of ``states`` (none: all) with their hosts, without their ranks."""
-        query = sa.select(m.jobs)
-        if states:
-            query = query.where(m.jobs.c.state.in_([state.value for state in states]))
-        time, key = m.jobs.c.created_at, m.jobs.c.job_id
-        order = (time.desc(), key.desc()) if newest_first else (time, key)
-        return self._assemble(self._db.execute(query.order_by(*order).limit(limit)).mappings().all(), with_ranks=False)
+    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """Whatever ``query`` finds; for lists."""
+        return self._db.execute(query).all()
 
     def unfinished(self) -> dict[str, int]:
         """Job id -> revision of every job that has not ended, the oldest first."""
@@ -297,23 +294,15 @@ class Transaction:
         )
         return {node_id: int(used) for node_id, used in self._db.execute(query)}
 
-    def _assemble(self, rows: Sequence[sa.RowMapping], with_ranks: bool) -> list[JobRecord]:
-        ids = [row["job_id"] for row in rows]
-        self._revisions.update({row["job_id"]: row["revision"] for row in rows})
-        hosts = self._hosts(ids)
-        return [
-            _job_record(row, tuple(hosts.get(row["job_id"], ())), self._ranks(row["job_id"]) if with_ranks else ())
-            for row in rows
-        ]
+    def _assemble(self, row: sa.RowMapping) -> JobRecord:
+        job_id = row["job_id"]
+        self._revisions[job_id] = row["revision"]
+        return _job_record(row, self._hosts(job_id), self._ranks(job_id))
 
-    def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
-        found: dict[str, list[HostRecord]] = {}
+    def _hosts(self, job_id: str) -> tuple[HostRecord, ...]:
         h = m.job_hosts.c
-        for start in range(0, len(ids), _CHUNK):
-            query = sa.select(m.job_hosts).where(h.job_id.in_(ids[start : start + _CHUNK]))
-            for row in self._db.execute(query.order_by(h.job_id, h.host_index)).mappings():
-                found.setdefault(row["job_id"], []).append(_host_record(row))
-        return found
+        query = sa.select(m.job_hosts).where(h.job_id == job_id).order_by(h.host_index)
+        return tuple(_host_record(row) for row in self._db.execute(query).mappings())
 
     def _ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         """There may be very many: so by position, without a mapping for each row."""

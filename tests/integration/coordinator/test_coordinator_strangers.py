@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from bagua.base.errors import InvalidRequestError
-from bagua.base.security import call_metadata
-from bagua.proto import job_pb2, job_pb2_grpc
 
 WAIT_S = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
