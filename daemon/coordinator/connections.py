@@ -182,6 +182,7 @@ class OwnSockets:
     def watch(self, port: int) -> None:
         """This process listens on ``port``."""
         self._ports.add(port)
+        self._others.clear()
 
     def look(self, known: Iterable[Socket]) -> list[Socket]:
         """All of them now. ``known``: those of the last look, which need no second one."""

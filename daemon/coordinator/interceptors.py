@@ -23,8 +23,6 @@ from bagua.daemon.coordinator.identity import Authenticate
 _OPEN = "/grpc.health.v1.Health/"  # everybody may ask for health
 STRANGERS_CALLS = 64
 """Calls of strangers that are answered at the same time."""
-STRANGERS_CALL_S = 5.0
-"""A call of a stranger ends after so many seconds."""
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a stream, answer is a stream)
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -71,13 +69,14 @@ class Errors:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets in whoever shows a token."""
+    """Lets in whoever shows a token. Calls of strangers end after ``patience_s``."""
 
-    def __init__(self, authenticate: Authenticate, door: Door, counters: Counters) -> None:
+    def __init__(self, authenticate: Authenticate, door: Door, counters: Counters, patience_s: float) -> None:
         self._authenticate = authenticate
         self._door = door
         self._counters = counters
         self._errors = Errors(counters)
+        self._patience_s = patience_s
         self._strangers = 0  # their calls that are being answered
 
     async def intercept_service(
@@ -147,12 +146,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
             self._strangers += 1
             try:
-                async with asyncio.timeout(STRANGERS_CALL_S):
+                async with asyncio.timeout(self._patience_s):
                     answer = await behaviour(parse(await context.read()), context)
                     if answer is not None:
                         await context.write(answer)
             except TimeoutError:
-                words = f"A call without a token ends after {STRANGERS_CALL_S:g} s."
+                words = f"A call without a token ends after {self._patience_s:g} s."
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
             except grpc.aio.AbortError:
                 raise

@@ -36,11 +36,17 @@ class Refusals:
     def tell(self) -> None:
         """Logs the sum since the last time, if there is one and the time has come."""
         now = self._clock()
-        if not self._kinds or now - self._told_at < PERIOD_S:
+        if now - self._told_at >= PERIOD_S:
+            if self._kinds:
+                self._told_at = now
+            self.tell_rest()
+
+    def tell_rest(self) -> None:
+        """Logs what was not told yet."""
+        if not self._kinds:
             return
         addresses = dict(self._addresses.most_common(_SHOWN))
         more = len(self._addresses) - len(addresses)
         self._warn("refused", **self._kinds, addresses=addresses, **({"more_addresses": more} if more else {}))
-        self._told_at = now
         self._addresses.clear()
         self._kinds.clear()

@@ -91,12 +91,14 @@ class Coordinator:
         self._closers.callback(folder.close)
         self._sockets = OwnSockets()
         self._closers.callback(self._sockets.close)
+        refusals = Refusals(time.monotonic)
+        self._closers.callback(refusals.tell_rest)
         self._connections = Connections(
             self._sockets.look,
             self._sockets.cut,
             limit_of_strangers(raise_descriptor_limit()),
             math.ceil(settings.stranger_s / TICK_S),
-            Refusals(time.monotonic),
+            refusals,
             self.counters,
         )
         if settings.auto_tls and settings.tls is None:
@@ -142,7 +144,9 @@ class Coordinator:
 
     async def _listen(self, token: str, host: str) -> None:
         settings = self._settings
-        interceptor = CallInterceptor(bearer_of(token), self._connections, self.counters)
+        interceptor = CallInterceptor(
+            bearer_of(token), self._connections, self.counters, patience_s=settings.stranger_s / 2
+        )
         server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
         self._nodes = NodeServicer(
             self._worker,

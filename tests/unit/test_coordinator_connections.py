@@ -36,11 +36,11 @@ class Line:
 class House:
     """Connections that a test opens; what is cut has gone at the next look."""
 
-    def __init__(self, limit: int = 8) -> None:
+    def __init__(self, limit: int = 8, patience: int = PATIENCE) -> None:
         self.open: dict[int, Socket] = {}
         self.log = Line()
         self.counters = Counters()
-        self.door = Connections(self.look, self.cut, limit, PATIENCE, self.log.refusals, self.counters)
+        self.door = Connections(self.look, self.cut, limit, patience, self.log.refusals, self.counters)
 
     def come(self, inode: int, address: str = "10.0.0.1") -> str:
         self.open[inode] = Socket(inode, inode, (address, 10_000 + inode))
@@ -90,7 +90,7 @@ def test_too_many_strangers_the_oldest_go_first_and_nobody_at_the_first_look():
 
 
 def test_one_address_has_half_of_the_room_and_known_ones_stay():
-    house = House(limit=8)
+    house = House(limit=8, patience=10)
     house.door.know(["10.9.9.9"])
     house.come(100, "10.9.9.9")
     for inode in range(10):
