@@ -19,9 +19,9 @@ log = structlog.get_logger("coordinator.rpc")
 class Refusals:
     """Counts refusals by address and kind; of many there is one line in ``PERIOD_S``."""
 
-    def __init__(self, clock: Callable[[], float], warn: Callable[..., Any] = log.warning) -> None:
+    def __init__(self, clock: Callable[[], float], warn: Callable[..., Any] | None = None) -> None:
         self._clock = clock
-        self._warn = warn
+        self._warn = warn or log.warning
         self._told_at = float("-inf")
         self._addresses: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
