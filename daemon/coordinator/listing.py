@@ -40,7 +40,7 @@ class Listing:
             query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
         with self._store.transaction() as tx:
             rows = tx.rows(query)
-        found = [JobSummary(row[0], row[1], JobState(row[2]), *row[3:]) for row in rows[:size]]
+        found = [JobSummary(**{**row._mapping, "state": JobState(row.state)}) for row in rows[:size]]
         last = found[-1] if len(rows) > size else None
         return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
 
