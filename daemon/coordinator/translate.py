@@ -32,6 +32,7 @@ MAX_RANKS = 100_000
 MAX_SLOTS = 4_096
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
+MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
 MAX_NUMBER = 2**63 - 1  # that databases take
 
 
@@ -209,7 +210,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None) -> 
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        ranks=[_rank_message(rank) for rank in job.ranks],
+        ranks=_rank_messages(job.ranks),
         waiting=job.waiting,
         progress=progress,
     )
@@ -228,6 +229,17 @@ def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> jo
         finished_at=job.finished_at,
         progress=progress,
     )
+
+
+def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
+    """Where thousands of ranks failed, the last lines of those that ended first: all of them fit into no answer."""
+    found = [_rank_message(rank) for rank in ranks]
+    room = MAX_TAILS
+    for rank in sorted((rank for rank in found if rank.error_tail), key=lambda rank: rank.exited_at):
+        room -= len(rank.error_tail)
+        if room < 0:
+            rank.ClearField("error_tail")
+    return found
 
 
 def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:

@@ -163,8 +163,14 @@ def test_bearers_over_tls_stay_and_strangers_of_the_handshake_go(start, connect)
     process = start("--auto-tls", "127.0.0.1", BAGUA_COORDINATOR_STRANGER_S="1")
     daemon = connect(process, "a")
     host, port = process.address.split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as garbage, suppress(ConnectionError):
+            garbage.sendall(b"no handshake" * 20)
+            garbage.recv(1)
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as silent:
         assert silent.recv(1) == b""
     with process.client() as client:
         assert [node.connected for node in client.nodes()] == [True]
     assert daemon.quiet(0)
+    code, errors = process.end()
+    assert code == 0 and "andshake" not in errors, errors  # a line for each would be as many as strangers like
