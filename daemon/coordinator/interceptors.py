@@ -171,6 +171,8 @@ def _behaviour(handler: Handler) -> Any:
 def _parser(handler: Handler) -> Callable[[Any], Any]:
     """The handler's own parser, with words where the bytes are no message. Raises InvalidRequestError."""
     deserialize: Any = handler.request_deserializer
+    if deserialize is None:  # it takes bytes
+        return lambda data: data
 
     def parse(data: Any) -> Any:
         try:
