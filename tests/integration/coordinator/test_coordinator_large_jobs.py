@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bagua.base.errors import InvalidRequestError
-from bagua.cli.main import app
+from bagua.cli.app import app
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
