@@ -36,7 +36,7 @@ def configure_logging(as_json: bool) -> Any:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(_Lenient(sys.stderr))  # type: ignore[arg-type],
+        logger_factory=structlog.PrintLoggerFactory(_Lenient(sys.stderr)),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
     return structlog.get_logger()

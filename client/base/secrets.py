@@ -25,21 +25,8 @@ _FRIENDLY_PAIRS = frozenset(
     | {("MAX", "KEYS"), ("NUM", "KEYS"), ("PUBLIC", "KEYS")}
 )
 _FRIENDLY_LAST = frozenset(
-    ["FILE", "PATH", "DIR", "FOLDER", "NAME", "SIZE", "LENGTH", "LEN", "COUNT", "LIMIT", "BITS", "DIM", "INDEX"]
-    + [
-        "TYPE",
-        "KIND",
-        "FORMAT",
-        "ALGORITHM",
-        "TTL",
-        "EXPIRY",
-        "TIMEOUT",
-        "VERSION",
-        "ENABLED",
-        "PARALLELISM",
-        "DROPOUT",
-    ]
-    + ["URL", "URI", "ENDPOINT", "HOST", "PORT", "HEADER", "SOCK", "REPETITIONS", "INTERLEAVE"]
+    "FILE PATH DIR FOLDER NAME SIZE LENGTH LEN COUNT LIMIT BITS DIM INDEX TYPE KIND FORMAT ALGORITHM TTL EXPIRY "
+    "TIMEOUT VERSION ENABLED PARALLELISM DROPOUT URL URI ENDPOINT HOST PORT HEADER SOCK".split()
 )
 """A name that ends so tells about a secret and is none: BAGUA_TOKEN_FILE, KEY_SIZE."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})

@@ -68,8 +68,8 @@ SecretEnvOption = Annotated[
     typer.Option(
         "--secret-env",
         metavar="K=FILE",
-        help="A variable whose value each node reads from its own FILE (mode 0600); the value is never stored or shown. "
-        "May be repeated.",
+        help="A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
+        "repeated.",
         show_default=False,
     ),
 ]
@@ -132,10 +132,8 @@ def warn_of_secrets(variables: Mapping[str, str]) -> None:
     from bagua.base.secrets import looks_secret
 
     if names := [name for name, value in variables.items() if looks_secret(name, value)]:
-        print(
-            f"note: the coordinator's database keeps the value of {', '.join(names)}. --secret-env NAME=FILE keeps it out.",
-            file=sys.stderr,
-        )
+        kept = f"note: the coordinator's database keeps the value of {', '.join(names)}."
+        print(f"{kept} --secret-env NAME=FILE keeps it out.", file=sys.stderr)
 
 
 def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False) -> dict[str, str]:

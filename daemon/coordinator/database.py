@@ -50,8 +50,9 @@ def open_engine(url: str) -> sa.Engine:
         raise ConfigError(f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'.") from error
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
-        words = describe(error, parsed) or f"The database {shown} can't be used: {' '.join(detail.split())}"
-        raise ConfigError(str(words)) from error
+        found = describe(error, parsed)
+        words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
+        raise ConfigError(words) from error
     return engine
 
 

@@ -77,7 +77,7 @@ def _check_variables(spec: common_pb2.JobSpec) -> None:
     for name, value in spec.env.items():
         if value == HIDDEN and looks_secret(name):  # a spec that came out of an answer
             raise InvalidRequestError(
-                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which only stands for the one that is not shown."
+                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which stands for one that is not shown."
             )
 
 

@@ -1,4 +1,4 @@
-"""Errors of the database in words that say where it lies and what to do: the one place that knows the drivers' codes."""
+"""Errors of the database in words that say where it lies and what to do. The drivers' codes are known here alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -13,6 +14,14 @@ import sqlalchemy as sa
 from bagua.base.errors import ServiceError, UnavailableError
 
 _GOES_ON = "Jobs that run go on, nothing that was acknowledged is lost, and the coordinator goes on by itself."
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """``may_pass``: once there is room, or an answer, all goes on by itself; else somebody must mend the database."""
+
+    may_pass: bool
+    words: str
 
 
 @contextmanager
@@ -25,10 +34,12 @@ def told_in_words(url: sa.URL) -> Iterator[None]:
         found = describe(error, url)
         if found is None:
             raise
-        raise found from error
+        if found.may_pass:
+            raise UnavailableError(f"{found.words} {_GOES_ON}") from error
+        raise ServiceError(found.words) from error
 
 
-def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> ServiceError | None:
+def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble | None:
     """What to tell of an error; None: it is not the database's state that is wrong."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     detail = " ".join(str(cause).split())
@@ -40,42 +51,45 @@ def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> ServiceEr
     return _postgresql(getattr(cause, "sqlstate", None) or "", lost or refused, detail, url)
 
 
-def _sqlite(code: int, detail: str, file: Path) -> ServiceError | None:
+def _sqlite(code: int, detail: str, file: Path) -> Trouble | None:
     folder = file.parent
     if code == sqlite3.SQLITE_FULL:
-        text = f"The disk of {folder} is full: the database {file.name} there can't be written. Make room. {_GOES_ON}"
-        return UnavailableError(text)
+        text = f"The disk of {folder} is full: the database {file.name} there can't be written. Make room."
+        return Trouble(True, text)
     if code == sqlite3.SQLITE_IOERR:
-        return UnavailableError(
+        return Trouble(
+            True,
             f"The disk of {folder} fails: the database {file.name} there can't be read or written ({detail}). Look at "
-            f"the disk, at quotas, and at limits of file sizes. {_GOES_ON}"
+            f"the disk, at quotas, and at limits of file sizes.",
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return UnavailableError(
+        return Trouble(
+            True,
             f"The database {file} can't be written ({detail}). The folder {folder} must exist, and user {os.getuid()} "
-            f"must be allowed to write it and the files in it. {_GOES_ON}"
+            f"must be allowed to write it and the files in it.",
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return ServiceError(
+        return Trouble(
+            False,
             f"The database {file} is damaged ({detail}). Stop the coordinator, then restore a copy, or mend it: "
-            f"sqlite3 {file} .recover | sqlite3 mended.db. Or move it away: the next start makes an empty one, and stops "
-            "the jobs that still run, for it does not know them."
+            f"sqlite3 {file} .recover | sqlite3 mended.db. Or move it away: the next start makes an empty one, and "
+            "stops the jobs that still run, for it does not know them.",
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return UnavailableError(
-            f"The database {file} is locked by another program for too long. Close whatever else has it open. {_GOES_ON}"
+        return Trouble(
+            True, f"The database {file} is locked by another program for too long. Close whatever has it open."
         )
     return None
 
 
-def _postgresql(state: str, no_answer: bool, detail: str, url: sa.URL) -> ServiceError | None:
+def _postgresql(state: str, no_answer: bool, detail: str, url: sa.URL) -> Trouble | None:
     shown = url.render_as_string(hide_password=True)
     if state == "53100":
-        return UnavailableError(f"The disk of the database {shown} is full ({detail}). Make room there. {_GOES_ON}")
+        return Trouble(True, f"The disk of the database {shown} is full ({detail}). Make room there.")
     if state == "25006":
-        return UnavailableError(f"The database {shown} is read-only ({detail}). {_GOES_ON}")
+        return Trouble(True, f"The database {shown} is read-only ({detail}).")
     if state in ("XX001", "XX002"):
-        return ServiceError(f"The database {shown} is damaged ({detail}). Its administrator must mend or restore it.")
+        return Trouble(False, f"The database {shown} is damaged ({detail}). Its administrator must mend or restore it.")
     if no_answer or state[:2] in ("08", "53", "57", "58"):
-        return UnavailableError(f"The database {shown} does not answer ({detail}). {_GOES_ON}")
+        return Trouble(True, f"The database {shown} does not answer ({detail}).")
     return None

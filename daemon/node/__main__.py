@@ -60,8 +60,8 @@ def node(
         list[str] | None,
         typer.Option(
             metavar="NAME,PATTERN",
-            help="Variables of the daemon's environment that ranks get besides the usual ones (PATH, HOME, LANG, CUDA_*, "
-            "...; see daemon/README.md). Again for more; '*': all.",
+            help="Variables of the daemon's environment that ranks get besides the usual ones (PATH, HOME, CUDA_*; see "
+            "daemon/README.md). Again for more; '*': all.",
             envvar="BAGUA_PASS_ENV",
         ),
     ] = None,

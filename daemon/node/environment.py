@@ -34,7 +34,7 @@ USUAL = (
 among them, whatever its beginning."""
 
 ALL = "*"
-"""The pattern that passes on everything but the credentials of this service: for a daemon whose operator is the user."""
+"""Passes on everything but the credentials of this service: for a daemon whose operator is the jobs' user."""
 
 _OWN_SECRETS = ("BAGUA_TOKEN", "BAGUA_JOB_SECRET", "BAGUA_DATABASE_URL", "BAGUA_COORDINATOR_DATABASE_URL")
 _PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
