@@ -102,7 +102,8 @@ def _parse(data: Any) -> JobEntry:
     if not isinstance(data, dict) or data.pop("version") != _VERSION:
         raise ValueError("not a journal of this version")
     entry = JobEntry(**{**data, "ranks": tuple(RankEntry(**rank) for rank in data["ranks"])})
-    for record in (entry, *entry.ranks):
+    records: tuple[JobEntry | RankEntry, ...] = (entry, *entry.ranks)
+    for record in records:
         for field in fields(record):
             kind = _KINDS.get(str(field.type))
             if kind is not None and not isinstance(getattr(record, field.name), kind):
