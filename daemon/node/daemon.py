@@ -17,6 +17,7 @@ from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
@@ -54,6 +55,9 @@ class NodeDaemon:
         self._boot_id = secrets.token_hex(8)
         self._stop = asyncio.Event()
         self._stop_reason = ""
+        environment = passed_on(os.environ, settings.pass_env)
+        if kept := sorted(os.environ.keys() - environment.keys()):
+            log.info("ranks don't get these variables of the daemon; --pass-env names more", names=" ".join(kept))
         self._sockets = socket_folder(folder.path)
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
@@ -71,6 +75,7 @@ class NodeDaemon:
             reaper=self._reaper,
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
+            environment=environment,
         )
         self._jobs = Jobs(node, self._job_changed)
         self._session = Session(
@@ -220,7 +225,7 @@ async def _end_task(task: asyncio.Future[None]) -> None:
 async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> None:
     """Runs a daemon to its end. Raises ConfigError."""
     settings.check()
-    folder = open_node_folder(settings)
+    folder = open_node_folder(settings, log)
     try:
         await NodeDaemon(settings, folder, log).run(ready)
     finally:
