@@ -76,6 +76,15 @@ def node(
             envvar="BAGUA_MEASURE_RING",
         ),
     ] = True,
+    plain_data: Annotated[
+        bool,
+        typer.Option(
+            "--plain-data",
+            help="Don't encrypt connections between hosts: for networks that are protected otherwise. Whoever can "
+            "change what passes there can run code in the ranks. All hosts of a job need it, or none.",
+            envvar="BAGUA_PLAIN_DATA",
+        ),
+    ] = False,
 ) -> None:
     """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
     if death_signal and not die_with_parent(signal.SIGTERM):
@@ -95,7 +104,7 @@ def node(
         leash=leash,
         log_max_bytes=log_max_bytes,
         log_files=log_files,
-        wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),
+        wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
     )
     _allow_many_files()
     try:
