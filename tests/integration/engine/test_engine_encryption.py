@@ -130,7 +130,9 @@ def test_one_bit_beyond_loopback(make_world: Callable[..., Any], beyond_loopback
     results = attacked(world, relay)
     assert all(result["values"] in ([], [2.0]) and result["error"] for result in results.values())
     assert any("what came is not what it sent" in result["error"] for result in results.values())
-    assert any("host 0 (rank 0)" in result["error"] or "host 1 (rank 1)" in result["error"] for result in results.values())
+    assert any(
+        "host 0 (rank 0)" in result["error"] or "host 1 (rank 1)" in result["error"] for result in results.values()
+    )
     assert sum(engine.stats()["frames_refused"] for engine in world.engines) >= 1
 
 
