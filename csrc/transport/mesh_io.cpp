@@ -245,6 +245,7 @@ bool Mesh::Impl::on_header(Stream* stream) {
   const FrameHeader& header = stream->reader.header();
   if (header.generation != options.generation || header.comm != options.comm) {
     if (stream->encrypted) {  // its keys belong to this communicator: no host sends that
+      frames_refused.fetch_add(1, std::memory_order_relaxed);
       fail({Code::kCorrupt, "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index) +
                                 ": a frame of another generation or communicator"});
       return false;
