@@ -64,7 +64,7 @@ def node(
         bool,
         typer.Option(
             help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
-            "on fast networks. Given up for connections where the kernel copies anyway.",
+            "on fast networks. Given up for connections where the kernel copies anyway, and for encrypted ones.",
             envvar="BAGUA_ZERO_COPY",
         ),
     ] = False,
