@@ -28,7 +28,7 @@ namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
 constexpr const char* kCoreVersion = "4";
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -127,6 +127,8 @@ struct Counters {
   std::atomic<uint64_t> residual_bytes;   // memory of error feedback held now
   std::atomic<uint64_t> zero_copy_bytes;  // of bytes_sent, those that were to leave without a copy
   std::atomic<uint64_t> zero_copy_off;    // streams that went back to copying
+  std::atomic<uint64_t> bytes_encrypted;  // of bytes_sent, those on encrypted connections
+  std::atomic<uint64_t> frames_refused;   // damaged or not authentic: the first of them fails the job
 };
 
 // Collectives of one communicator that each local rank has submitted, by its position among the host's ranks.

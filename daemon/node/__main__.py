@@ -75,7 +75,7 @@ def node(
         bool,
         typer.Option(
             help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
-            "on fast networks. Given up for connections where the kernel copies anyway.",
+            "on fast networks. Given up for connections where the kernel copies anyway, and for encrypted ones.",
             envvar="BAGUA_ZERO_COPY",
         ),
     ] = False,
@@ -87,6 +87,15 @@ def node(
             envvar="BAGUA_MEASURE_RING",
         ),
     ] = True,
+    plain_data: Annotated[
+        bool,
+        typer.Option(
+            "--plain-data",
+            help="Don't encrypt connections between hosts: for networks that are protected otherwise. Whoever can "
+            "change what passes there can run code in the ranks. All hosts of a job need it, or none.",
+            envvar="BAGUA_PLAIN_DATA",
+        ),
+    ] = False,
 ) -> None:
     """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
     if death_signal and not die_with_parent(signal.SIGTERM):
@@ -108,7 +117,7 @@ def node(
             leash=leash,
             log_max_bytes=log_max_bytes,
             log_files=log_files,
-            wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),
+            wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
         )
         asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))

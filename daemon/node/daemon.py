@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import bagua
+from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
@@ -107,6 +108,7 @@ class NodeDaemon:
             closing.callback(self._reaper.close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
+            self._tell_encryption()
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
@@ -114,6 +116,14 @@ class NodeDaemon:
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
             await self._wind_down()
+
+    def _tell_encryption(self) -> None:
+        if is_loopback(self._settings.data_host):
+            return
+        if self._settings.wire.plain_data:
+            self._log.warning("connections to other hosts are NOT encrypted (--plain-data)")
+        else:
+            self._log.info("connections to other hosts are encrypted")
 
     async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
         service = rank_service.RankService(self._jobs, self._session.progress)

@@ -27,6 +27,12 @@ class WireSettings:
 
     zero_copy: bool
     measure_ring: bool
+    plain_data: bool
+
+    @property
+    def encryption(self) -> str:
+        """As ``Engine`` calls it."""
+        return "never" if self.plain_data else "beyond loopback"
 
 
 @dataclass(frozen=True)

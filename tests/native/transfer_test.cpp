@@ -26,7 +26,7 @@ class Job {
   explicit Job(int ranks) : ranks_(ranks) {
     static std::atomic<int> next{0};
     EngineOptions options;
-    options.job_id = "job";
+    options.credentials.job_id = "job";
     options.hosts.emplace_back();
     for (int rank = 0; rank < ranks; ++rank) {
       options.hosts[0].push_back(rank);
