@@ -27,7 +27,7 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "4";
+constexpr const char* kCoreVersion = "5";
 constexpr uint32_t kLayoutVersion = 5;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
@@ -72,6 +72,8 @@ constexpr size_t kLabelBytes = 40;
 constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
+constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
+constexpr size_t kMeetingBytes = 64 << 10;
 
 struct Descriptor {
   uint8_t kind;
@@ -136,6 +138,26 @@ struct alignas(64) Arrivals {
   std::atomic<uint64_t> submitted[kArrivalRanks];
 };
 
+// Small all-reduces of all ranks of a job on one host, without the daemon; see meeting.h.
+struct MeetingCall {
+  uint64_t count;
+  uint32_t dtype, op;
+};
+
+struct Seat {
+  alignas(64) std::atomic<uint32_t> number;  // the meeting that the rank has come to; written after the rest
+  MeetingCall call;
+  alignas(64) char data[kMeetingBytes];
+};
+
+struct MeetingRoom {
+  alignas(64) std::atomic<uint32_t> verdict;  // number of a meeting * 4 + MeetingState; futex word of those who wait
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> met;  // the last meeting that had a result
+  alignas(64) char result[kMeetingBytes];
+  Seat seats[kMeetingRanks];  // by position among the ranks of the host
+};
+
 enum ErrorState : uint32_t { kNoError = 0, kErrorWriting = 1, kErrorSet = 2 };
 
 struct JobPage {
@@ -153,6 +175,7 @@ struct JobPage {
   char error[kErrorBytes];
   uint32_t ranks[kArrivalRanks];  // global numbers of the host's ranks, if there are not more
   Arrivals arrivals[kArrivalComms];
+  MeetingRoom room;
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");
