@@ -16,6 +16,7 @@ from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
@@ -56,6 +57,7 @@ class NodeDaemon:
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
         self._reaper = Reaper()
+        self._fence = Fence(lambda: bool(self._jobs.running()), self._end_ranks, log)
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
@@ -67,6 +69,7 @@ class NodeDaemon:
             journal=Journal(folder.journal),
             core=self._core,
             reaper=self._reaper,
+            lease_over=self._fence.over,
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
         )
@@ -77,6 +80,7 @@ class NodeDaemon:
             snapshot=self._jobs.snapshot,
             on_directive=self._directive,
             on_connection=self._connection_changed,
+            lease=self._fence.lease,
             log=log,
         )
         self._logs = LogService(self._find_log, self._session.log_reply)
@@ -100,6 +104,9 @@ class NodeDaemon:
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
+            closing.callback(self._fence.close)
+            fence = asyncio.ensure_future(self._fence.run())
+            closing.push_async_callback(_end_task, fence)
             session = asyncio.ensure_future(self._session.run())
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
@@ -170,7 +177,9 @@ class NodeDaemon:
     def _directive(self, directive: node_pb2.Directive) -> None:
         match directive.WhichOneof("directive"):
             case "run":
-                if not self._stop.is_set():
+                if self._fence.over():  # it lay unread while this process, or the machine, stood still
+                    self._log.warning("an old directive is not followed", job=directive.run.job_id)
+                elif not self._stop.is_set():
                     self._jobs.run(directive.run)
             case "stop":
                 self._jobs.stop(directive.stop)
@@ -188,7 +197,11 @@ class NodeDaemon:
 
     def _job_changed(self, job_id: str) -> None:
         self._session.report(job_id)
+        self._fence.update()
         self._check_idle()
+
+    def _end_ranks(self, text: str) -> None:
+        self._jobs.end_all(f"node {self._folder.node_id} {text}", grace_s=0.0)
 
     def _check_idle(self) -> None:
         jobs = self._jobs.running()
