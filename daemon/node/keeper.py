@@ -62,6 +62,8 @@ def kill_below(daemon: int) -> int:
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+    if found:
+        print(f"The daemon {daemon} could not renew its lease: {len(found)} processes are ended.", file=sys.stderr)
     return len(found)
 
 

@@ -141,7 +141,8 @@ class Session:
                 backoff = FIRST_BACKOFF_S
             self._set_connected(False)
             await self._ask_the_port()
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+            pause = backoff * random.uniform(0.5, 1.5)
+            await asyncio.sleep(min(pause, self._lease.fence_s / 8) if self._lease.sole else pause)
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
     async def _ask_the_port(self) -> None:

@@ -63,6 +63,7 @@ async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
     try:
         await until_gone(pids, 60)
         assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
+        await asyncio.sleep(FENCE_S)  # an acknowledgement that lies unread is old as well by then
         await end.run_script("late", script(WITH_CHILD))
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
@@ -94,7 +95,7 @@ async def test_a_keeper_that_ends_is_replaced(end, daemon, script, until_gone):
 
 def keepers(daemon):
     children = psutil.Process(daemon.pid).children()
-    return [child for child in children if any("keeper" in word for word in child.cmdline())]
+    return [child for child in children if "bagua.daemon.node.keeper" in child.cmdline()]
 
 
 async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, alive):
