@@ -20,7 +20,7 @@ class Worker:
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="database-reader")
 
     async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``function``, run in the writer's thread; it runs to its end even if the caller is cancelled."""
+        """The result of ``function``, run in the writer's thread; it ends also if the caller is cancelled."""
         return await self._call(self._writer, lambda: function(*args, **kwargs))
 
     async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
