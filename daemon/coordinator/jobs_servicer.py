@@ -10,12 +10,10 @@ import grpc
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobState
 from bagua.daemon.coordinator.logs import LogReader
-from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.translate import checked_spec, event_message, job_message, node_messages
 from bagua.daemon.coordinator.watchers import Watchers
-from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -24,25 +22,20 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``interceptors.Errors``."""
 
-    def __init__(
-        self, worker: Worker, service: Service, sessions: Sessions, watchers: Watchers, reconciler: Reconciler
-    ) -> None:
-        self._worker = worker
+    def __init__(self, service: Service, sessions: Sessions, watchers: Watchers) -> None:
         self._service = service
         self._sessions = sessions
         self._watchers = watchers
-        self._reconciler = reconciler
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
-        job = await self._worker.call(self._service.submit, spec, request.idempotency_key)
-        self._reconciler.wake(job.job_id)
+        job = await self._service.submit(spec, request.idempotency_key)
         return job_message(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
-        job = await self._worker.call(self._service.job, request.job_id)
+        job = await self._service.job(request.job_id)
         return job_message(job, self._watchers.progress(job.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
@@ -51,21 +44,19 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             states = [JobState(state) for state in request.states]
         except ValueError as error:
             raise InvalidRequestError(f"states: {error}") from error
-        jobs = await self._worker.call(self._service.jobs, states, request.limit)
+        jobs = await self._service.jobs(states, request.limit)
         return job_pb2.ListJobsReply(
             jobs=[job_message(job, self._watchers.progress(job.job_id), with_ranks=False) for job in jobs]
         )
 
     async def ListEvents(self, request: job_pb2.ListEventsRequest, context: Context) -> job_pb2.ListEventsReply:
         """The next 1,000 at most."""
-        events = await self._worker.call(self._service.events, request.job_id, request.after_seq)
+        events = await self._service.events(request.job_id, request.after_seq)
         return job_pb2.ListEventsReply(events=[event_message(event) for event in events])
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
         """Idempotent."""
-        job = await self._worker.call(self._service.cancel, request.job_id, request.reason)
-        self._watchers.notify(job.job_id)
-        self._reconciler.wake(job.job_id)
+        job = await self._service.cancel(request.job_id, request.reason)
         return job_message(job)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
@@ -79,7 +70,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 for report in progress:
                     yield job_pb2.JobUpdate(progress=report)
                 while changed:
-                    job, events = await self._worker.call(self._service.job_and_events, request.job_id, seen)
+                    job, events = await self._service.job_and_events(request.job_id, seen)
                     for event in events:
                         yield job_pb2.JobUpdate(event=event_message(event))
                         seen = event.seq
@@ -97,10 +88,10 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ReadLogs(self, request: job_pb2.ReadLogsRequest, context: Context) -> AsyncIterator[common_pb2.LogChunk]:
         """Chunks of all ranks asked for, mixed. With ``follow`` a job that is not placed yet is waited for."""
         with self._watchers.watch(request.job_id) as watcher:
-            job = await self._worker.call(self._service.job, request.job_id)
+            job = await self._service.job(request.job_id)
             while request.follow and not job.ranks and not job.state.terminal:
                 await watcher.wait()
-                job = await self._worker.call(self._service.job, request.job_id)
+                job = await self._service.job(request.job_id)
         if not job.ranks:
             return
         ranks = sorted(set(request.ranks)) or range(len(job.ranks))
@@ -115,5 +106,4 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
         """All nodes that were ever seen."""
-        views, versions = await self._worker.call(self._service.nodes)
-        return job_pb2.ListNodesReply(nodes=node_messages(views, versions))
+        return job_pb2.ListNodesReply(nodes=node_messages(self._service.nodes()))
