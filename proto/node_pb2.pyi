@@ -92,6 +92,7 @@ class Hello(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -101,6 +102,8 @@ class Hello(google.protobuf.message.Message):
     version: builtins.str
     boot_id: builtins.str
     """new at each start of the daemon process"""
+    stream: builtins.int
+    """Counts the streams of this start: a Hello that was on its way for long must not replace a younger one. 0: unknown."""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -115,8 +118,9 @@ class Hello(google.protobuf.message.Message):
         version: builtins.str = ...,
         jobs: collections.abc.Iterable[global___LocalJob] | None = ...,
         boot_id: builtins.str = ...,
+        stream: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "stream", b"stream", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 

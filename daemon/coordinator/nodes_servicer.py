@@ -58,7 +58,9 @@ class NodeServicer:
         node = checked_hello(hello)
         jobs = [local_job(fact) for fact in hello.jobs]
         await self._check_unique(node.node_id, node.boot_id)
-        session = NodeSession(node.node_id, node.boot_id, node.hostname)
+        session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream)
+        if not self._sessions.youngest(session):
+            raise UnavailableError("This daemon has opened another stream since.")
         session.note_heard(self._clock.now())
         reason = "the stream ended"
         # From here on something of the session may be known to others or be written: whatever happens, it is taken

@@ -18,10 +18,11 @@ MAX_WAITING_DIRECTIVES = 10_000
 class NodeSession:
     """One stream of one daemon."""
 
-    def __init__(self, node_id: str, boot_id: str, hostname: str) -> None:
+    def __init__(self, node_id: str, boot_id: str, hostname: str, number: int = 0) -> None:
         self.node_id = node_id
         self.boot_id = boot_id
         self.hostname = hostname
+        self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
         self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
         self.closed = asyncio.Event()
         self.close_reason = ""
@@ -62,6 +63,7 @@ class Sessions:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._sessions: dict[str, NodeSession] = {}
         self._orders: dict[str, Order] = {}  # the last about each job
+        self._numbers: dict[str, tuple[str, int]] = {}  # node -> the run of its daemon, its youngest stream
         self._log_sinks: dict[int, tuple[NodeSession, Callable[[common_pb2.LogChunk | None], None]]] = {}
         self._next_request = 1
         self._on_change = on_change
@@ -74,6 +76,11 @@ class Sessions:
         """The living session of a node."""
         return self._sessions.get(node_id)
 
+    def youngest(self, session: NodeSession) -> bool:
+        """False if a younger stream of the same daemon has been here: then ``session`` knows less than that one."""
+        boot_id, number = self._numbers.get(session.node_id, ("", 0))
+        return boot_id != session.boot_id or session.number >= number
+
     def add(self, session: NodeSession) -> None:
         """Makes ``session`` the one of its node; an older one ends."""
         older = self._sessions.get(session.node_id)
@@ -81,6 +88,7 @@ class Sessions:
             older.close("replaced by a newer session of this node")
             self._drop_logs(older)
         self._sessions[session.node_id] = session
+        self._numbers[session.node_id] = (session.boot_id, session.number)
         self.ever_connected = True
         self._on_change()
 

@@ -51,6 +51,7 @@ class NodeDaemon:
         self._folder = folder
         self._log = log
         self._boot_id = secrets.token_hex(8)
+        self._streams = 0
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._sockets = socket_folder(folder.path)
@@ -164,6 +165,7 @@ class NodeDaemon:
     # ── what the session asks for ──
 
     def _hello(self) -> node_pb2.Hello:
+        self._streams += 1
         return node_pb2.Hello(
             node_id=self._folder.node_id,
             hostname=socket.gethostname(),
@@ -172,6 +174,7 @@ class NodeDaemon:
             version=bagua.__version__,
             jobs=self._jobs.snapshots(),
             boot_id=self._boot_id,
+            stream=self._streams,
         )
 
     def _directive(self, directive: node_pb2.Directive) -> None:

@@ -94,8 +94,8 @@ async def test_a_keeper_that_ends_is_replaced(end, daemon, script, until_gone):
 
 
 def keepers(daemon):
-    children = psutil.Process(daemon.pid).children()
-    return [child for child in children if "bagua.daemon.node.keeper" in child.cmdline()]
+    living = [child for child in psutil.Process(daemon.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if "bagua.daemon.node.keeper" in child.cmdline()]
 
 
 async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, alive):
