@@ -414,14 +414,14 @@ async def test_a_node_id_in_use_with_another_coordinator_is_refused(open_databas
     one, two = (Desk(open_database(), owner, shared=True) for owner in ("one", "two"))
     async with at_work(one):
         async with at_work(two):
-            await one.connect("a")
+            moving = await one.connect("a")
             await sees(two, lambda: "a" in two.board.views and two.board.views["a"].connected)
             await two.connect("a")  # the same daemon moved over
+            one.leave(moving)
             await sees(one, lambda: one.board.views["a"].connected)
             with pytest.raises(ConflictError, match="in use by another daemon, on host-a"):
                 await one.connect("a", boot_id="other")
             two.reconciler.stop = no_stop  # type: ignore[method-assign]
-        await one.until(lambda: one.board.views["a"].connected)
         for _ in range(12):
             one.pass_time(1.0)
             await asyncio.sleep(0.01)
