@@ -39,6 +39,10 @@ class Neighbours:
         """True if its sessions count."""
         return self._within(owner, self._lease_s)
 
+    def may_live(self, owner: str) -> bool:
+        """The same of one that may have come a moment ago."""
+        return owner not in self._seen or self.lives(owner)
+
     def connected(self, node: NodeRecord) -> bool:
         """True if another coordinator, which lives, holds the session of the node."""
         return node.owner is not None and node.owner != self._owner and self.lives(node.owner)

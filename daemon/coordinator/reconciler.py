@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import NotFoundError, UnavailableError
@@ -170,7 +171,12 @@ class Reconciler:
                 try:
                     await self._round()
                     retry_s = FIRST_RETRY_S
-                except Exception:  # of the database: nothing is lost, it is tried again
+                except sa.exc.DBAPIError as error:  # nothing is lost, it is tried again
+                    log.warning("not_written", error=str(error.orig), again_in_s=retry_s)
+                    self._counters.add("reconcile_errors")
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+                except Exception:
                     log.exception("reconcile_failed")
                     self._counters.add("reconcile_errors")
                     await asyncio.sleep(retry_s)
@@ -302,7 +308,7 @@ class Reconciler:
             introductions=[came.node for came in taken.introductions.values() if self._lives(came.session)],
             gone=[(session.node_id, session.boot_id) for session in taken.gone.values()],
             changes=stage.changes(),
-            lives=self._neighbours.lives if self._neighbours is not None else None,
+            lives=self._neighbours.may_live if self._neighbours is not None else None,
         )
 
     async def _settle(self, taken: Inbox, stage: Stage, batch: Batch, outcome: Outcome) -> None:

@@ -24,7 +24,8 @@ def upgrade() -> None:
     op.alter_column("jobs", "stopping_at", new_column_name="stopping_clock")
     op.alter_column("jobs", "lease_expires_at", new_column_name="placed_clock")
     op.add_column("jobs", sa.Column("submitted_clock", sa.Float, nullable=False, server_default="1"))
-    op.execute("UPDATE jobs SET stopping_clock = 1, placed_clock = 1")
+    op.execute("UPDATE jobs SET stopping_clock = 1, placed_clock = 1, lease_owner = NULL")
+    op.execute("UPDATE nodes SET owner = NULL")  # whoever wrote this has no beat
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"])
     op.alter_column("job_hosts", "error_at", new_column_name="error_clock")
     op.add_column("job_hosts", sa.Column("ranks", sa.Text, nullable=False, server_default=""))
