@@ -114,8 +114,7 @@ class Board:
     # ---- nodes
 
     def put_node(self, node: NodeRecord, connected: bool, heard_clock: float) -> bool:
-        """The node as it is now. True if that gives room to jobs that wait."""
-        old = self.views.get(node.node_id)
+        """The node as it is now. True if it has room for jobs that wait."""
         new = NodeView(
             node_id=node.node_id,
             hostname=node.hostname,
@@ -130,8 +129,7 @@ class Board:
         )
         self.views[node.node_id] = new
         self._reasons.clear()
-        before = old.free if old is not None and old.connected else 0
-        return connected and new.free > before
+        return connected and new.free > 0
 
     def set_connected(self, node_id: str, connected: bool, heard_clock: float, last_seen: float) -> None:
         """The node's session began to count, or is gone."""

@@ -81,6 +81,7 @@ class Reconciler:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_shown = 0.0
+        self._in_doubt = False  # a write has failed: it may have been done all the same
         self._stopped = False
 
     # ---- what comes in
@@ -228,6 +229,9 @@ class Reconciler:
             if self._neighbours is not None and now >= self._next_sync:
                 self._next_sync = now + _RESYNC_S
                 await self._sync(self._neighbours)
+            if self._in_doubt:
+                await self._compare(await self._worker.read(self._live))
+                self._in_doubt = False
             await self._load_unknown(taken)
             stage = await self._think(taken)
             batch = self._batch(taken, stage)
@@ -236,6 +240,7 @@ class Reconciler:
                 outcome = await self._worker.write(batch.write, self._store)
                 self._next_beat = self._clock.now() + self._beat_s
         except BaseException as error:
+            self._in_doubt = True
             self._inbox.put_back(taken)
             taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
             raise
@@ -397,11 +402,19 @@ class Reconciler:
         for node in nodes:
             if self._sessions.get(node.node_id) is None:  # of those here the session itself tells
                 self._take_in_node(neighbours, node)
+        await self._compare(live)
+        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
+
+    def _live(self) -> dict[str, int]:
+        with self._store.read() as tx:
+            return tx.live()
+
+    async def _compare(self, live: Mapping[str, int]) -> None:
+        """Takes in the jobs that the database has otherwise: ``live`` are its revisions."""
         here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
         differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
         await self._reload(differ)
         self.look(differ)
-        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
 
     def _snapshot(self) -> tuple[dict[str, float], list[NodeRecord], dict[str, int]]:
         with self._store.read() as tx:
