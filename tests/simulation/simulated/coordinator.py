@@ -26,7 +26,7 @@ from bagua.proto import node_pb2
 
 OWNER = "the-coordinator"
 LEASE_S = 10.0
-TICK_S = 1.0
+TICK_S = 2.0
 OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0)
 WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPTIONS.fence_s, sole=True)
 

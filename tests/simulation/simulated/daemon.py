@@ -53,7 +53,6 @@ class SimulatedDaemon:
         self.stream: Stream | None = None
         self.connected = False
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
         self._start()
 
     # ---- what happens to it
@@ -148,6 +147,7 @@ class SimulatedDaemon:
             raise EOFError
         self.lease.welcome(first.welcome)
         self.connected = True
+        self._report()
         beat = self._loop.create_task(self._beat(stream))
         try:
             while True:
@@ -160,7 +160,8 @@ class SimulatedDaemon:
     async def _next(self, stream: Stream) -> node_pb2.Directive:
         """Raises EOFError at the end of the stream."""
         found = await stream.down.take()
-        await self._thawed()
+        if self._loop.time() < self.frozen_until:
+            await self._thawed()
         if found is None:
             raise EOFError
         return node_pb2.Directive.FromString(found) if isinstance(found, bytes) else found
@@ -170,32 +171,17 @@ class SimulatedDaemon:
             await asyncio.sleep(self.frozen_until - self._loop.time())
 
     async def _beat(self, stream: Stream) -> None:
-        next_beat = self._loop.time() + HEARTBEAT_S
-        silent_since = None
+        heard_at = self._loop.time()
         while True:
-            try:
-                async with asyncio.timeout_at(next_beat):
-                    await self._wake.wait()
-            except TimeoutError:
-                await self._thawed()
-                seq = self.lease.beat(self._loop.time())
-                stream.up.send(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat(seq=seq)))
-                next_beat = self._loop.time() + HEARTBEAT_S
-                if stream.silent:
-                    silent_since = silent_since or self._loop.time()
-                    if self._loop.time() >= silent_since + KEEPALIVE_S:
-                        stream.tear()
-                        return
-                else:
-                    silent_since = None
+            await asyncio.sleep(HEARTBEAT_S)
             await self._thawed()
-            self._wake.clear()
-            for part in self.parts.values():
-                if part.dirty:
-                    part.dirty = False
-                    copy = node_pb2.LocalJob()
-                    copy.CopyFrom(part.fact)
-                    stream.up.send(node_pb2.NodeFact(job=copy))
+            now = self._loop.time()
+            stream.up.send(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat(seq=self.lease.beat(now))))
+            if not stream.silent:
+                heard_at = now
+            elif now >= heard_at + KEEPALIVE_S:
+                stream.tear()
+                return
 
     # ---- jobs
 
@@ -262,7 +248,21 @@ class SimulatedDaemon:
 
     def _changed(self, part: Part) -> None:
         part.dirty = True
-        self._wake.set()
+        self._loop.call_soon(self._report)
+
+    def _report(self) -> None:
+        """Sends what has changed, when there is a way."""
+        if not self.connected or self.stream is None:
+            return
+        if self._loop.time() < self.frozen_until:
+            self._loop.call_at(self.frozen_until, self._report)
+            return
+        for part in self.parts.values():
+            if part.dirty:
+                part.dirty = False
+                copy = node_pb2.LocalJob()
+                copy.CopyFrom(part.fact)
+                self.stream.up.send(node_pb2.NodeFact(job=copy))
 
     # ---- the fence; the keeper acts also while the daemon is frozen
 

@@ -57,6 +57,7 @@ class World:
         self.trouble = trouble
         self.store = make_store(self._committed)
         self.life: Life | None = None
+        self.replacing: list[asyncio.Task[None]] = []
         self._make_life = make_life
         self._folder = asyncio.Lock()  # of the state: one coordinator uses it
         self._loop = asyncio.get_running_loop()
@@ -166,12 +167,17 @@ class World:
         if chosen < len(tasks):
             tasks[chosen].cancel()
         else:
-            self._loop.create_task(self._replace())
+            self.replace(gently=False, seconds=self.rng.uniform(0.0, 5.0))
 
-    async def _replace(self) -> None:
-        await self.end_coordinator(gently=False)
-        await asyncio.sleep(self.rng.uniform(0.0, 5.0))
-        await self.start_coordinator()
+    def replace(self, gently: bool, seconds: float) -> None:
+        """The coordinator ends, and another one comes up after a while."""
+
+        async def replaced() -> None:
+            await self.end_coordinator(gently)
+            await asyncio.sleep(0.0 if self.trouble.over else seconds)
+            await self.start_coordinator()
+
+        self.replacing.append(self._loop.create_task(replaced()))
 
     def _stored(self, job_ids: list[str]) -> dict[str, Stored]:
         with self.store.read() as tx:
@@ -231,7 +237,8 @@ class World:
                     daemon.kill()
             else:
                 daemon.restart()
-        await asyncio.sleep(6.0)  # a coordinator that is being replaced comes up
+        while self.replacing:
+            await self.replacing.pop()
         await self.start_coordinator()
 
     def at_rest(self) -> list[str]:
