@@ -7,10 +7,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from simulated.daemon import HEARTBEAT_S
-from simulated.database import Trouble, VirtualWorker
-from simulated.network import Stream
-
 from sqlalchemy.exc import OperationalError
 
 from bagua.base.errors import ServiceError
@@ -23,6 +19,9 @@ from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.proto import node_pb2
+from simulated.daemon import HEARTBEAT_S
+from simulated.database import Trouble, VirtualWorker
+from simulated.network import Stream
 
 OWNER = "the-coordinator"
 LEASE_S = 10.0
@@ -34,6 +33,7 @@ WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPT
 class Life:
     """``start``, then it serves until ``stop`` or ``kill``."""
 
+    make_board: Callable[..., Any] = Board
     make_servicer: Callable[..., Any] = NodeServicer
     make_reconciler: Callable[..., Any] = Reconciler
 
@@ -41,7 +41,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.store = store
         self.worker = VirtualWorker(trouble, on_cancel)
-        self.board = Board()
+        self.board = self.make_board()
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
         self.clock = ServiceClock(TICK_S, monotonic=loop.time, wall=loop.time)
@@ -75,11 +75,13 @@ class Life:
         task.add_done_callback(self._ended)
 
     async def _serve(self, stream: Stream) -> None:
-        with contextlib.suppress(ServiceError, ConnectionError, OperationalError):  # which the interceptor turns into a status
+        with contextlib.suppress(
+            ServiceError, ConnectionError, OperationalError
+        ):  # which the interceptor turns into a status
             await self.servicer.Session(None, stream)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.streams.pop(task).tear()
+        self.streams.pop(task).down.end()
         if not task.cancelled() and task.exception() is not None:
             context = {"message": "a session failed", "exception": task.exception()}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -105,4 +107,3 @@ class Life:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-

@@ -7,10 +7,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated.network import Link, Stream
-
 from bagua.daemon.node.lease import Lease
 from bagua.proto import common_pb2, node_pb2
+from simulated.network import Link, Stream
 
 HEARTBEAT_S = 4.0
 KEEPALIVE_S = 6.0  # so long without a sign from the other side, and a daemon gives its stream up

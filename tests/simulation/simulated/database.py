@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-
 KINDS = ("fail", "fail", "lose", "slow", "slow", "cancel")
 
 

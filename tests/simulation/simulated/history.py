@@ -16,11 +16,11 @@ from simulated.world import World
 MakeStore = Callable[[Callable[[], None]], Any]
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    """Runs a history to its end. Raises BrokenPromiseError."""
+def play(story: Coroutine[Any, Any, int]) -> int:
+    """Runs a history to its end; returns how often the database was asked. Raises BrokenPromiseError."""
     loop = VirtualLoop()
     try:
-        loop.run_until_complete(story)
+        return loop.run_until_complete(story)
     finally:
         loop.run_until_complete(_sweep())
         loop.close()
@@ -35,7 +35,7 @@ async def _sweep() -> None:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> None:
+async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> int:
     """Whatever the seed says happens, then all is healed, then every job is cancelled."""
     rng = random.Random(seed)
     trouble = Trouble(rng, rate=rng.choice((0.0, 0.05, 0.2, 0.5)))
@@ -48,6 +48,50 @@ async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: Ma
         rng.choice(ACTIONS)(world, rng, dead)
     await asyncio.sleep(rng.choice((0.0, 0.0, 3.0, 12.0, 25.0)))
     await _end_well(world, dead)
+    return trouble.asked
+
+
+async def fixed(plan: dict[int, str], seed: int = 0) -> int:
+    """Two daemons, a job on both and one that waits, a daemon that is lost, one that is restarted, a coordinator that
+    is replaced; trouble at the questions of ``plan``."""
+    rng = random.Random(seed)
+    trouble = Trouble(rng, 0.0, plan)
+    world = World(rng, trouble, MemoryStore, nodes=2, slots=1)
+    await world.start_coordinator()
+    world.submit(2, 1)
+    world.submit(1, 1)
+    await asyncio.sleep(4.0)
+    world.daemons[0].tear()
+    await asyncio.sleep(4.0)
+    world.daemons[1].link.silent_until = world.daemons[1].link.loop.time() + 30.0
+    await asyncio.sleep(34.0)
+    world.daemons[0].kill()
+    world.daemons[0].restart()
+    world.submit(1, 1)
+    await asyncio.sleep(3.0)
+    world.replace(gently=True, seconds=1.0)
+    await asyncio.sleep(5.0)
+    world.replace(gently=False, seconds=1.0)
+    await asyncio.sleep(5.0)
+    await _end_well(world, set())
+    return trouble.asked
+
+
+async def late_hello() -> int:
+    """A stream is held up on its way while a younger one passes, and a job begins by that one."""
+    trouble = Trouble(random.Random(0), 0.0)
+    world = World(random.Random(0), trouble, MemoryStore, nodes=1, slots=1)
+    daemon = world.daemons[0]
+    await world.start_coordinator()
+    while daemon.stream is None:
+        await asyncio.sleep(0.001)
+    held = daemon.stream
+    held.lost_until = held.link.loop.time() + 20.0
+    held.tear()
+    world.submit(1, 1)
+    await asyncio.sleep(30.0)
+    await _end_well(world, set())
+    return trouble.asked
 
 
 async def _end_well(world: World, dead: set[str]) -> None:
@@ -125,4 +169,18 @@ def _coordinator(world: World, rng: random.Random, dead: set[str]) -> None:
     world.replace(gently=rng.random() < 0.5, seconds=rng.choice((0.0, 1.0, 30.0)) * rng.random())
 
 
-ACTIONS = (_submit, _submit, _cancel, _tear, _tear, _silence, _reroute, _freeze, _kill, _ranks_end, _ranks_end, _disk_full, _coordinator)
+ACTIONS = (
+    _submit,
+    _submit,
+    _cancel,
+    _tear,
+    _tear,
+    _silence,
+    _reroute,
+    _freeze,
+    _kill,
+    _ranks_end,
+    _ranks_end,
+    _disk_full,
+    _coordinator,
+)

@@ -20,6 +20,7 @@ class Pipe:
         self._items: deque[tuple[float, Any]] = deque()
         self._came = asyncio.Event()
         self.ended = False  # nothing more will come
+        self.cut = False  # and whoever reads knows it already
 
     def send(self, item: Any) -> None:
         self._items.append((self._loop.time() + DELAY_S, item))
@@ -31,7 +32,7 @@ class Pipe:
 
     async def take(self) -> Any:
         """The next item, or None at the end."""
-        while True:
+        while not self.cut:
             if self._items:
                 at = max(self._items[0][0], self._stream.held_until)
                 if at <= self._loop.time():
@@ -44,6 +45,7 @@ class Pipe:
             else:
                 self._came.clear()
                 await self._came.wait()
+        return None
 
 
 class Link:
@@ -89,8 +91,9 @@ class Stream:
         self.down.send(directive)
 
     def tear(self) -> None:
-        """Both ends learn that it is over."""
+        """It breaks, or the daemon hangs up: the daemon knows at once, the coordinator when nothing is held up."""
         self.up.end()
+        self.down.cut = True
         self.down.end()
         self._let_go()
 

@@ -7,16 +7,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from simulated.coordinator import OPTIONS, OWNER, Life
-from simulated.daemon import STOPPED, SimulatedDaemon
-from simulated.database import Trouble
-from simulated.network import Stream
-
 from bagua.base.errors import ServiceError
 from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.placement import Placement, place
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.proto import common_pb2
+from simulated.coordinator import OPTIONS, OWNER, Life
+from simulated.daemon import STOPPED, SimulatedDaemon
+from simulated.database import Trouble
+from simulated.network import Stream
 
 GRACE_S = 2.0
 # Everything must have come to rest so long after the last trouble: whatever waits, waits for one of these.
@@ -208,7 +207,12 @@ class World:
             if part is not None and part.computing and "not stopped within" not in said:
                 self.broken.append(f"{job.job_id} is {job.state.name}, and {daemon.node_id} computes it still")
         if job.state is JobState.SUCCEEDED:
-            well = {d.node_id for d in self.daemons for job_id, part in d.history if job_id == job.job_id and part.ended_well}
+            well = {
+                d.node_id
+                for d in self.daemons
+                for job_id, part in d.history
+                if job_id == job.job_id and part.ended_well
+            }
             self._must(well >= {host.node_id for host in job.hosts}, f"{job.job_id} SUCCEEDED falsely")
 
     # ---- promises that hold when all has come to rest
