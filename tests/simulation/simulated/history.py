@@ -86,7 +86,7 @@ async def late_hello() -> int:
     while daemon.stream is None:
         await asyncio.sleep(0.001)
     held = daemon.stream
-    held.lost_until = held.link.loop.time() + 20.0
+    held.lost_until = held.link.loop.time() + 8.0  # a coordinator waits ten for the Hello
     held.tear()
     world.submit(1, 1)
     await asyncio.sleep(30.0)
