@@ -128,7 +128,9 @@ class Heartbeat(google.protobuf.message.Message):
 
     SEQ_FIELD_NUMBER: builtins.int
     seq: builtins.int
-    """> 0: acknowledge this one; counts from 1 within a stream"""
+    """> 0: the daemon asks for an acknowledgement; counts from 1 within a stream. It goes on asking until one comes: the
+    coordinator answers four times within fence_s.
+    """
     def __init__(
         self,
         *,

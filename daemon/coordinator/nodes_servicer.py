@@ -141,8 +141,7 @@ class NodeServicer:
         kind = fact.WhichOneof("fact")
         if kind == "heartbeat":
             if fact.heartbeat.seq:
-                ack = node_pb2.HeartbeatAck(seq=fact.heartbeat.seq)
-                session.tell(node_pb2.Directive(ack=ack))
+                self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
             self._reconciler.fact(session, local_job(fact.job))
         elif kind == "progress":
@@ -151,6 +150,14 @@ class NodeServicer:
             self._sessions.log_reply(session, fact.log)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
+
+    def _acknowledge(self, session: NodeSession, seq: int) -> None:
+        """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
+        and an answer costs as much as a heartbeat."""
+        now = self._clock.now()
+        if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
+            session.acked_clock = now
+            session.tell(node_pb2.Directive(ack=node_pb2.HeartbeatAck(seq=seq)))
 
     async def _write(self, session: NodeSession, context: Context) -> None:
         while True:

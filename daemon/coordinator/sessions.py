@@ -27,6 +27,7 @@ class NodeSession:
         self.close_reason = ""
         self.heard = asyncio.Event()  # set at every message
         self.heard_clock = 0.0  # by the service clock
+        self.acked_clock = 0.0  # when a heartbeat was acknowledged last
         self._told: dict[str, Order] = {}
 
     def close(self, reason: str) -> None:
