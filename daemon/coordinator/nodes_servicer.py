@@ -23,7 +23,7 @@ SERVICE = "bagua.v1.NodeService"
 _HELLO_S = 10.0
 # Facts taken and large directives sent between two turns of the event loop: a thousand nodes that speak at once must
 # not keep a caller waiting.
-_AT_ONCE = 16
+_AT_ONCE = 4
 _LARGE = 4_096
 _BEAT_BYTES = 16  # a heartbeat is not larger
 

@@ -320,6 +320,9 @@ class Reconciler:
                 self._install(change)
         for job_id, at in stage.wakes.items():
             self._wake_at(job_id, at)
+        for change in batch.changes:
+            if change.job.job_id not in refused:
+                await self._tell(change.job)
         self._counters.add("decisions", number=stage.decisions)
         for came in taken.introductions.values():
             self._welcome(came, outcome)
@@ -343,10 +346,16 @@ class Reconciler:
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         self._watchers.notify(job.job_id)
-        self._sessions.tell(job)
         if job.state.terminal:
             self._due_of.pop(job.job_id, None)
             self._on_end()
+
+    async def _tell(self, job: JobRecord) -> None:
+        """In parts: each directive wakes a stream."""
+        for start in range(0, len(job.hosts), _YIELD_EVERY):
+            if start:
+                await asyncio.sleep(0)
+            self._sessions.tell(job, job.hosts[start : start + _YIELD_EVERY])
 
     def _welcome(self, came: Introduction, outcome: Outcome) -> None:
         node_id = came.session.node_id
@@ -361,7 +370,7 @@ class Reconciler:
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
             if job is not None:
-                self._sessions.tell(job, only=node_id)
+                self._sessions.tell(job, [host for host in job.hosts if host.node_id == node_id])
         self.look(self._board.on_node(node_id))
         _settle(came.done, restarted)
 
@@ -429,7 +438,7 @@ class Reconciler:
         for job_id in job_ids:
             if job_id in found:
                 self._board.put(found[job_id])
-                self._sessions.tell(found[job_id].job)
+                await self._tell(found[job_id].job)
                 if found[job_id].job.state.terminal:
                     self._on_end()
             else:
