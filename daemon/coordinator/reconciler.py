@@ -239,7 +239,10 @@ class Reconciler:
             self._inbox.put_back(taken)
             taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
             raise
-        await self._settle(taken, stage, batch, outcome)
+        try:
+            await self._settle(taken, stage, batch, outcome)
+        finally:  # nobody waits for an answer that does not come
+            taken.fail(UnavailableError(STOPPING))
 
     async def _think(self, taken: Inbox) -> Stage:
         stage = Stage(
@@ -335,8 +338,11 @@ class Reconciler:
             }
             self.look(again)
         ended = {change.job.job_id: change.job for change in batch.changes if change.job.state.terminal}
+        tried_again = [call for call in taken.cancellations if call.job_id in again]
+        self._inbox.cancellations += tried_again
+        taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
         for call in taken.cancellations:
-            self._answer_cancellation(call, again, ended, outcome)
+            self._answer_cancellation(call, ended, outcome)
         self._show_waiting()
 
     def _install(self, change: Change) -> None:
@@ -386,12 +392,7 @@ class Reconciler:
             else:
                 _settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
 
-    def _answer_cancellation(
-        self, call: Cancellation, again: set[str], ended: Mapping[str, JobRecord], outcome: Outcome
-    ) -> None:
-        if call.job_id in again:
-            self._inbox.cancellations.append(call)
-            return
+    def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
         error: BaseException | None = outcome.failed.get(call.job_id)
         job = ended.get(call.job_id) or self._board.job(call.job_id)
         _settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
