@@ -10,6 +10,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.reconciler import Reconciler
@@ -64,6 +65,8 @@ class NodeServicer:
         hello = await self._hello(context)
         node = checked_hello(hello)
         jobs = [local_job(fact) for fact in hello.jobs]
+        for job in jobs:
+            scopes.check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
         session = NodeSession(node.node_id, node.boot_id, node.hostname)
         session.note_heard(self._clock.now())
@@ -92,6 +95,7 @@ class NodeServicer:
             raise InvalidRequestError("the first message of a session must be a hello")
         if self.stopping:
             raise UnavailableError(STOPPING)
+        scopes.check_node(fact.hello.node_id)
         return fact.hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:
@@ -143,8 +147,10 @@ class NodeServicer:
             if fact.heartbeat.seq:
                 self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
+            scopes.check_job(fact.job.job_id)
             self._reconciler.fact(session, local_job(fact.job))
         elif kind == "progress":
+            scopes.check_job(fact.progress.job_id)
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
             self._sessions.log_reply(session, fact.log)

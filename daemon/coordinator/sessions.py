@@ -155,7 +155,7 @@ class Sessions:
         found = self._log_sinks.get(reply.request_id)
         if found is None or found[0] is not session:
             return
-        if reply.chunk.eof or reply.chunk.error:
+        if reply.chunk.eof or reply.chunk.error or reply.chunk.more:
             del self._log_sinks[reply.request_id]
         found[1](reply.chunk)
 
