@@ -17,9 +17,9 @@ from bagua.algorithms.base import (
     DataParallel,
     ProcessGroup,
 )
-from bagua.algorithms.checks import check_count
+from bagua.algorithms.checks import check_count, check_mode
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.decentralized import MODES, check_everywhere
+from bagua.algorithms.decentralized import check_everywhere
 from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.plan import GRADIENT, WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
@@ -28,7 +28,7 @@ from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype,
 
 
 class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
-    """``AsyncModelAverageAlgorithm`` at work on one model.
+    """``AsyncModelAverageAlgorithm``, which explains the arguments, at work on one model.
 
     ``passes``: forward passes in training so far. ``begun``: averages that this rank has begun; ranks that go on
     differ by one at most. ``rounds``: those that it has applied. ``averaging``: False after ``abort``. Each bucket has
@@ -37,13 +37,23 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     follows_arrival = False
 
-    def __init__(self, process_group: ProcessGroup, settings: AsyncModelAverageAlgorithm) -> None:
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: int = 500,
+        warmup_steps: int = 0,
+        codec: Codec | str | None = None,
+        everywhere: bool = False,
+        warmup_codec: Codec | str | None = None,
+    ) -> None:
         super().__init__(process_group)
-        self.sync_interval_ms = settings.sync_interval_ms
-        self.warm_up = settings.warm_up
-        self.peer_selection_mode = settings.peer_selection_mode
-        self.codec = where_needed(settings.codec, settings.everywhere, process_group)
-        self.everywhere = settings.everywhere and self.codec is not None
+        self.peer_selection_mode = check_mode(peer_selection_mode)
+        self.sync_interval_ms = check_count("sync_interval_ms", sync_interval_ms, 0)
+        self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
+        self.warmup_steps = self.warm_up.steps
+        self.codec = where_needed(codec_of_differences(codec), everywhere, process_group)
+        self.everywhere = everywhere and self.codec is not None
         self.exchanged = GRADIENT if self.warm_up.steps > 0 else WEIGHT
         self.passes = 0
         self.begun = 0
@@ -68,12 +78,12 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             return super().tensors_to_buckets(tensors, do_flatten)
         return one_bucket_per_dtype(tensors)
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """The mean of gradients in the warm-up; then that of snapshots of the weights."""
         if self.exchanged == GRADIENT:
             bucket.set_plan(self.warm_up.plan())
             return
-        own = ddp.own_communicator()
+        own = bagua_ddp.own_communicator()
         if self.peer_selection_mode == "shift_one":
             # One step that communicates, never two: the second one would be waited for.
             pairs = Pairs(self.process_group, hierarchical=False, private=True)
@@ -83,34 +93,34 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
         bucket.set_plan(Plan((*steps, apply)))
 
-    def init_forward_pre_hook(self, ddp: DataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Applies the average that has arrived, and starts the next one when it is time."""
-        return lambda _: self._look(ddp) if self.exchanged == WEIGHT else None
+        return lambda _: self._look(bagua_ddp) if self.exchanged == WEIGHT else None
 
-    def init_backward_hook(self, ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
+    def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients are exchanged in the warm-up alone."""
-        return super().init_backward_hook(ddp) if self.exchanged == GRADIENT else _nothing
+        return super().init_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """There is nothing to wait for after the warm-up."""
-        return super().init_post_backward_hook(ddp) if self.exchanged == GRADIENT else _nothing
+        return super().init_post_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
 
-    def _look(self, ddp: DataParallel) -> None:
+    def _look(self, bagua_ddp: DataParallel) -> None:
         """What a forward pass does about the exchange. It never waits for another rank."""
         if not self.averaging:
             return
         if self._under_way:
-            if not all(bucket.done() for bucket in ddp.bagua_buckets):
+            if not all(bucket.done() for bucket in bagua_ddp.bagua_buckets):
                 return
-            self._finish(ddp)
+            self._finish(bagua_ddp)
         if time.monotonic() >= self._next_start:
             self._under_way = True
             self.begun += 1
-            for bucket in ddp.bagua_buckets:
+            for bucket in bagua_ddp.bagua_buckets:
                 bucket.start()
 
-    def _finish(self, ddp: DataParallel) -> None:
-        for bucket in ddp.bagua_buckets:
+    def _finish(self, bagua_ddp: DataParallel) -> None:
+        for bucket in bagua_ddp.bagua_buckets:
             bucket.join()
         self._under_way = False
         self.rounds += 1
@@ -178,17 +188,24 @@ class AsyncModelAverageAlgorithm(Algorithm):
         everywhere: bool = False,
         warmup_codec: Codec | str | None = None,
     ) -> None:
-        if peer_selection_mode not in MODES:
-            raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: choose one of {', '.join(MODES)}.")
-        self.peer_selection_mode = peer_selection_mode
+        self.peer_selection_mode = check_mode(peer_selection_mode)
         self.sync_interval_ms = check_count("sync_interval_ms", sync_interval_ms, 0)
         self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
+        self.warmup_steps = self.warm_up.steps
         self.codec = codec_of_differences(codec)
         self.everywhere = check_everywhere(everywhere, self.codec, hierarchical=False)
 
     def reify(self, process_group: ProcessGroup) -> AsyncModelAverageAlgorithmImpl:
         """A new implementation for one model. Raises ValueError for ranks that can't be paired."""
-        return AsyncModelAverageAlgorithmImpl(process_group, self)
+        return AsyncModelAverageAlgorithmImpl(
+            process_group,
+            peer_selection_mode=self.peer_selection_mode,
+            sync_interval_ms=self.sync_interval_ms,
+            warmup_steps=self.warmup_steps,
+            codec=self.codec,
+            everywhere=self.everywhere,
+            warmup_codec=self.warm_up.codec,
+        )
 
 
 GlobalAlgorithmRegistry.register(

@@ -201,35 +201,35 @@ class AlgorithmImpl:
         optimizers where weights were exchanged until now: it may differ between ranks."""
         return False
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Parameters that are exchanged, in the order in which buckets are filled and sent at first.
 
         Backward reaches the last layers first, so the order is that of registration reversed. See ``follows_arrival``.
         """
-        return [parameter for _, parameter in reversed(ddp.bagua_build_params())]
+        return [parameter for _, parameter in reversed(bagua_ddp.bagua_build_params())]
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
         """Buckets for the suggested grouping. ``do_flatten`` is False where tensors must keep memory of their own."""
         return [BucketLayout(str(index), tuple(group)) for index, group in enumerate(tensors)]
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Gives the bucket its plan. Called for every bucket at wrap, after each reset, and when buckets are
         made again in the order of arrival."""
         raise NotImplementedError(f"{type(self).__name__} must override init_operations and give each bucket a plan.")
 
-    def init_forward_pre_hook(self, ddp: DataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """The returned function gets the input of every forward pass in training, before it."""
         return _nothing
 
-    def init_backward_hook(self, ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
+    def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """The returned function gets the name and the parameter whenever a gradient has been accumulated."""
-        return ddp.mark_ready
+        return bagua_ddp.mark_ready
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """The returned function is called once at the end of every backward pass that synchronises."""
-        return ddp.finish_backward
+        return bagua_ddp.finish_backward
 
-    def init_post_optimizer_step_hook(self, ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """The returned function gets the optimizer after each of its steps."""
         return _nothing
 

@@ -15,7 +15,7 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = hierarchical
         self.average = average
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
         op = "AVG" if self.average else "SUM"
         bucket.set_plan(Plan((AllReduce(op, codec="minmax8", everywhere=not self.hierarchical),)))  # type: ignore[arg-type]

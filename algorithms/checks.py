@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+PEER_SELECTION_MODES = ("all", "shift_one")
+
 
 def check_count(name: str, value: int, at_least: int) -> int:
     """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
@@ -24,3 +26,10 @@ def check_positive(name: str, value: float) -> float:
     if not value > 0:
         raise ValueError(f"{name} is {value}: it must be above 0.")
     return float(value)
+
+
+def check_mode(value: str) -> str:
+    """A ``peer_selection_mode``. Raises ValueError for one that there is not."""
+    if value not in PEER_SELECTION_MODES:
+        raise ValueError(f"peer_selection_mode is {value!r}: choose one of {', '.join(PEER_SELECTION_MODES)}.")
+    return value

@@ -9,29 +9,36 @@ import torch
 
 from bagua.algorithms.averaging import PEER, mean_of_all, mean_of_pair
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, BucketLayout, DataParallel, ProcessGroup
-from bagua.algorithms.checks import check_count
+from bagua.algorithms.checks import check_count, check_mode
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.plan import WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype, where_needed
 
-MODES = ("all", "shift_one")
-
 
 class DecentralizedAlgorithmImpl(AlgorithmImpl):
-    """``DecentralizedAlgorithm`` at work on one model. ``passes``: forward passes so far that could exchange."""
+    """``DecentralizedAlgorithm``, which explains the arguments, at work on one model. ``passes``: forward passes so far
+    that could exchange."""
 
     exchanged = WEIGHT
     follows_arrival = False
 
-    def __init__(self, process_group: ProcessGroup, settings: DecentralizedAlgorithm) -> None:
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        communication_interval: int = 1,
+        codec: Codec | str | None = None,
+        everywhere: bool = False,
+    ) -> None:
         super().__init__(process_group)
-        self.hierarchical = settings.hierarchical
-        self.peer_selection_mode = settings.peer_selection_mode
-        self.communication_interval = settings.communication_interval
-        self.codec = where_needed(settings.codec, settings.everywhere, process_group)
-        self.everywhere = settings.everywhere and self.codec is not None
+        self.hierarchical = hierarchical
+        self.peer_selection_mode = check_mode(peer_selection_mode)
+        self.communication_interval = check_count("communication_interval", communication_interval, 1)
+        self.codec = where_needed(codec_of_differences(codec), everywhere, process_group)
+        self.everywhere = everywhere and self.codec is not None
         self.passes = 0
         self._under_way = False
         self._pairs = Pairs(process_group, self.hierarchical) if self.peer_selection_mode == "shift_one" else None
@@ -40,7 +47,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         """One bucket, or one for each dtype."""
         return one_bucket_per_dtype(tensors)
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Mean of the weights as they are when the forward pass begins; it replaces them when backward is over."""
         if self._pairs is None:
             steps = mean_of_all(bucket, self.codec, self.everywhere)
@@ -53,34 +60,34 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         bucket.set_plan(Plan((*steps, Local(replace, "weights become the mean", reads=(PEER,), writes=(WEIGHT,)))))
         expose(bucket, _peer_weight=bucket.slot(PEER))
 
-    def init_forward_pre_hook(self, ddp: DataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Starts the exchange, every ``communication_interval`` passes."""
 
         def start(_: Any) -> None:
-            if not (torch.is_grad_enabled() and ddp.require_backward_grad_sync):
+            if not (torch.is_grad_enabled() and bagua_ddp.require_backward_grad_sync):
                 return  # no backward pass would end it
-            self._finish(ddp)  # where the last backward did not come
+            self._finish(bagua_ddp)  # where the last backward did not come
             if self.passes % self.communication_interval == 0:
                 self._under_way = True
-                for bucket in ddp.bagua_buckets:
+                for bucket in bagua_ddp.bagua_buckets:
                     bucket.start()
             self.passes += 1
 
         return start
 
-    def init_backward_hook(self, ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
+    def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients stay this rank's own."""
         return _nothing
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Waits for the exchange."""
-        return lambda: self._finish(ddp)
+        return lambda: self._finish(bagua_ddp)
 
-    def _finish(self, ddp: DataParallel) -> None:
+    def _finish(self, bagua_ddp: DataParallel) -> None:
         if not self._under_way:
             return
         self._under_way = False
-        ddp.join(ddp.bagua_buckets)
+        bagua_ddp.join(bagua_ddp.bagua_buckets)
         if self._pairs is not None:
             self._pairs.round += 1
 
@@ -128,17 +135,22 @@ class DecentralizedAlgorithm(Algorithm):
         codec: Codec | str | None = None,
         everywhere: bool = False,
     ) -> None:
-        if peer_selection_mode not in MODES:
-            raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: choose one of {', '.join(MODES)}.")
         self.hierarchical = hierarchical
-        self.peer_selection_mode = peer_selection_mode
+        self.peer_selection_mode = check_mode(peer_selection_mode)
         self.communication_interval = check_count("communication_interval", communication_interval, 1)
         self.codec = codec_of_differences(codec)
         self.everywhere = check_everywhere(everywhere, self.codec, hierarchical)
 
     def reify(self, process_group: ProcessGroup) -> DecentralizedAlgorithmImpl:
         """A new implementation for one model. Raises ValueError for ranks or hosts that can't be paired."""
-        return DecentralizedAlgorithmImpl(process_group, self)
+        return DecentralizedAlgorithmImpl(
+            process_group,
+            hierarchical=self.hierarchical,
+            peer_selection_mode=self.peer_selection_mode,
+            communication_interval=self.communication_interval,
+            codec=self.codec,
+            everywhere=self.everywhere,
+        )
 
 
 def check_everywhere(everywhere: bool, codec: Codec | None, hierarchical: bool) -> bool:

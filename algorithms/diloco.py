@@ -26,7 +26,7 @@ class DiLoCoAlgorithmImpl(PeriodicImpl):
         super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings
 
-    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Pseudo-gradients, their mean, and the outer step."""
         bucket.add_slot(VELOCITY, communicated=False)
         plan_differences(bucket, self.settings.codec, self.merge)
@@ -99,11 +99,11 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         self._modules: dict[int, str] = {}
         self._under_way: list[Bucket] = []
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As ever; and notes which parameters belong to one module. After a reset nothing is under way."""
         self._under_way.clear()
-        self._modules = {id(parameter): name.rpartition(".")[0] for name, parameter in ddp.bagua_build_params()}
-        return super().init_tensors(ddp)
+        self._modules = {id(parameter): name.rpartition(".")[0] for name, parameter in bagua_ddp.bagua_build_params()}
+        return super().init_tensors(bagua_ddp)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
         """Buckets of weights, each of one fragment: named ``fragment.number``."""
@@ -136,11 +136,11 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         self.outer_step(bucket)
         bucket.slot(WEIGHT).lerp_(bucket.slot(ANCHOR), 1.0 - self.settings.mixing)
 
-    def after_step(self, ddp: DataParallel, step: int) -> None:
+    def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Takes up the fragments that were sent ``overlap`` steps ago, and sends those whose turn it is."""
         with torch.no_grad():
-            self._take_up(self._sent_at(ddp, step - self.settings.overlap) if self.settings.overlap else [])
-            sent = self._sent_at(ddp, step)
+            self._take_up(self._sent_at(bagua_ddp, step - self.settings.overlap) if self.settings.overlap else [])
+            sent = self._sent_at(bagua_ddp, step)
             for bucket in sent:
                 bucket.start()
             self._under_way += sent
@@ -153,9 +153,9 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
                 self._under_way.remove(bucket)
                 bucket.join()
 
-    def _sent_at(self, ddp: DataParallel, step: int) -> list[Bucket]:
+    def _sent_at(self, bagua_ddp: DataParallel, step: int) -> list[Bucket]:
         """Buckets of the fragments that are sent after this step."""
-        return [bucket for bucket in ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
+        return [bucket for bucket in bagua_ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
 
     def close(self) -> None:
         """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone. What has

@@ -25,7 +25,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         self.codec = Codec.of(codec)
         self.everywhere = everywhere
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
         op = "AVG" if self.average else "SUM"
         bucket.set_plan(Plan((AllReduce(op, codec=self.codec, everywhere=self.everywhere),)))

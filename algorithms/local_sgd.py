@@ -19,7 +19,7 @@ class LocalSGDAlgorithmImpl(PeriodicImpl):
         super().__init__(process_group, interval, warm_up)
         self.codec = codec
 
-    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """The mean of the weights; with a codec, the mean of what they have moved since the last one."""
         if self.codec is None:
             bucket.set_plan(Plan((AllReduce("AVG", src=WEIGHT, dst=WEIGHT),)))

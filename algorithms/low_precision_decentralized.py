@@ -49,12 +49,12 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self._units = len(hosts) if hierarchical else everyone.nranks()
         self._in_ring = not hierarchical or any(me == host[0] for host in hosts)
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Raises ValueError for fused optimizers, and for parameters that no optimizer has."""
-        check_optimizers(ddp, "LowPrecisionDecentralizedAlgorithm")
-        return super().init_tensors(ddp)
+        check_optimizers(bagua_ddp, "LowPrecisionDecentralizedAlgorithm")
+        return super().init_tensors(bagua_ddp)
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Inside the host the mean, between hosts (or all ranks) the exchange with both neighbours."""
         bucket.add_slot(NOW)
         take = Local(_take, "weights as they are", reads=(WEIGHT,), writes=(NOW,))
@@ -108,24 +108,24 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             Local(follow, "replicas follow", (*REPLICAS, *arrived, *kept), (*REPLICAS, NOW, *kept)),
         )
 
-    def init_backward_hook(self, ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
+    def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients stay this rank's own."""
         return _nothing
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """There is nothing to wait for."""
         return _nothing
 
-    def init_post_optimizer_step_hook(self, ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """Exchanges after the last optimizer's step, every ``communication_interval`` steps."""
 
         def after(optimizer: torch.optim.Optimizer) -> None:
-            if optimizer is not ddp.bagua_optimizers[-1]:
+            if optimizer is not bagua_ddp.bagua_optimizers[-1]:
                 return
             if self.steps % self.communication_interval == 0:
-                for bucket in ddp.bagua_buckets:
+                for bucket in bagua_ddp.bagua_buckets:
                     bucket.start()
-                ddp.join(ddp.bagua_buckets)
+                bagua_ddp.join(bagua_ddp.bagua_buckets)
             self.steps += 1
 
         return after

@@ -27,7 +27,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         self.round = 0
         self._partners: Communicator | None = None
 
-    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """What is sent, its mean over the pair, and the outer step."""
         bucket.add_slot(ANCHOR, communicated=False)
         begin_with_weights(bucket, ANCHOR)
@@ -43,12 +43,12 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
             )
         )
 
-    def after_step(self, ddp: DataParallel, step: int) -> None:
+    def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Draws the pairs of this round and exchanges."""
         if self.due(step):
             self._partners = self.draw()
             self.round += 1
-            exchange(ddp.bagua_buckets)
+            exchange(bagua_ddp.bagua_buckets)
 
     def draw(self) -> Communicator | None:
         """This rank's pair (or the ranks of its pair of hosts) in the present round; None if it is the odd one."""

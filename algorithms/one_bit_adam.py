@@ -72,18 +72,18 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         self.everywhere = everywhere
         self._frozen = False
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
-        self.optimizer = find_optimizer(ddp, OneBitAdamOptimizer, self._given)
-        check_optimizers(ddp, "OneBitAdamAlgorithm")
+        self.optimizer = find_optimizer(bagua_ddp, OneBitAdamOptimizer, self._given)
+        check_optimizers(bagua_ddp, "OneBitAdamAlgorithm")
         self._frozen = self.optimizer.frozen
-        return super().init_tensors(ddp)
+        return super().init_tensors(bagua_ddp)
 
     def need_reset(self) -> bool:
         """When the optimizer's variance has frozen."""
         return self.optimizer.frozen != self._frozen
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Mean gradients; after the warm-up mean momentum in one bit."""
         if not self._frozen:
             bucket.set_plan(Plan((AllReduce("AVG"),)))
@@ -110,11 +110,11 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
                 folded.addcmul_(gradient, scale, value=1 - beta)
 
 
-def find_optimizer(ddp: DataParallel, kind: type[OptimizerType], given: OptimizerType | None) -> OptimizerType:
+def find_optimizer(bagua_ddp: DataParallel, kind: type[OptimizerType], given: OptimizerType | None) -> OptimizerType:
     """The optimizer of this kind that was given to with_bagua. Raises ValueError if it is not the only one."""
-    found = [optimizer for optimizer in ddp.bagua_optimizers if isinstance(optimizer, kind)]
-    if len(found) != 1 or len(ddp.bagua_optimizers) != 1 or (given is not None and found[0] is not given):
-        names = ", ".join(type(optimizer).__name__ for optimizer in ddp.bagua_optimizers) or "none"
+    found = [optimizer for optimizer in bagua_ddp.bagua_optimizers if isinstance(optimizer, kind)]
+    if len(found) != 1 or len(bagua_ddp.bagua_optimizers) != 1 or (given is not None and found[0] is not given):
+        names = ", ".join(type(optimizer).__name__ for optimizer in bagua_ddp.bagua_optimizers) or "none"
         raise ValueError(
             f"This algorithm works with one {kind.__name__}; with_bagua was given {names}. Make it for all parameters, "
             "and pass it alone."

@@ -40,35 +40,35 @@ class PeriodicImpl(AlgorithmImpl):
         self.exchanged = WEIGHT
         return True
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As for gradients. Raises ValueError for optimizers that don't fit."""
-        check_optimizers(ddp, type(self).__name__.removesuffix("Impl"))
-        return super().init_tensors(ddp)
+        check_optimizers(bagua_ddp, type(self).__name__.removesuffix("Impl"))
+        return super().init_tensors(bagua_ddp)
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """The bucket's plan, as the phase wants it."""
         if self.exchanged == GRADIENT:
-            self.plan_gradients(ddp, bucket)
+            self.plan_gradients(bagua_ddp, bucket)
         else:
-            self.plan_weights(ddp, bucket)
+            self.plan_weights(bagua_ddp, bucket)
 
-    def plan_gradients(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_gradients(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """In the warm-up."""
         bucket.set_plan(self.warm_up.plan())
 
-    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """After it."""
         raise NotImplementedError(f"{type(self).__name__} must override plan_weights.")
 
-    def init_post_optimizer_step_hook(self, ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """Counts steps, and exchanges when it is time."""
 
         def after(optimizer: torch.optim.Optimizer) -> None:
-            if optimizer is not ddp.bagua_optimizers[-1]:
+            if optimizer is not bagua_ddp.bagua_optimizers[-1]:
                 return
             self.steps += 1
             if self.exchanged == WEIGHT:
-                self.after_step(ddp, self.steps - self.warm_up.steps)
+                self.after_step(bagua_ddp, self.steps - self.warm_up.steps)
 
         return after
 
@@ -76,10 +76,10 @@ class PeriodicImpl(AlgorithmImpl):
         """Whether weights are exchanged after this step; steps count from 1 at the end of the warm-up."""
         return step % self.interval == 0
 
-    def after_step(self, ddp: DataParallel, step: int) -> None:
+    def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Exchanges all buckets where it is time."""
         if self.due(step):
-            exchange(ddp.bagua_buckets)
+            exchange(bagua_ddp.bagua_buckets)
 
 
 def exchange(buckets: Sequence[Bucket]) -> None:

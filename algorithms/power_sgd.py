@@ -217,7 +217,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         self.compresses = True
         return True
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Two all-reduces of thin matrices; one of the gradients where nothing is worth compressing."""
         if self.compresses:
             compressed = _Compressed(bucket, self.settings, self._state_of)
@@ -238,11 +238,11 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             self._states[name] = _State(memory, left, right.to(like.device))
         return self._states[name]
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Counts steps."""
 
         def after_backward() -> None:
-            ddp.finish_backward()
+            bagua_ddp.finish_backward()
             self.steps += 1
 
         return after_backward

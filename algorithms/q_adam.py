@@ -43,20 +43,20 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         """When the warm-up is over; and when a state from before its end has been loaded since."""
         return self.optimizer is not None and self.optimizer.warm != self._compresses
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Raises ValueError for optimizers that don't fit."""
-        self.optimizer = find_optimizer(ddp, self.optimizer)
+        self.optimizer = find_optimizer(bagua_ddp, self.optimizer)
         self._groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
-        strange = [name for name, parameter in ddp.bagua_build_params() if parameter not in self._groups]
+        strange = [name for name, parameter in bagua_ddp.bagua_build_params() if parameter not in self._groups]
         if strange:
             raise ValueError(
                 f"QAdam averages momentum, and the QAdamOptimizer does not hold {', '.join(strange[:3])}: give it all "
                 "trainable parameters of the model, or set requires_grad=False."
             )
         self._compresses = self.optimizer.warm
-        return super().init_tensors(ddp)
+        return super().init_tensors(bagua_ddp)
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """The mean of gradients in the warm-up, that of momentum after it."""
         if not self._compresses:
             bucket.set_plan(Plan((AllReduce("AVG"),)))
@@ -112,9 +112,9 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             self.optimizer.averaged.clear()
 
 
-def find_optimizer(ddp: DataParallel, wanted: QAdamOptimizer | None) -> QAdamOptimizer:
+def find_optimizer(bagua_ddp: DataParallel, wanted: QAdamOptimizer | None) -> QAdamOptimizer:
     """``wanted``, or the only QAdamOptimizer of the model. Raises ValueError where there is none."""
-    held = list(ddp.bagua_optimizers)
+    held = list(bagua_ddp.bagua_optimizers)
     if wanted is not None:
         if not any(optimizer is wanted for optimizer in held):
             raise ValueError("QAdamAlgorithm got an optimizer that with_bagua did not: pass both the same.")

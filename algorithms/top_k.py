@@ -29,16 +29,16 @@ class TopKAlgorithmImpl(AlgorithmImpl):
         self.encodes = True
         return True
 
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """One all-reduce per bucket."""
         encoded = AllReduce("AVG", codec=self.codec, everywhere=self.everywhere)
         bucket.set_plan(Plan((encoded,)) if self.encodes else self.warm_up.plan())
 
-    def init_post_backward_hook(self, ddp: DataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Counts steps."""
 
         def after_backward() -> None:
-            ddp.finish_backward()
+            bagua_ddp.finish_backward()
             self.steps += 1
 
         return after_backward

@@ -51,15 +51,15 @@ def codec_of_differences(codec: Codec | str | None) -> Codec | None:
     return replace(found, error_feedback=True) if found is not None and isinstance(codec, str) else found
 
 
-def check_optimizers(ddp: DataParallel, algorithm: str) -> None:
+def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
     """An algorithm that acts after optimizer steps needs all parameters in ``with_bagua``'s optimizers. Raises
     ValueError that says which are not, or that an optimizer is fused."""
     held: set[int] = set()
-    for optimizer in ddp.bagua_optimizers:
+    for optimizer in bagua_ddp.bagua_optimizers:
         if hasattr(optimizer, "_bagua_fused_optimizer"):
             raise ValueError(f"{algorithm} can't work with a fused optimizer: pass with_bagua the optimizer itself.")
         held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    missing = [name for name, parameter in ddp.bagua_build_params() if id(parameter) not in held]
+    missing = [name for name, parameter in bagua_ddp.bagua_build_params() if id(parameter) not in held]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(

@@ -125,11 +125,11 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         self._given = optimizer
         self.codec = codec
 
-    def init_tensors(self, ddp: DataParallel) -> list[torch.nn.Parameter]:
+    def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
-        self.optimizer = find_optimizer(ddp, ZeroOneAdamOptimizer, self._given)
+        self.optimizer = find_optimizer(bagua_ddp, ZeroOneAdamOptimizer, self._given)
         self.exchanged = self._phase()
-        return super().init_tensors(ddp)
+        return super().init_tensors(bagua_ddp)
 
     def _phase(self) -> str:
         return WEIGHT if self.optimizer.frozen else GRADIENT
@@ -138,7 +138,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         """When the optimizer's variance has frozen, or a state from before that has been loaded."""
         return self.exchanged != self._phase()
 
-    def plan_gradients(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_gradients(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """One of two all-reduces, as the step is one of full precision or not. Before them all ranks meet for one
         element, with which the word travels of who has a gradient."""
         everyone = self.process_group.get_global_communicator()
@@ -179,7 +179,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         if not self._is_full():
             bucket.slot(RESULT).div_(bucket.slot(SCALE))
 
-    def plan_weights(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """What the local steps moved, its mean, and momentum from it."""
         plan_differences(bucket, self.codec, self._meet)
 
@@ -189,10 +189,10 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
             self.optimizer.meet(groups[parameter], parameter, anchor, moved)
         bucket.slot(WEIGHT).copy_(bucket.slot(ANCHOR))
 
-    def after_step(self, ddp: DataParallel, step: int) -> None:
+    def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Exchanges where the optimizer's plan of local steps has it."""
         if self.optimizer.exchanges(self.optimizer.steps - self.optimizer.var_freeze_step):
-            super().after_step(ddp, step)
+            super().after_step(bagua_ddp, step)
             self.optimizer.met()
 
 

@@ -1,7 +1,11 @@
 """Bagua: data-parallel training for PyTorch that hides communication behind computation.
 
-Nothing is imported here, so that ``import bagua`` costs nothing. Training code imports ``bagua.torch_api``, the command
-line is ``bagua``, programs that control jobs use ``bagua.client``.
+Nothing heavy is imported here, so that ``import bagua`` costs nothing. Training code imports ``bagua.torch_api``, the
+command line is ``bagua``, programs that control jobs use ``bagua.client``.
 """
 
+from bagua import missing
+
 __version__ = "0.1.0"
+
+missing.install()

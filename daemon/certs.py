@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bagua.base.errors import ConfigError
+from bagua.base.spelling import COMMAND_SETTINGS
 
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -32,9 +33,9 @@ def run(
 def main() -> None:
     """The command line."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(run)
+    app.command(context_settings=COMMAND_SETTINGS)(run)
     try:
-        app(standalone_mode=False)
+        app(standalone_mode=False, prog_name="bagua certs")
     except (ConfigError, USAGE_ERROR) as error:
         text = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
         print(f"error: {' '.join(text.split())}", file=sys.stderr)

@@ -84,6 +84,8 @@ def sources() -> list[Path]:
 
 def check_machine() -> None:
     """Names what is missing before anything is installed."""
+    if sys.platform != "linux":
+        sys.exit("Bagua runs on Linux alone: use a Linux machine, a Linux container or, on Windows, WSL 2.")
     if sys.version_info < (3, 11):  # noqa: UP036 - started by whatever python3 the machine has
         sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Run with a newer python3.")
     if not shutil.which("g++"):

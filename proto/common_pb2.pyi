@@ -111,6 +111,7 @@ class JobSpec(google.protobuf.message.Message):
     STOP_GRACE_S_FIELD_NUMBER: builtins.int
     ADOPT_FIELD_NUMBER: builtins.int
     MASTER_PORT_FIELD_NUMBER: builtins.int
+    JOIN_TIMEOUT_S_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -129,6 +130,8 @@ class JobSpec(google.protobuf.message.Message):
     """The ranks are started by somebody else (torchrun, torch.multiprocessing) and join by themselves."""
     master_port: builtins.int
     """MASTER_PORT for programs that also use torch.distributed; 0: the coordinator picks one."""
+    join_timeout_s: builtins.float
+    """With adopt: how long a node waits for its first rank, once the ranks can join. 0: five minutes."""
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -150,8 +153,9 @@ class JobSpec(google.protobuf.message.Message):
         stop_grace_s: builtins.float = ...,
         adopt: builtins.bool = ...,
         master_port: builtins.int = ...,
+        join_timeout_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "entry", b"entry", "env", b"env", "is_module", b"is_module", "master_port", b"master_port", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
 
@@ -260,6 +264,8 @@ class LogChunk(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     EOF_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     data: builtins.bytes
     offset: builtins.int
@@ -268,6 +274,10 @@ class LogChunk(google.protobuf.message.Message):
     """no more will come from this rank"""
     error: builtins.str
     """why this rank's log can't be read"""
+    missing: builtins.int
+    """bytes right before offset that are gone: the log was rotated before they were read"""
+    more: builtins.bool
+    """ReadLog.max_bytes were sent: ask again from offset + len(data)"""
     def __init__(
         self,
         *,
@@ -276,7 +286,9 @@ class LogChunk(google.protobuf.message.Message):
         offset: builtins.int = ...,
         eof: builtins.bool = ...,
         error: builtins.str = ...,
+        missing: builtins.int = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "eof", b"eof", "error", b"error", "offset", b"offset", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "eof", b"eof", "error", b"error", "missing", b"missing", "more", b"more", "offset", b"offset", "rank", b"rank"]) -> None: ...
 
 global___LogChunk = LogChunk

@@ -132,7 +132,9 @@ class Heartbeat(google.protobuf.message.Message):
 
     SEQ_FIELD_NUMBER: builtins.int
     seq: builtins.int
-    """> 0: acknowledge this one; counts from 1 within a stream"""
+    """> 0: the daemon asks for an acknowledgement; counts from 1 within a stream. It goes on asking until one comes: the
+    coordinator answers four times within fence_s.
+    """
     def __init__(
         self,
         *,
@@ -394,15 +396,16 @@ class ReadLog(google.protobuf.message.Message):
     FOLLOW_FIELD_NUMBER: builtins.int
     TAIL_LINES_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     job_id: builtins.str
     rank: builtins.int
     follow: builtins.bool
     tail_lines: builtins.int
     offset: builtins.int
-    """Start at this byte (LogChunk.offset) instead; set when a reader that was too slow for the stream goes on. The
-    coordinator drops what it has had already, so a daemon that starts earlier is wasteful, not wrong.
-    """
+    """Start at this byte (LogChunk.offset) instead of at tail_lines."""
+    max_bytes: builtins.int
+    """Bytes of data that the reader has room for; the last chunk then says `more`. 0: no limit."""
     def __init__(
         self,
         *,
@@ -412,8 +415,9 @@ class ReadLog(google.protobuf.message.Message):
         follow: builtins.bool = ...,
         tail_lines: builtins.int = ...,
         offset: builtins.int = ...,
+        max_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["follow", b"follow", "job_id", b"job_id", "offset", b"offset", "rank", b"rank", "request_id", b"request_id", "tail_lines", b"tail_lines"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["follow", b"follow", "job_id", b"job_id", "max_bytes", b"max_bytes", "offset", b"offset", "rank", b"rank", "request_id", b"request_id", "tail_lines", b"tail_lines"]) -> None: ...
 
 global___ReadLog = ReadLog
 

@@ -35,6 +35,10 @@ class UnauthenticatedError(ServiceError):
     """The credential is missing or wrong."""
 
 
+class ForbiddenError(ServiceError):
+    """The credential is good, but not for this."""
+
+
 class UnavailableError(ServiceError):
     """Nobody answers, or not in time. Trying again later may help."""
 
@@ -45,3 +49,7 @@ class BuildError(BaguaError):
 
 class ConfigError(BaguaError, ValueError):
     """A setting, address, folder or argument that can't be used."""
+
+
+class PlatformError(BaguaError, ImportError):
+    """This operating system is none that Bagua runs on."""

@@ -43,3 +43,12 @@ def make_private_dir(path: Path) -> Path:
             f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own."
         )
     return path
+
+
+def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Writes ``path`` with that mode, all or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    temporary.replace(path)

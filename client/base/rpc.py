@@ -6,6 +6,7 @@ import grpc
 
 from bagua.base.errors import (
     ConflictError,
+    ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     ServiceError,
@@ -22,6 +23,7 @@ CODES: tuple[tuple[type[ServiceError], grpc.StatusCode], ...] = (
     (ConflictError, grpc.StatusCode.ALREADY_EXISTS),
     (TooMuchError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
+    (ForbiddenError, grpc.StatusCode.PERMISSION_DENIED),
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnavailableError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (ServiceError, grpc.StatusCode.INTERNAL),

@@ -27,6 +27,7 @@ OLDEST_TORCH = (2, 4)
 OLDEST_PYTHON = (3, 11)
 GIB = 1 << 30
 COMMAND_DEADLINE_S = 60.0
+EXAMPLES = 'pip install "bagua[examples]"'
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,7 @@ def scikit_learn() -> Finding:
     """The digits that the example learns come with scikit-learn."""
     found = _installed("scikit-learn")
     if found is None:
-        return Finding(
-            "scikit-learn", WARN, "not installed: only the example digits needs it", "pip install scikit-learn"
-        )
+        return Finding("scikit-learn", WARN, "not installed: only the example digits needs it", EXAMPLES)
     return Finding("scikit-learn", OK, found[1])
 
 

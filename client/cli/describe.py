@@ -135,6 +135,6 @@ def summary(job: job_pb2.Job, seconds: float, log_folder: str = "") -> str:
     words = {SUCCEEDED: "succeeded in", FAILED: "failed after", CANCELLED: "was cancelled after"}
     line = f"Job {name} {words.get(job.state, f'is {job_state(job.state)} after')} {duration(seconds)}"
     if job.reason and job.state != SUCCEEDED:
-        line += f": {job.reason.rstrip('.')}"
+        line += f": {job.reason.removeprefix('cancelled: ').rstrip('.')}"
     end = "" if line.endswith("?") else "."
     return f"{line}{end} Logs: {log_folder}" if log_folder else line + end

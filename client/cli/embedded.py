@@ -8,28 +8,25 @@ the cluster from the main thread.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from bagua.base.errors import ConfigError, ServiceError
-from bagua.base.paths import make_private_dir
+from bagua.base.errors import ServiceError
+from bagua.base.memory_kills import MemoryWatch
+from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 4.5
-KEPT_MARK = "kept"
 # The environment's settings of a service that runs elsewhere.
 FOREIGN_SETTINGS = (
     *("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_STATE_DIR"),
@@ -41,63 +38,6 @@ def forget_other_service() -> None:
     """Takes the settings of another service out of the environment: neither we nor our children shall meet it."""
     for name in FOREIGN_SETTINGS:
         os.environ.pop(name, None)
-
-
-def runtime_root() -> Path:
-    """A short folder of this user (paths of Unix sockets have at most 107 bytes): in ``$XDG_RUNTIME_DIR`` or /tmp."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}")
-    if root.is_symlink():
-        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR.")
-    return make_private_dir(root)
-
-
-class StateFolder:
-    """A temporary state folder, locked while its owner lives. Those of killed owners are removed by the next run."""
-
-    def __init__(self, root: Path | None = None) -> None:
-        root = root or runtime_root()
-        _sweep(root)
-        self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
-        self._lock = _lock(self.path)
-
-    def remove(self) -> None:
-        """Removes the folder. Idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
-
-    def keep(self) -> None:
-        """Leaves the folder to the user: no later run removes it."""
-        (self.path / KEPT_MARK).touch()
-        self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock of ``folder``, or None while somebody else holds it."""
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _sweep(root: Path) -> None:
-    """Removes what killed runs left behind. A folder just made by another run is not locked yet: a minute's grace."""
-    for folder in root.glob("run-*"):
-        with contextlib.suppress(OSError):
-            if (folder / KEPT_MARK).exists() or time.time() - folder.stat().st_mtime < 60:
-                continue
-            descriptor = _lock(folder)
-            if descriptor is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(descriptor)
 
 
 class ServiceProcess:
@@ -127,6 +67,7 @@ class ServiceProcess:
         finally:
             os.close(write_end)
         self._pidfd = os.pidfd_open(self.process.pid)
+        self._memory = MemoryWatch(self.process.pid)
 
     def wait_ready(self, deadline: float) -> dict[str, str]:
         """The ready line of the service. Raises ServiceError, with its own words, if it can't start by ``deadline``."""
@@ -155,7 +96,8 @@ class ServiceProcess:
         select.select([self._pidfd], [], [])
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"The {self.label} {how}.{self._last_words()}"
+        why = f" {self._memory.explain()}" if code == -signal.SIGKILL else ""
+        return f"The {self.label} {how}.{why}{self._last_words()}"
 
     def signal_group(self, number: int) -> None:
         """Signals the process and what it started in its session, if it has not been reaped yet."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.cli.describe import ENDED, job_state
-from bagua.cli.lines import LineAssembler
+from bagua.cli.lines import LineAssembler, missing_text
 from bagua.cli.terminal import Terminal
 from bagua.proto import common_pb2, job_pb2
 
@@ -86,6 +86,7 @@ class Follower:
         self._assemblers: dict[int, LineAssembler] = {}
         self._offsets: dict[int, int] = {}
         self._logs_ended = False
+        self._interrupted = False
         self._deadline = float("inf")
 
     def post(self, event: Event) -> None:
@@ -123,14 +124,15 @@ class Follower:
             case ServiceDied():
                 raise ServiceError(event.words)
             case Interrupted():
-                self._terminal.status("stopping")
+                self._interrupted = True
+                self._terminal.passing("stopping")
                 self._deadline = min(self._deadline, time.monotonic() + self._on_interrupt())
 
     def _update(self, update: job_pb2.JobUpdate) -> None:
         match update.WhichOneof("update"):
             case "job":
                 self.job = update.job
-                if self.job.state not in ENDED:
+                if self.job.state not in ENDED and not self._interrupted:
                     self._terminal.status(self._headline())
                 if self.job.state in ENDED:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
@@ -149,9 +151,12 @@ class Follower:
             self._terminal.note(f"The output of rank {chunk.rank} can't be read: {chunk.error}")
         # After a reconnect the log comes again from the start: skip what was shown.
         seen = self._offsets.get(chunk.rank, 0)
+        assembler = self._assemblers.setdefault(chunk.rank, LineAssembler())
+        if chunk.missing and chunk.offset > seen:
+            self._show(chunk.rank, assembler.finish())
+            self._terminal.note(missing_text(chunk.rank, chunk.offset - seen))
         data = chunk.data[max(0, seen - chunk.offset) :]
         self._offsets[chunk.rank] = max(seen, chunk.offset + len(chunk.data))
-        assembler = self._assemblers.setdefault(chunk.rank, LineAssembler())
         self._show(chunk.rank, assembler.feed(data, time.monotonic()))
         if chunk.eof:
             self._show(chunk.rank, assembler.finish())

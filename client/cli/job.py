@@ -70,6 +70,7 @@ def submit(
     nproc_per_node: options.NprocOption = 1,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
+    master_port: options.MasterPortOption = 0,
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
@@ -100,6 +101,7 @@ def submit(
         workdir=str((workdir or Path.cwd()).absolute()),
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
+        master_port=master_port,
         python=python,
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
@@ -126,7 +128,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
     def detach() -> float:
         raise Detached(f"Job {job.job_id} goes on. `bagua job logs -f {job.job_id}`, `bagua job cancel {job.job_id}`.")
 
-    terminal = open_terminal(quiet=False)
+    terminal = open_terminal(quiet=False, aside=output is Output.json)
     terminal.note(f"Job {job.job_id}")
     follower = Follower(client, job, terminal, detach)
     signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))
@@ -192,7 +194,7 @@ def logs(
     job_id: str = JobArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
     rank: list[int] | None = typer.Option(None, min=0, help="Only this rank; may be repeated.", show_default=False),
-    tail: int = typer.Option(0, min=0, help="Only the last so many lines of each rank."),
+    tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
@@ -218,13 +220,16 @@ def logs(
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
     """(rank, line) of log chunks. What can't be read is told on standard error."""
-    from bagua.cli.lines import LineAssembler
+    from bagua.cli.lines import LineAssembler, missing_text
 
     assemblers: dict[int, LineAssembler] = {}
     for chunk in chunks:
         if chunk.error:
             print(f"The output of rank {chunk.rank} can't be read: {chunk.error}", file=sys.stderr)
         assembler = assemblers.setdefault(chunk.rank, LineAssembler())
+        if chunk.missing:
+            yield from ((chunk.rank, text) for text in assembler.finish())
+            print(missing_text(chunk.rank, chunk.missing), file=sys.stderr)
         for text in assembler.feed(chunk.data, time.monotonic()) + (assembler.finish() if chunk.eof else []):
             yield chunk.rank, text
     for number, assembler in assemblers.items():

@@ -43,6 +43,15 @@ class LineAssembler:
         return [_last_drawn(partial)] if partial.strip() else []
 
 
+def missing_text(rank: int, count: int) -> str:
+    """Tells that ``count`` bytes of a rank's output can't be shown."""
+    size = f"{count / (1 << 20):.1f} MiB" if count >= 1 << 20 else f"{count} bytes"
+    return (
+        f"{size} of the output of rank {rank} are missing here: the log was rotated before they were read. "
+        "`bagua daemon --log-max-bytes` and `--log-files` keep more."
+    )
+
+
 def _last_drawn(line: bytes) -> str:
     """What a terminal shows of a line after carriage returns inside it: the text after the last one."""
     return _decode(line.rstrip(b"\r").rpartition(b"\r")[2])

@@ -11,6 +11,9 @@ import typer
 
 from bagua.base.errors import ConfigError
 
+MAX_RANKS = 1024
+"""On one node."""
+
 
 class Output(StrEnum):
     """How a command prints."""
@@ -41,7 +44,17 @@ TlsOption = Annotated[
     typer.Option("--tls", envvar="BAGUA_TLS", metavar="DIR", help="Folder made by `bagua certs`.", show_default=False),
 ]
 NnodesOption = Annotated[int, typer.Option("--nnodes", min=1, max=4096, help="Node daemons to run on.")]
-NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=1024, help="Ranks on every node.")]
+NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=MAX_RANKS, help="Ranks on every node.")]
+MasterPortOption = Annotated[
+    int,
+    typer.Option(
+        "--master-port",
+        min=0,
+        max=65535,
+        help="MASTER_PORT of the ranks, for torch.distributed. Default: a free one.",
+        show_default=False,
+    ),
+]
 ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")]
 NoPythonOption = Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")]
 EnvOption = Annotated[

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bagua.cli.terminal import Terminal
     from bagua.client import Client
     from bagua.proto import common_pb2, job_pb2
+
+NPROC_WORDS = ("auto", "gpu", "cpu")
 
 STOP_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL of ranks: all must be gone within 5 s of a Ctrl-C."""
@@ -42,6 +44,7 @@ class RunOptions:
     no_python: bool
     nnodes: int
     nproc_per_node: int
+    master_port: int
     name: str
     workdir: Path
     env: dict[str, str]
@@ -64,6 +67,7 @@ class RunOptions:
             workdir=str(self.workdir),
             nnodes=self.nnodes,
             nproc_per_node=self.nproc_per_node,
+            master_port=self.master_port,
             python=sys.executable,
             placement_timeout_s=30.0,
             stop_grace_s=STOP_GRACE_S,
@@ -111,7 +115,7 @@ def run_embedded(options: RunOptions) -> int:
     started = time.monotonic()
     forget_other_service()
     failed = True
-    terminal = open_terminal(options.quiet)
+    terminal = open_terminal(options.quiet, aside=options.output is Output.json)
     state = StateFolder()
     try:
         with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:
@@ -126,11 +130,14 @@ def run_embedded(options: RunOptions) -> int:
                 job = follow_job(options.spec(), cluster, interrupts, terminal)
             except KeyboardInterrupt:
                 terminal.close()
+                terminal.note("Stopped before the job began.")
                 return interrupts.exit_code
             terminal.close()
             failed = bool(exit_code(job)) and not interrupts.signal
             if options.log_dir is not None:
                 _copy_logs(job, options.log_dir)
+            elif not (failed and options.keep_state):
+                _forget_logs(job)
         logs = str(options.log_dir or (state.path if failed and options.keep_state else ""))
         code = interrupts.exit_code if interrupts.signal else exit_code(job)
         _report(options, terminal, job, code, time.monotonic() - started, logs)
@@ -177,7 +184,7 @@ def _cancel_quietly(client: Client, job_id: str) -> None:
 
 
 def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
-    """Copies the ranks' logs (also their rotated parts) to ``folder``/rank-R.log."""
+    """Copies the ranks' logs (also their rotated parts) to ``folder``/rank-R.log, and names those in ``job``."""
     import shutil
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,6 +192,14 @@ def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
         source = Path(rank.log_path)
         for path in source.parent.glob(source.name + "*") if rank.log_path else ():
             shutil.copy(path, folder / path.name)
+        if rank.log_path:
+            rank.log_path = str(folder / source.name)
+
+
+def _forget_logs(job: job_pb2.Job) -> None:
+    """They go with the state folder."""
+    for rank in job.ranks:
+        rank.log_path = ""
 
 
 def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int, seconds: float, logs: str) -> None:
@@ -221,13 +236,44 @@ def check_script(script: str, workdir: Path) -> None:
         raise options.UsageError(f"The script {path} is a folder without a __main__.py.")
 
 
+def count_ranks(text: str) -> int:
+    """``4`` -> 4; ``cpu``: the processors that this process may use; ``gpu``: the GPUs that it sees; ``auto``: these if
+    there are any, else those. Raises typer.BadParameter."""
+    if str(text).isdecimal() and 1 <= int(text) <= options.MAX_RANKS:
+        return int(text)
+    if text not in NPROC_WORDS:
+        raise typer.BadParameter(f"{text!r} is neither a number from 1 to {options.MAX_RANKS} nor auto, gpu or cpu.")
+    gpus = 0 if text == "cpu" else _count_gpus()
+    if text == "gpu" and not gpus:
+        raise typer.BadParameter("gpu: no GPU is seen here. `bagua doctor` says why; auto takes the processors then.")
+    return min(gpus or len(os.sched_getaffinity(0)), options.MAX_RANKS)
+
+
+def _count_gpus() -> int:
+    from bagua.cli.gpu_checks import probe
+
+    return len(probe().gpus)
+
+
+LocalNprocOption = Annotated[
+    int,
+    typer.Option(
+        "--nproc-per-node",
+        parser=count_ranks,
+        metavar="N|auto|gpu|cpu",
+        help="Ranks on every node. auto: one for each GPU, or processor where there is no GPU.",
+    ),
+]
+
+
 def run(
     script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
     nnodes: options.NnodesOption = 1,
-    nproc_per_node: options.NprocOption = 1,
+    nproc_per_node: LocalNprocOption = 1,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
+    master_port: options.MasterPortOption = 0,
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
@@ -238,8 +284,9 @@ def run(
     output: options.OutputOption = Output.text,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
     adopt: bool = typer.Option(False, "--adopt", hidden=True),
-    info_file: Path | None = typer.Option(None, hidden=True),
-    data_host: str = typer.Option("127.0.0.1", hidden=True),
+    leash: int = typer.Option(-1, hidden=True),
+    master_addr: str = typer.Option("127.0.0.1", hidden=True),
+    context: str = typer.Option("", hidden=True),
 ) -> None:
     """Runs a script on this machine: starts a coordinator and node daemons, runs the job, stops them all.
 
@@ -248,9 +295,9 @@ def run(
     if adopt:
         from bagua.cli.adopt import run_adopted
 
-        if info_file is None:
-            raise options.UsageError("--adopt needs --info-file.")
-        raise typer.Exit(run_adopted(info_file, nnodes, nproc_per_node, data_host))
+        if leash < 0:
+            raise options.UsageError("--adopt needs --leash.")
+        raise typer.Exit(run_adopted(leash, nnodes, nproc_per_node, master_addr, context))
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net)
     folder = options.resolve_workdir(workdir)
@@ -263,10 +310,11 @@ def run(
         no_python=no_python,
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
+        master_port=master_port,
         name=name or default_name(script, module),
         workdir=folder,
         env=variables,
-        log_dir=log_dir,
+        log_dir=log_dir.absolute() if log_dir else None,
         keep_state=keep_state,
         output=output,
         quiet=quiet,

@@ -44,6 +44,9 @@ class Terminal:
             self._status = text
             self.note(text)
 
+    def passing(self, text: str) -> None:
+        """What is over in a moment: shown only where the next status takes its place."""
+
     def note(self, text: str) -> None:
         """A line of ours."""
         if text and not self.quiet:
@@ -79,18 +82,21 @@ class BarTerminal(Terminal):
         super().__init__(aside=aside)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        from bagua.cli.cut_column import CutColumn
 
         # The ranks' lines may go to a file while the bar is on the terminal.
         self._shared = sys.stdout.isatty() or aside
         self._console = Console(stderr=aside or not self._shared, highlight=False)
         self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            SpinnerColumn(table_column=Column(no_wrap=True)),
+            CutColumn("description"),
+            BarColumn(bar_width=30, table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[steps]}", markup=False),
-            TextColumn("{task.fields[metrics]}", markup=False, style="cyan"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            CutColumn("metrics", style="cyan"),
             console=self._console,
             transient=True,
             redirect_stdout=False,
@@ -109,6 +115,9 @@ class BarTerminal(Terminal):
 
     def status(self, text: str) -> None:
         self._bar.update(self._task, description=text)
+
+    def passing(self, text: str) -> None:
+        self.status(text)
 
     def error(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -18,6 +19,14 @@ from bagua.base.algorithm_choice import VARIABLE, parse
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
+
+
+def need(module: str) -> None:
+    """Ends the process with words if a module that examples need is not installed."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        sys.exit(f'{module} is not installed, and this example needs it: pip install "bagua[examples]"')
 
 
 def make_optimizer(

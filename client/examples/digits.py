@@ -50,7 +50,9 @@ class DigitsNet(nn.Module):
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """(training, held-out) images float32 [n, 1, 8, 8] in 0..1 and labels int64 [n]; always the same split."""
+    """(training, held-out) images float32 [n, 1, 8, 8] in 0..1 and labels int64 [n]; always the same split. Ends the
+    process, with words, where scikit-learn is not installed."""
+    _common.need("sklearn")
     from sklearn.datasets import load_digits as scans
 
     found = scans()
@@ -127,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args(arguments)
 
+    _common.need("sklearn")
     bagua.init_process_group()
     outcome = train(options)
     if bagua.get_rank() == 0:

@@ -37,7 +37,7 @@ class NormalisedMean(Algorithm):
 
 
 class NormalisedMeanImpl(AlgorithmImpl):
-    def init_operations(self, ddp: DataParallel, bucket: Bucket) -> None:
+    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         normalise = Local(self.normalise, reads=(GRADIENT,), writes=(RESULT,))
         bucket.set_plan(Plan((normalise, AllReduce("AVG", RESULT, RESULT))))
 

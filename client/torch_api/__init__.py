@@ -4,8 +4,12 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
+from typing import NoReturn
+
+from bagua import missing
 from bagua.torch_api import (
     _fork,
+    _linux,
     algorithms,
     bucket,
     communication,
@@ -53,11 +57,19 @@ distributed.install()
 torch_group.install()
 tensor.install()
 
+
+def __getattr__(name: str) -> NoReturn:
+    """Raises AttributeError, for ``bagua.contrib`` and its like with words."""
+    words = missing.explain(f"{__name__}.{name}")
+    raise AttributeError(words or f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "BaguaModule",
     "BaguaTensor",
     "ReduceOp",
     "_fork",
+    "_linux",
     "algorithms",
     "allgather",
     "allgather_inplace",

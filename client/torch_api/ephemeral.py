@@ -1,41 +1,40 @@
 """A daemon for scripts that were not started by one: torchrun, ``torch.multiprocessing.spawn``, plain ``python``.
 
 Rank 0 starts ``bagua run --adopt`` (coordinator, node daemon, and a job whose ranks join by themselves), the first rank
-of every other host starts a node daemon. What the others need to find them goes through the store of
-``torch.distributed``'s env:// rendezvous: the keys are written once, read by everybody, and no gradient passes there.
-Whoever can write to that store can take part in the job, as with torch.distributed itself.
+of every other host starts a node daemon. What they need to find each other goes through the store of
+``torch.distributed``'s env:// rendezvous, which anybody may read and change (``meeting.py``): the services of two hosts
+prove to each other that they hold the job's secret, and the ranks carry their messages (``enroll/exchange.py``). No
+secret is in a rank, and no gradient in the store.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
+import logging
 import os
 import socket
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import stat
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
 
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from bagua.base.address import is_loopback
 from bagua.base.errors import BaguaError, ConfigError, ServiceError
-from bagua.base.paths import make_private_dir
 from bagua.torch_api import env
 from bagua.torch_api.connection import DaemonClient
-from bagua.torch_api.service_process import start_until_file, start_until_line
+from bagua.torch_api.meeting import DEADLINE_S, Meeting, Superseded, text_of
+from bagua.torch_api.service_process import ServiceProcess
 from bagua.torch_api.session import Session
+
+LOG = logging.getLogger("bagua")
 
 # The first start on a machine builds the core.
 START_DEADLINE_S = 240.0
-RENDEZVOUS_DEADLINE = timedelta(seconds=300)
-TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 SOCKET_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
 
 
 @dataclass(frozen=True)
@@ -58,35 +57,9 @@ class Place:
     def local_rank(self) -> int:
         return self.rank % self.local_world_size
 
-
-class Exchange:
-    """Values that ranks tell each other through the store, each written once. Errors travel too, so that nobody waits
-    in vain for a rank that failed."""
-
-    _uses: ClassVar[list[None]] = []  # one entry per use in this process: the ranks count alike
-
-    def __init__(self, store: Store) -> None:
-        self._uses.append(None)
-        self._store = PrefixStore(f"bagua/{len(self._uses)}", store)
-        self._store.set_timeout(RENDEZVOUS_DEADLINE)
-
-    def tell(self, key: str, value: object) -> None:
-        self._store.set(key, json.dumps({"value": value}))
-
-    def fail(self, key: str, reason: str) -> None:
-        self._store.set(key, json.dumps({"error": reason}))
-
-    def ask(self, key: str, who: str) -> Any:
-        """The value of ``key``, once ``who`` has told it. Raises ServiceError with the reason if that failed."""
-        try:
-            answer = json.loads(self._store.get(key))
-        except (RuntimeError, ValueError) as error:
-            raise ServiceError(
-                f"{who} did not say where the daemon is ({str(error).splitlines()[0]}). Look at its output."
-            ) from None
-        if "error" in answer:
-            raise ServiceError(f"{who} could not start a daemon: {answer['error']}")
-        return answer["value"]
+    def first_rank(self, host: int) -> str:
+        """The rank that speaks for a host, in words."""
+        return f"Rank {host * self.local_world_size}"
 
 
 def join(store: Store | None) -> Session:
@@ -95,25 +68,60 @@ def join(store: Store | None) -> Session:
     if world_size < 1 or not 0 <= rank < world_size:
         raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")
     if world_size == 1:
-        info = _start_all(Place(0, 1, 1))
-        return _join(info["socket"], info["job_id"], 0)
+        return _join_alone()
     session = _join_others(rank, world_size, store)
     # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
-    session.connection.barrier(deadline_s=RENDEZVOUS_DEADLINE.total_seconds())
+    session.connection.barrier(deadline_s=DEADLINE_S)
     return session
 
 
 def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
-    exchange = Exchange(store if store is not None else _rendezvous())
-    place = _locate(rank, world_size, exchange)
-    job_id, path = _meet(place, exchange)
-    session = _join(path, job_id, rank)
-    # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
-    session.connection.barrier(deadline_s=RENDEZVOUS_DEADLINE.total_seconds())
-    return session
+    shared = store if store is not None else _rendezvous()
+    while True:
+        try:
+            session = _attempt(rank, world_size, shared)
+        except Superseded:
+            continue  # rank 0 has begun again, and waits for us there
+        # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
+        session.connection.barrier(deadline_s=DEADLINE_S)
+        return session
 
 
-def _join(path: str, job_id: str, rank: int) -> Session:
+def _join_alone() -> Session:
+    service = _start_cluster(Place(0, 1, 1), "")
+    try:
+        info = service.receive(START_DEADLINE_S)
+        session = _join_daemon(info["socket"], info["job_id"], 0)
+        service.release()
+        return session
+    finally:
+        service.close()
+
+
+def _attempt(rank: int, world_size: int, store: Store) -> Session:
+    """Raises Superseded if rank 0 is started again meanwhile. Whatever else goes wrong, all ranks learn of it."""
+    meeting = Meeting(store, rank, world_size)
+    with ExitStack() as started:
+        try:
+            place = _locate(rank, world_size, meeting)
+            service = _start_service(place, meeting)
+            if service is not None:
+                started.callback(service.close)
+                carry = _lead if rank == 0 else _follow
+                carry(place, meeting, service)
+            job_id = meeting.result()
+            path = text_of(meeting.ask(f"ready/{place.node_rank}", place.first_rank(place.node_rank)), "socket")
+            _check_socket(path)
+        except BaguaError as error:
+            meeting.fail(str(error))
+            raise
+        session = _join_daemon(path, job_id, rank)
+        if service is not None:
+            service.release()
+        return session
+
+
+def _join_daemon(path: str, job_id: str, rank: int) -> Session:
     daemon = DaemonClient(path, job_id)
     return Session(daemon.join(rank), daemon)
 
@@ -130,7 +138,7 @@ def _rendezvous() -> Store:
             "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process."
         )
     try:
-        found, _, _ = next(rendezvous("env://", timeout=RENDEZVOUS_DEADLINE))
+        found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=DEADLINE_S)))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ServiceError(f"The ranks could not meet at MASTER_ADDR:MASTER_PORT {address}: {error}") from None
@@ -138,12 +146,12 @@ def _rendezvous() -> Store:
     return store
 
 
-def _locate(rank: int, world_size: int, exchange: Exchange) -> Place:
+def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
     """Ranks per host: LOCAL_WORLD_SIZE; where it is absent, the ranks tell each other on which host they are."""
     local = env.read_int("LOCAL_WORLD_SIZE", 0)
     if not local:
-        exchange.tell(f"host/{rank}", _host_identity())
-        hosts = [exchange.ask(f"host/{other}", f"Rank {other}") for other in range(world_size)]
+        meeting.tell(f"host/{rank}", name=_host_identity())
+        hosts = [text_of(meeting.ask(f"host/{other}", f"Rank {other}"), "name") for other in range(world_size)]
         local = hosts.count(hosts[0])
         if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
             raise ConfigError(
@@ -163,104 +171,77 @@ def _host_identity() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def _meet(place: Place, exchange: Exchange) -> tuple[str, str]:
-    """(job id, path of this host's daemon socket)."""
-    if place.rank == 0:
-        info = _told("info", exchange, lambda: _start_all(place))
-    else:
-        info = exchange.ask("info", "Rank 0")
-    if place.node_rank == 0:
-        return info["job_id"], info["socket"]
-    key = f"socket/{place.node_rank}"
-    if place.local_rank == 0:
-        path = _told(key, exchange, lambda: _start_node(place, info))
-    else:
-        path = exchange.ask(key, f"Rank {place.node_rank * place.local_world_size}")
-    return info["job_id"], path
+def _context(place: Place, meeting: Meeting) -> str:
+    """What the hosts' messages are bound to: a message of another job, attempt or size proves nothing here."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
 
 
-def _told(key: str, exchange: Exchange, start: Callable[[], Any]) -> Any:
-    """Starts something and tells the others what came of it, be it an error."""
-    try:
-        value = start()
-    except BaguaError as error:
-        exchange.fail(key, str(error))
-        raise
-    exchange.tell(key, value)
-    return value
+def _start_service(place: Place, meeting: Meeting) -> ServiceProcess | None:
+    """The first rank of a host does it for the others."""
+    if place.local_rank:
+        return None
+    return (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
 
 
-def _start_all(place: Place) -> dict[str, Any]:
-    """``bagua run --adopt``: what it writes to its info file, and the contents of the TLS folder where there is one."""
+def _start_cluster(place: Place, context: str) -> ServiceProcess:
+    """``bagua run --adopt``: its first message says where to join."""
     command = ["bagua.cli.main", "run", "--adopt", "--nnodes", str(place.nnodes)]
-    command += ["--nproc-per-node", str(place.local_world_size)]
+    command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]
     if place.nnodes > 1:
-        command += ["--data-host", env.get_master_addr()]
-    text = start_until_file("The daemon", lambda file: [*command, "--info-file", str(file)], START_DEADLINE_S)
-    info: dict[str, Any] = json.loads(text)
-    if place.nnodes > 1 and info.get("tls"):
-        info["tls_files"] = {name: (Path(info["tls"]) / name).read_text() for name in TLS_FILES}
-    return info
+        command += ["--master-addr", env.get_master_addr()]
+        _warn_if_insecure()
+    return ServiceProcess("The daemon", command)
 
 
-def _start_node(place: Place, info: Mapping[str, Any]) -> str:
-    """Starts this host's node daemon; returns the path of its socket. It ends by itself after the job."""
-    folder, lock = _make_state_folder()
-    _write_private(folder / "token", info["token"])
-    command = [
-        "bagua.daemon.node",
-        *("--coordinator", info["coordinator"], "--node-id", f"node-{place.node_rank:05d}"),
-        *("--name", f"node-{place.node_rank:05d}", "--slots", str(place.local_world_size)),
-        *("--data-host", _own_address(info["coordinator"]), "--state-dir", str(folder)),
-        *("--token-file", str(folder / "token"), "--exit-when-idle", "5"),
-        *_tls_arguments(folder, info),
-    ]
-    try:
-        line = start_until_line(
-            "The node daemon", lambda fd: [*command, "--ready-fd", str(fd)], [lock], START_DEADLINE_S
+def _start_node(place: Place, context: str) -> ServiceProcess:
+    """This host's node daemon: its first message goes to the first host, its second says where to join."""
+    command = ["bagua.enroll.host", "--host", str(place.node_rank), "--slots", str(place.local_world_size)]
+    command += [f"--context={context}", "--master-addr", env.get_master_addr()]
+    _warn_if_insecure()
+    return ServiceProcess("The node daemon", command)
+
+
+def _warn_if_insecure() -> None:
+    if os.environ.get(INSECURE) == "1":
+        LOG.warning(
+            "%s=1: whoever reaches MASTER_ADDR:MASTER_PORT while the job starts can take part in it as a host, and see "
+            "and change what it computes.",
+            INSECURE,
         )
-    finally:
-        os.close(lock)
-    answer: dict[str, str] = json.loads(line)
-    if "error" in answer:
-        raise ServiceError(f"The node daemon can't start: {answer['error']}")
-    return answer["socket"]
 
 
-def _make_state_folder() -> tuple[Path, int]:
-    """A folder for the daemon, and the descriptor of a lock on it.
-
-    The daemon holds the lock as long as it lives; the next `bagua run` of this user removes the folder after that.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    root = make_private_dir(Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}"))
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
+def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+    """Rank 0: carries the messages of the other hosts to the cluster and back, and ends the attempt when all are
+    there."""
+    info = service.receive(START_DEADLINE_S)
+    meeting.tell("ready/0", socket=info["socket"])
+    for host in range(1, place.nnodes):
+        hello = meeting.ask(f"hello/{host}", place.first_rank(host), service.check)
+        service.send(host=host, hello=text_of(hello, "message"))
+        meeting.tell(f"welcome/{host}", message=service.receive(START_DEADLINE_S)["welcome"])
+    for host in range(1, place.nnodes):
+        meeting.ask(f"ready/{host}", place.first_rank(host), service.check)
+    meeting.succeed(info["job_id"], service.check)
 
 
-def _tls_arguments(folder: Path, info: Mapping[str, Any]) -> Sequence[str]:
-    files: Mapping[str, str] = info.get("tls_files") or {}
-    for name, text in files.items():
-        if name not in TLS_FILES:
-            raise ServiceError(f"Rank 0 sent a TLS file of unknown name {name!r}.")
-        _write_private(folder / name, text)
-    return ["--tls", str(folder)] if files else []
+def _follow(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+    """The first rank of another host: carries its daemon's messages."""
+    host = place.node_rank
+    meeting.tell(f"hello/{host}", message=service.receive(START_DEADLINE_S)["hello"])
+    welcome = meeting.ask(f"welcome/{host}", "Rank 0", service.check)
+    service.send(welcome=text_of(welcome, "message"))
+    meeting.tell(f"ready/{host}", socket=service.receive(START_DEADLINE_S)["socket"])
 
 
-def _own_address(coordinator: str) -> str:
-    """The address of this host on the way to the coordinator: other hosts reach it there."""
-    host, _, port = coordinator.rpartition(":")
-    host = host.strip("[]")
-    if is_loopback(host):
-        return "127.0.0.1"
-    family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
+def _check_socket(path: str) -> None:
+    """The path comes from the store: nobody but this user may have put the socket there. Raises ServiceError."""
+    try:
+        folder, found = os.stat(os.path.dirname(path)), os.stat(path)
+    except (OSError, ValueError):
+        raise ServiceError(f"There is no node daemon at {path!r:.200} on this host. Did it end just now?") from None
+    ours = folder.st_uid == found.st_uid == os.geteuid() and not stat.S_IMODE(folder.st_mode) & 0o077
+    if not ours or not stat.S_ISSOCK(found.st_mode):
+        raise ServiceError(
+            f"{path!r:.200} is not the socket of a daemon of yours in a folder of yours alone: somebody else writes to "
+            "the rendezvous store at MASTER_ADDR:MASTER_PORT."
+        )

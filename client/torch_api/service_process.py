@@ -1,18 +1,16 @@
-"""Starts a service in a session of its own and waits until it says that it is ready."""
+"""A service that a rank starts for its own job, and the messages between the two."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+from bagua.base import leash
 from bagua.base.errors import ServiceError
 
 TAIL_BYTES = 4000
@@ -25,99 +23,76 @@ FOREIGN_SETTINGS = (
     "BAGUA_TOKEN_FILE",
     "BAGUA_TLS",
 )
-_IN_MOVED_TO = 0x80
-_IN_CLOEXEC = 0x80000  # see inotify(7)
 
 
 class ServiceProcess:
-    """A service that outlives nobody's interest in it but ours: it ends by itself when its job does."""
+    """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends when this process does, or calls
+    ``close``, unless it was released before: then it ends when its job does."""
 
     _started: ClassVar[list[subprocess.Popen[bytes]]] = []  # kept, so that they are reaped and not warned about
 
-    def __init__(self, title: str, arguments: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, title: str, arguments: Sequence[str]) -> None:
         self.title = title
         self._output = tempfile.TemporaryFile()
-        # -P: a folder named like one of our packages in the working directory must not shadow it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=pass_fds,
-            env={name: value for name, value in os.environ.items() if name not in FOREIGN_SETTINGS},
-            start_new_session=True,
-        )
+        self._socket, theirs = leash.pair()
+        with theirs:
+            # -P: a folder named like one of our packages in the working directory must not shadow it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", *arguments, "--leash", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[theirs.fileno()],
+                env={name: value for name, value in os.environ.items() if name not in FOREIGN_SETTINGS},
+                start_new_session=True,
+            )
         self._started[:] = [process for process in self._started if process.poll() is None]
         self._started.append(self._process)
 
-    def wait_readable(self, descriptor: int, deadline_s: float) -> None:
-        """Returns when ``descriptor`` can be read. Raises ServiceError with the last words of the service when it
-        ends or the deadline passes before; the service is then stopped."""
+    def receive(self, deadline_s: float) -> dict[str, Any]:
+        """Its next message. Raises ServiceError if that tells of an error, and, with the last words of the service, if
+        none comes in time."""
         pidfd = os.pidfd_open(self._process.pid)
         try:
-            readable, _, _ = select.select([descriptor, pidfd], [], [], deadline_s)
+            readable, _, _ = select.select([self._socket.fileno(), pidfd], [], [], deadline_s)
         finally:
             os.close(pidfd)
-        if descriptor in readable:
-            return
         if not readable:
-            self._process.terminate()
-            raise ServiceError(f"{self.title} was not ready after {deadline_s:.0f} s.{self._last_words()}")
-        raise ServiceError(f"{self.title} ended while it started.{self._last_words()}")
+            raise ServiceError(f"{self.title} did not answer within {deadline_s:.0f} s.{self._last_words()}")
+        message = leash.receive(self._socket)
+        if message is None:
+            raise ServiceError(f"{self.title} ended while it started.{self._last_words()}")
+        if "error" in message:
+            raise ServiceError(str(message["error"]))
+        return message
+
+    def send(self, **message: Any) -> None:
+        """Raises ServiceError if it has ended."""
+        try:
+            leash.send(self._socket, message)
+        except OSError:
+            self.check()
+            raise ServiceError(f"{self.title} does not listen any more.{self._last_words()}") from None
+
+    def check(self) -> None:
+        """Raises ServiceError, with its last words, if it has ended."""
+        if self._process.poll() is not None:
+            raise ServiceError(f"{self.title} has ended.{self._last_words()}")
+
+    def release(self) -> None:
+        """This process has joined the job: from here on the service lives as long as that."""
+        try:
+            leash.send(self._socket, leash.JOINED)
+        except OSError:
+            pass  # it has ended, and with it the job, whose ranks learn so by themselves
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+        self._output.close()
 
     def _last_words(self) -> str:
         self._output.seek(0)
         text = self._output.read()[-TAIL_BYTES:].decode(errors="replace").strip()
         return f" It wrote:\n{text}" if text else ""
-
-    def close(self) -> None:
-        """Stops listening to its output."""
-        self._output.close()
-
-
-def start_until_file(title: str, arguments: Callable[[Path], Sequence[str]], deadline_s: float) -> str:
-    """Starts ``python -m arguments(file)`` and returns the content of that file, once the service has moved it into
-    place.
-
-    Raises ServiceError.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    with tempfile.TemporaryDirectory(prefix="bagua-") as folder:
-        watch = libc.inotify_init1(_IN_CLOEXEC)
-        if watch < 0 or libc.inotify_add_watch(watch, os.fsencode(folder), _IN_MOVED_TO) < 0:
-            raise ServiceError(f"{folder} can't be watched: {os.strerror(ctypes.get_errno())}.")
-        file = Path(folder) / "ready.json"
-        service = ServiceProcess(title, arguments(file))
-        try:
-            service.wait_readable(watch, deadline_s)
-            return file.read_text()
-        finally:
-            os.close(watch)
-            service.close()
-
-
-def start_until_line(
-    title: str, arguments: Callable[[int], Sequence[str]], pass_fds: Sequence[int], deadline_s: float
-) -> str:
-    """Starts ``python -m arguments(descriptor)`` and returns the line that the service writes to that descriptor.
-
-    Raises ServiceError.
-    """
-    ready, write_end = os.pipe()
-    try:
-        service = ServiceProcess(title, arguments(write_end), [write_end, *pass_fds])
-    finally:
-        os.close(write_end)
-    deadline = time.monotonic() + deadline_s
-    line = b""
-    try:
-        while not line.endswith(b"\n"):
-            service.wait_readable(ready, max(0.0, deadline - time.monotonic()))
-            received = os.read(ready, 65536)
-            if not received:
-                raise ServiceError(f"{title} ended while it started.")
-            line += received
-    finally:
-        os.close(ready)
-        service.close()
-    return line.decode()

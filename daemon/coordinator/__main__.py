@@ -15,6 +15,7 @@ import structlog
 import typer
 
 from bagua.base.errors import ConfigError
+from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.server import Coordinator
 from bagua.daemon.coordinator.settings import Settings, make_settings
 from bagua.daemon.log_lines import configure_logging
@@ -125,9 +126,9 @@ def fail(message: str) -> None:
 def main() -> None:
     """The command line."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(run)
+    app.command(context_settings=COMMAND_SETTINGS)(run)
     try:
-        app(standalone_mode=False)
+        app(standalone_mode=False, prog_name="bagua coordinator")
     except USAGE_ERROR as error:
         fail(error.format_message())
 

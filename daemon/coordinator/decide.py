@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bagua.base.errors import CommunicationError
+from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import (
     Event,
     HostRecord,
@@ -237,16 +238,18 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
 
 
 def describe_exit(rank: RankRecord) -> str:
-    """How a rank ended, in words; with the last line of what it wrote to stderr if it failed."""
+    """How a rank ended, in words; with the last line of what it wrote to stderr, or of what its node knows, if it
+    failed."""
+    lines = [line for line in rank.error_tail.splitlines() if line.strip()]
+    last = lines[-1].strip()[:500] if lines else ""
     where = f"rank {rank.rank} on node {rank.node_id}"
     if rank.signal:
         try:
             name = signals.Signals(rank.signal).name
         except ValueError:
             name = f"signal {rank.signal}"
-        return f"{where} was killed by {name}"
-    lines = [line for line in rank.error_tail.splitlines() if line.strip()]
-    detail = f": {lines[-1].strip()[:500]}" if lines and rank.exit_code else ""
+        return f"{where} was killed by {name}{f'. {last}' if last.startswith(KILLER) else ''}"
+    detail = f": {last}" if last and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
 
 

@@ -12,7 +12,9 @@ import structlog
 
 from bagua.base.errors import ServiceError, UnauthenticatedError, UnavailableError
 from bagua.base.rpc import code_of
+from bagua.base.scope import Scope, read_scope
 from bagua.base.security import METADATA_KEY
+from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.counters import Counters
 
 _OPEN = "/grpc.health.v1.Health/"  # everybody may ask for health
@@ -29,9 +31,11 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets in whoever shows the token, and turns exceptions into status codes with words."""
+    """Lets in whoever shows the token, or one for a job as far as that reaches; turns exceptions into status codes with
+    words."""
 
     def __init__(self, token: str, counters: Counters) -> None:
+        self._token = token
         self._expected = f"Bearer {token}".encode()
         self._counters = counters
 
@@ -47,18 +51,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._counters.add("bad_calls", "unknown_method")
             return handler
         self._counters.add("rpcs", method)
-        if not method.startswith(_OPEN) and not self._authentic(handler_call_details):
-            self._counters.add("bad_calls", "unauthenticated")
-            log.warning("refused", method=method, reason="credential missing or wrong")
-            return _wrapped(handler, self._guard, refuse=True)
-        return _wrapped(handler, self._guard, refuse=False)
-
-    def _authentic(self, details: grpc.HandlerCallDetails) -> bool:
-        shown = [value for key, value in details.invocation_metadata or () if key == METADATA_KEY]
-        if len(shown) != 1:
-            return False
-        value = shown[0].encode() if isinstance(shown[0], str) else shown[0]
-        return hmac.compare_digest(value, self._expected)
+        if method.startswith(_OPEN):
+            return _wrapped(handler, self._guard, _allow)
+        shown = _shown(handler_call_details)
+        if hmac.compare_digest(shown, self._expected):
+            return _wrapped(handler, self._guard, _allow)
+        scope = read_scope(self._token, shown.decode(errors="replace").removeprefix("Bearer "))
+        if scope is not None:
+            return _wrapped(handler, self._guard, lambda: _enter(scope, method))
+        self._counters.add("bad_calls", "unauthenticated")
+        log.warning("refused", method=method, reason="credential missing or wrong")
+        return _wrapped(handler, self._guard, _refuse)
 
     async def _guard(self, error: BaseException, context: Any) -> None:
         """Answers ``error``."""
@@ -79,16 +82,39 @@ _REFUSAL = (
 )
 
 
-def _wrapped(handler: Handler, guard: Callable[[BaseException, Any], Awaitable[None]], refuse: bool) -> Handler:
-    """The same kind of handler, with ``guard`` around it."""
+def _shown(details: grpc.HandlerCallDetails) -> bytes:
+    """The credential that a call shows; empty without exactly one."""
+    shown = [value for key, value in details.invocation_metadata or () if key == METADATA_KEY]
+    if len(shown) != 1:
+        return b""
+    return shown[0].encode() if isinstance(shown[0], str) else shown[0]
+
+
+def _allow() -> None:
+    """For holders of the coordinator's token."""
+
+
+def _refuse() -> None:
+    raise UnauthenticatedError(_REFUSAL)
+
+
+def _enter(scope: Scope, method: str) -> None:
+    scopes.check_method(scope, method)
+    scopes.CURRENT.set(scope)
+
+
+def _wrapped(
+    handler: Handler, guard: Callable[[BaseException, Any], Awaitable[None]], enter: Callable[[], None]
+) -> Handler:
+    """The same kind of handler, with ``guard`` around it. ``enter`` is called before it, in the call's own context."""
     make = _MAKERS[handler.request_streaming, handler.response_streaming]
     # Exactly one is set.
     behaviour: Any = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
     async def call(request: Any, context: Any) -> Any:
         try:
-            if refuse:
-                raise UnauthenticatedError(_REFUSAL)
+            enter()
+            scopes.check_request(request)
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
@@ -97,8 +123,8 @@ def _wrapped(handler: Handler, guard: Callable[[BaseException, Any], Awaitable[N
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            if refuse:
-                raise UnauthenticatedError(_REFUSAL)
+            enter()
+            scopes.check_request(request)
             async for message in behaviour(request, context):
                 yield message
         except grpc.aio.AbortError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -9,12 +10,16 @@ import grpc
 
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.logs import LogReader
+from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.translate import checked_spec, event_message, job_message, node_messages
 from bagua.daemon.coordinator.watchers import Watchers
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
+
+# A watcher of 8,000 ranks is not shown each of their steps: the whole job is sent each time.
+_PAUSE_PER_RANK_S = 50e-6
+_SLOWEST_S = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -80,6 +85,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                     if message != sent:
                         yield job_pb2.JobUpdate(job=message)
                         sent = message
+                        if not job.state.terminal:  # what changes meanwhile comes at once
+                            await asyncio.sleep(min(_SLOWEST_S, len(job.ranks) * _PAUSE_PER_RANK_S))
                     if job.state.terminal:
                         return
                     break
@@ -87,6 +94,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ReadLogs(self, request: job_pb2.ReadLogsRequest, context: Context) -> AsyncIterator[common_pb2.LogChunk]:
         """Chunks of all ranks asked for, mixed. With ``follow`` a job that is not placed yet is waited for."""
+        check_tail(request)
         with self._watchers.watch(request.job_id) as watcher:
             job = await self._service.job(request.job_id)
             while request.follow and not job.ranks and not job.state.terminal:
@@ -94,9 +102,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 job = await self._service.job(request.job_id)
         if not job.ranks:
             return
-        ranks = sorted(set(request.ranks)) or range(len(job.ranks))
-        if ranks and ranks[-1] >= len(job.ranks):
-            raise InvalidRequestError(f"ranks: there is no rank {ranks[-1]}, the job has {len(job.ranks)} ranks.")
+        ranks = asked_ranks(request, len(job.ranks))
         reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
         try:
             async for chunk in reader.chunks():

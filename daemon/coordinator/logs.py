@@ -1,22 +1,44 @@
 """Reading logs of ranks, which lie on the nodes, through the nodes' sessions.
 
-A reader that is slower than the nodes makes them pause: when ``HIGH_BYTES`` wait, a rank's stream is ended, and asked
-for again from where it was once the reader has caught up.
+The reader sets the pace: a node is asked for as many bytes as there is room for, and again when the reader has taken
+half of them. So a reader that takes nothing costs ``WINDOW_BYTES``, and no byte travels twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobRecord
 from bagua.daemon.coordinator.sessions import Sessions
-from bagua.proto import common_pb2, node_pb2
+from bagua.proto import common_pb2, job_pb2, node_pb2
 
-HIGH_BYTES = 8 << 20
-LOW_BYTES = 1 << 20
+WINDOW_BYTES = 256 << 10  # of one call, shared by its ranks
+LEAST_WINDOW_BYTES = 4 << 10  # of one rank
+MAX_TAIL_LINES = 1_000_000
+
+
+def check_tail(request: job_pb2.ReadLogsRequest) -> None:
+    """Raises InvalidRequestError."""
+    if request.tail_lines > MAX_TAIL_LINES:
+        raise InvalidRequestError(
+            f"tail_lines: {request.tail_lines} are too many, {MAX_TAIL_LINES} is the most. 0 gives the whole log."
+        )
+
+
+def asked_ranks(request: job_pb2.ReadLogsRequest, ranks: int) -> Sequence[int]:
+    """The ranks that are wanted of a job that has ``ranks``. Raises InvalidRequestError."""
+    if not request.ranks:
+        return range(ranks)
+    if len(request.ranks) > ranks:
+        raise InvalidRequestError(f"ranks: {len(request.ranks)} were named, the job has {ranks} ranks.")
+    wanted = sorted(set(request.ranks))
+    if wanted[-1] >= ranks:
+        raise InvalidRequestError(f"ranks: there is no rank {wanted[-1]}, the job has {ranks} ranks.")
+    return wanted
 
 
 @dataclass
@@ -28,20 +50,20 @@ class _Stream:
     request_id: int | None = None
     position: int = 0  # the next byte that the reader has not had
     started: bool = False  # a chunk came: ``position`` counts, ``tail_lines`` no longer
-    paused: bool = False
+    waiting: int = 0  # bytes that came and that the reader has not taken
     done: bool = False
 
 
 class LogReader:
     """One call of ReadLogs, once the ranks of ``job`` are placed. Read ``chunks``, then ``close`` it."""
 
-    def __init__(self, sessions: Sessions, job: JobRecord, ranks: Iterable[int], follow: bool, tail_lines: int) -> None:
+    def __init__(self, sessions: Sessions, job: JobRecord, ranks: Sequence[int], follow: bool, tail_lines: int) -> None:
         self._sessions = sessions
         self._job_id = job.job_id
         self._follow = follow
         self._tail_lines = tail_lines
-        self._chunks: deque[common_pb2.LogChunk] = deque()
-        self._bytes = 0
+        self._window = max(LEAST_WINDOW_BYTES, WINDOW_BYTES // max(1, len(ranks)))
+        self._chunks: deque[tuple[_Stream, common_pb2.LogChunk]] = deque()
         self._wake = asyncio.Event()
         self._streams = [_Stream(rank, job.ranks[rank].node_id) for rank in ranks]
         for stream in self._streams:
@@ -51,9 +73,10 @@ class LogReader:
         """Until every rank's log is at its end; for ever with ``follow`` and a rank that runs."""
         while True:
             while self._chunks:
-                chunk = self._chunks.popleft()
-                self._bytes -= len(chunk.data)
-                self._resume()
+                stream, chunk = self._chunks.popleft()
+                stream.waiting -= len(chunk.data)
+                if stream.request_id is None and not stream.done and stream.waiting <= self._window // 2:
+                    self._open(stream)
                 yield chunk
             if all(stream.done for stream in self._streams):
                 return
@@ -63,12 +86,17 @@ class LogReader:
     def close(self) -> None:
         """Tells the nodes that nobody reads any more."""
         for stream in self._streams:
-            if stream.request_id is not None:
-                self._sessions.end_log(stream.request_id)
-                stream.request_id = None
+            self._end_request(stream)
+
+    def _end_request(self, stream: _Stream) -> None:
+        if stream.request_id is not None:
+            self._sessions.end_log(stream.request_id)
+            stream.request_id = None
 
     def _open(self, stream: _Stream) -> None:
-        read = node_pb2.ReadLog(job_id=self._job_id, rank=stream.rank, follow=self._follow)
+        read = node_pb2.ReadLog(
+            job_id=self._job_id, rank=stream.rank, follow=self._follow, max_bytes=self._window - stream.waiting
+        )
         if stream.started:
             read.offset = stream.position
         else:
@@ -77,7 +105,6 @@ class LogReader:
         def sink(chunk: common_pb2.LogChunk | None) -> None:
             self._take(stream, chunk)
 
-        stream.paused = False
         stream.request_id = self._sessions.open_log(stream.node_id, read, sink)
         if stream.request_id is None:
             self._fail(stream, f"node {stream.node_id} is not connected: its logs can't be read now")
@@ -87,39 +114,24 @@ class LogReader:
             stream.request_id = None
             self._fail(stream, f"node {stream.node_id} has lost its connection: read again when it is back")
             return
-        if chunk.eof or chunk.error:
-            stream.request_id = None
-            stream.done = True
-        elif self._bytes + len(chunk.data) > HIGH_BYTES and stream.request_id is not None:
-            self._sessions.end_log(stream.request_id)
-            stream.request_id = None
-            stream.paused = True
-            if not stream.started:
-                stream.started, stream.position = True, chunk.offset
+        if stream.waiting + len(chunk.data) > self._window:
+            self._end_request(stream)
+            self._fail(stream, f"node {stream.node_id} sends more than it was asked for: is its version another one?")
             return
-        self._put(stream, chunk)
+        stream.done = chunk.eof or bool(chunk.error)
+        if stream.done or chunk.more:
+            stream.request_id = None
+        if chunk.data or chunk.missing:
+            stream.started, stream.position = True, chunk.offset + len(chunk.data)
+        if chunk.data or chunk.missing or stream.done:
+            self._put(stream, chunk)
 
     def _put(self, stream: _Stream, chunk: common_pb2.LogChunk) -> None:
-        data, offset = chunk.data, chunk.offset
-        if stream.started and offset < stream.position:  # had already
-            data = data[stream.position - offset :]
-            offset = min(stream.position, chunk.offset + len(chunk.data))
-        if data:
-            stream.started, stream.position = True, offset + len(data)
-        if data or stream.done:
-            made = common_pb2.LogChunk(rank=stream.rank, data=data, offset=offset, eof=stream.done, error=chunk.error)
-            self._chunks.append(made)
-            self._bytes += len(data)
-            self._wake.set()
+        chunk.rank, chunk.eof, chunk.more = stream.rank, stream.done, False
+        stream.waiting += len(chunk.data)
+        self._chunks.append((stream, chunk))
+        self._wake.set()
 
     def _fail(self, stream: _Stream, text: str) -> None:
         stream.done = True
-        chunk = common_pb2.LogChunk(rank=stream.rank, offset=stream.position, eof=True, error=text)
-        self._chunks.append(chunk)
-        self._wake.set()
-
-    def _resume(self) -> None:
-        if self._bytes <= LOW_BYTES:
-            for stream in self._streams:
-                if stream.paused:
-                    self._open(stream)
+        self._put(stream, common_pb2.LogChunk(offset=stream.position, error=text))

@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.reconciler import Reconciler
@@ -20,6 +22,11 @@ from bagua.proto import node_pb2
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SERVICE = "bagua.v1.NodeService"
 _HELLO_S = 10.0
+# Facts taken and large directives sent between two turns of the event loop: a thousand nodes that speak at once must
+# not keep a caller waiting.
+_AT_ONCE = 4
+_LARGE = 4_096
+_BEAT_BYTES = 16  # a heartbeat is not larger
 
 log = structlog.get_logger("coordinator.nodes")
 
@@ -41,13 +48,14 @@ class NodeServicer:
         self._watchers = watchers
         self._clock = clock
         self._welcome = welcome
+        self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For a server. Directives that are the same for many daemons come here as bytes already."""
         session = grpc.stream_stream_rpc_method_handler(
             self.Session,
-            request_deserializer=node_pb2.NodeFact.FromString,
+            request_deserializer=_as_it_came,
             response_serializer=_serialized,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Session": session})
@@ -57,6 +65,8 @@ class NodeServicer:
         hello = await self._hello(context)
         node = checked_hello(hello)
         jobs = [local_job(fact) for fact in hello.jobs]
+        for job in jobs:
+            scopes.check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
         session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream)
         if not self._sessions.youngest(session):
@@ -82,11 +92,13 @@ class NodeServicer:
                 first = await context.read()
         except TimeoutError as error:
             raise InvalidRequestError(f"no hello came within {_HELLO_S:g} s") from error
-        if not isinstance(first, node_pb2.NodeFact) or first.WhichOneof("fact") != "hello":
+        fact = _parsed(first) if isinstance(first, bytes) else node_pb2.NodeFact()
+        if fact.WhichOneof("fact") != "hello":
             raise InvalidRequestError("the first message of a session must be a hello")
         if self.stopping:
             raise UnavailableError(STOPPING)
-        return first.hello
+        scopes.check_node(fact.hello.node_id)
+        return fact.hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:
         """Two daemons with one id: the newer wins only if the older says nothing for longer than a heartbeat."""
@@ -120,33 +132,62 @@ class NodeServicer:
 
     async def _read(self, session: NodeSession, context: Context) -> None:
         while True:
-            fact = await context.read()
-            if not isinstance(fact, node_pb2.NodeFact):  # end of stream
+            data = await context.read()
+            if not isinstance(data, bytes):  # end of stream
                 return
             session.note_heard(self._clock.now())
-            self._take(session, fact)
+            if len(data) <= _BEAT_BYTES:
+                self._take(session, _parsed(data))
+                continue
+            async with self._turn:
+                self._take(session, _parsed(data))
+                await asyncio.sleep(0)
 
     def _take(self, session: NodeSession, fact: node_pb2.NodeFact) -> None:
         kind = fact.WhichOneof("fact")
         if kind == "heartbeat":
             if fact.heartbeat.seq:
-                ack = node_pb2.HeartbeatAck(seq=fact.heartbeat.seq)
-                session.tell(node_pb2.Directive(ack=ack))
+                self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
+            scopes.check_job(fact.job.job_id)
             self._reconciler.fact(session, local_job(fact.job))
         elif kind == "progress":
+            scopes.check_job(fact.progress.job_id)
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
             self._sessions.log_reply(session, fact.log)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
 
+    def _acknowledge(self, session: NodeSession, seq: int) -> None:
+        """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
+        and an answer costs as much as a heartbeat."""
+        now = self._clock.now()
+        if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
+            session.acked_clock = now
+            session.tell(node_pb2.Directive(ack=node_pb2.HeartbeatAck(seq=seq)))
+
     async def _write(self, session: NodeSession, context: Context) -> None:
         while True:
-            await context.write(await session.outgoing.get())
+            directive = await session.outgoing.get()
+            if isinstance(directive, bytes) and len(directive) > _LARGE:
+                async with self._turn:  # not held while writing: a daemon may not read
+                    await asyncio.sleep(0)
+            await context.write(directive)
 
     async def _closed(self, session: NodeSession) -> None:
         await session.closed.wait()
+
+
+def _as_it_came(data: bytes) -> bytes:
+    return data
+
+
+def _parsed(data: bytes) -> node_pb2.NodeFact:
+    try:
+        return node_pb2.NodeFact.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequestError("a message of the session can't be decoded: it is not a NodeFact") from error
 
 
 def _serialized(directive: node_pb2.Directive | bytes) -> bytes:

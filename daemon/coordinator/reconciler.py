@@ -244,7 +244,10 @@ class Reconciler:
             self._inbox.put_back(taken)
             taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
             raise
-        await self._settle(taken, stage, batch, outcome)
+        try:
+            await self._settle(taken, stage, batch, outcome)
+        finally:  # nobody waits for an answer that does not come
+            taken.fail(UnavailableError(STOPPING))
 
     async def _think(self, taken: Inbox) -> Stage:
         stage = Stage(
@@ -325,6 +328,9 @@ class Reconciler:
                 self._install(change)
         for job_id, at in stage.wakes.items():
             self._wake_at(job_id, at)
+        for change in batch.changes:
+            if change.job.job_id not in refused:
+                await self._tell(change.job)
         self._counters.add("decisions", number=stage.decisions)
         for came in taken.introductions.values():
             self._welcome(came, outcome)
@@ -337,8 +343,11 @@ class Reconciler:
             }
             self.look(again)
         ended = {change.job.job_id: change.job for change in batch.changes if change.job.state.terminal}
+        tried_again = [call for call in taken.cancellations if call.job_id in again]
+        self._inbox.cancellations += tried_again
+        taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
         for call in taken.cancellations:
-            self._answer_cancellation(call, again, ended, outcome)
+            self._answer_cancellation(call, ended, outcome)
         self._show_waiting()
 
     def _install(self, change: Change) -> None:
@@ -348,10 +357,16 @@ class Reconciler:
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         self._watchers.notify(job.job_id)
-        self._sessions.tell(job)
         if job.state.terminal:
             self._due_of.pop(job.job_id, None)
             self._on_end()
+
+    async def _tell(self, job: JobRecord) -> None:
+        """In parts: each directive wakes a stream."""
+        for start in range(0, len(job.hosts), _YIELD_EVERY):
+            if start:
+                await asyncio.sleep(0)
+            self._sessions.tell(job, job.hosts[start : start + _YIELD_EVERY])
 
     def _welcome(self, came: Introduction, outcome: Outcome) -> None:
         node_id = came.session.node_id
@@ -366,7 +381,7 @@ class Reconciler:
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
             if job is not None:
-                self._sessions.tell(job, only=node_id)
+                self._sessions.tell(job, [host for host in job.hosts if host.node_id == node_id])
         self.look(self._board.on_node(node_id))
         _settle(came.done, restarted)
 
@@ -382,12 +397,7 @@ class Reconciler:
             else:
                 _settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
 
-    def _answer_cancellation(
-        self, call: Cancellation, again: set[str], ended: Mapping[str, JobRecord], outcome: Outcome
-    ) -> None:
-        if call.job_id in again:
-            self._inbox.cancellations.append(call)
-            return
+    def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
         error: BaseException | None = outcome.failed.get(call.job_id)
         job = ended.get(call.job_id) or self._board.job(call.job_id)
         _settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
@@ -442,7 +452,7 @@ class Reconciler:
         for job_id in job_ids:
             if job_id in found:
                 self._board.put(found[job_id])
-                self._sessions.tell(found[job_id].job)
+                await self._tell(found[job_id].job)
                 if found[job_id].job.state.terminal:
                     self._on_end()
             else:

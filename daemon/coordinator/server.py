@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -34,6 +35,7 @@ from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import job_pb2_grpc, node_pb2
 
 _TICK_S = 1.0
+_SWITCH_S = 0.001  # threads of the database give the event loop its turn so soon
 _STOP_S = 1.0  # calls get so long to end
 _SERVICES = ("bagua.v1.JobService", "bagua.v1.NodeService")
 _OPTIONS = (
@@ -91,6 +93,7 @@ class Coordinator:
         self._shared = store.shared
         worker = Worker()
         self._closers.callback(worker.close)
+        sys.setswitchinterval(_SWITCH_S)
         board = Board()
         self._reconciler = Reconciler(
             worker,

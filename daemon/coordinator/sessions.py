@@ -6,7 +6,7 @@ Everything here lives in memory, on the event loop; nothing waits for a slow pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bagua.daemon.coordinator.directives import Order, concerns, wish
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord
@@ -28,6 +28,7 @@ class NodeSession:
         self.close_reason = ""
         self.heard = asyncio.Event()  # set at every message
         self.heard_clock = 0.0  # by the service clock
+        self.acked_clock = 0.0  # when a heartbeat was acknowledged last
         self._told: dict[str, Order] = {}
 
     def close(self, reason: str) -> None:
@@ -113,14 +114,13 @@ class Sessions:
             if now >= session.heard_clock + lease_s:
                 session.close(f"nothing was heard of this daemon for {lease_s:g} s")
 
-    def tell(self, job: JobRecord, only: str | None = None) -> None:
-        """Tells every connected node of ``job`` (or the one named) what it should do now."""
+    def tell(self, job: JobRecord, hosts: Sequence[HostRecord]) -> None:
+        """Tells these hosts of ``job`` what they should do now, those that are connected."""
         order = self._order(job)
-        for host in job.hosts:
-            if only is None or host.node_id == only:
-                session = self._sessions.get(host.node_id)
-                if session is not None:
-                    session.order(job.job_id, host, order)
+        for host in hosts:
+            session = self._sessions.get(host.node_id)
+            if session is not None:
+                session.order(job.job_id, host, order)
 
     def forget(self, job_id: str) -> None:
         """The job is no more."""
@@ -163,7 +163,7 @@ class Sessions:
         found = self._log_sinks.get(reply.request_id)
         if found is None or found[0] is not session:
             return
-        if reply.chunk.eof or reply.chunk.error:
+        if reply.chunk.eof or reply.chunk.error or reply.chunk.more:
             del self._log_sinks[reply.request_id]
         found[1](reply.chunk)
 

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     exit_when_idle: float | None = Field(None, ge=0)
     log_json: bool = False
     # A node says something every heartbeat; after a lease without a word it counts as lost.
-    heartbeat_s: float = Field(2.0, gt=0, le=600)
+    heartbeat_s: float = Field(3.0, gt=0, le=600)
     lease_s: float = Field(10.0, gt=0, le=3600)
     # The right to decide about a job, where several coordinators share a database.
     job_lease_s: float = Field(10.0, gt=0, le=3600)

@@ -56,6 +56,7 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     _check_size(spec)
     _check_seconds("placement_timeout_s", spec.placement_timeout_s, MAX_WAIT_S)
     _check_seconds("stop_grace_s", spec.stop_grace_s, 3_600.0)
+    _check_seconds("join_timeout_s", spec.join_timeout_s, MAX_WAIT_S)
     if spec.master_port > 65_535:
         raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
     return _summary(spec, spec.SerializeToString(deterministic=True))

@@ -17,6 +17,7 @@ import typer
 from bagua.base.errors import ConfigError
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
+from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.log_lines import configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.process import die_with_parent
@@ -27,7 +28,7 @@ MAX_FILES = 65536
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(context_settings=COMMAND_SETTINGS)
 def node(
     coordinator: Annotated[
         str, typer.Option(help="Address of the coordinator.", envvar="BAGUA_COORDINATOR")
@@ -52,6 +53,9 @@ def node(
     death_signal: Annotated[bool, typer.Option("--death-signal", help="End when the parent process dies.")] = False,
     exit_when_idle: Annotated[
         float | None, typer.Option(help="End so many seconds after the last job.", metavar="SECONDS")
+    ] = None,
+    leash: Annotated[
+        int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
     ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
@@ -88,6 +92,7 @@ def node(
         tls=TlsFiles.in_folder(tls) if tls else None,
         metrics_port=metrics_port,
         exit_when_idle_s=exit_when_idle,
+        leash=leash,
         log_max_bytes=log_max_bytes,
         log_files=log_files,
         wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),
@@ -120,4 +125,4 @@ def _tell(descriptor: int | None, line: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="bagua daemon")

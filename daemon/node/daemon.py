@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.leash import LeashWatch
+from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
-from bagua.daemon.node.logs import LogFile, LogLimits
 from bagua.daemon.node.process import Reaper, end_children
 from bagua.daemon.node.registry import Jobs
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
@@ -99,6 +101,9 @@ class NodeDaemon:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
         async with contextlib.AsyncExitStack() as closing:
+            if self._settings.leash is not None:
+                gone = "the rank that started it ended before it had joined its job"
+                closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.callback(self._reaper.close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
@@ -236,3 +241,5 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
         await NodeDaemon(settings, folder, log).run(ready)
     finally:
         os.close(folder.lock)
+        if settings.leash is not None:  # the folder was made for this daemon alone, and holds its key
+            shutil.rmtree(settings.state_dir, ignore_errors=True)

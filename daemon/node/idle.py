@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-FIRST_JOB_S = 60.0
+FIRST_JOB_S = 360.0
+"""Ranks wait five minutes for those of the last host, whose daemon the job needs to be placed."""
 
 
 class IdleWatch:
-    """Calls ``on_idle`` when the daemon has had nothing to do for ``idle_s`` seconds after a job, or never any for 60
-    s more. Without ``idle_s`` it never does."""
+    """Calls ``on_idle`` when the daemon has had nothing to do for ``idle_s`` seconds after a job, or never any for six
+    minutes more. Without ``idle_s`` it never does."""
 
     def __init__(self, idle_s: float | None, on_idle: Callable[[], None]) -> None:
         self._idle_s = idle_s

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import BaguaError
+from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import events, launch, state, transitions
 from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine, wanted_plugin
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
-from bagua.daemon.node.logs import LogFile, LogLimits, RankOutput, log_path
+from bagua.daemon.node.log_file import LogFile, LogLimits, log_path
+from bagua.daemon.node.logs import RankOutput
 from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.proc import marks_of, start_time
 from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group
@@ -72,7 +75,9 @@ class Job:
 
     def __init__(self, plan: Plan, node: NodeContext, on_report: Callable[[str], None]) -> None:
         self.plan = plan
-        self.state = state.new_job(node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s)
+        self.state = state.new_job(
+            node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s, join_s=plan.join_timeout_s
+        )
         self.engine: core.Engine | None = None
         self.data_socket = data_socket(node.socket_folder, plan.job_id, plan.generation)
         self.tokens = {rank: secrets.token_bytes(32) for rank in plan.ranks}
@@ -94,6 +99,7 @@ class Job:
         self._watches: dict[int, ProcessWatch] = {}
         self._joined: dict[int, int] = {}  # rank -> pid that got the way to the engine
         self._start_times: dict[int, int] = {}
+        self._memory: dict[int, MemoryWatch] = {}
 
     # ── for the daemon ──
 
@@ -174,6 +180,7 @@ class Job:
         if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
             return False
         self._joined[rank] = pid
+        self._memory.setdefault(rank, MemoryWatch(pid))
         self.post(events.RankJoined(rank, pid))
         if self.plan.adopt and rank not in self._watches:
             with contextlib.suppress(
@@ -312,6 +319,7 @@ class Job:
             os.close(stderr)
         self._watches[rank] = self._node.reaper.watch_child(pid, lambda code: self._rank_exited(rank, code))
         self._start_times[rank] = start_time(pid)
+        self._memory[rank] = MemoryWatch(pid)
         return pid
 
     # ── outcomes ──
@@ -322,6 +330,8 @@ class Job:
         output.drain()
         code = 0 if code is None else code
         tail = output.error_tail() if code else ""
+        if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:  # not ours
+            tail = "\n".join(filter(None, (tail, self._memory[rank].explain())))
         self._log.info("rank exited", rank=rank, exit_code=code)
         self.post(events.RankExited(rank, code, max(0, -code), tail, time.time()))
         self._run(self._save())
@@ -329,7 +339,14 @@ class Job:
     def _adopted_process_ended(self, rank: int) -> None:
         """The process of an adopted rank is gone; a farewell may still wait in the core's events and comes first."""
         self._take_engine_events()
-        self.post(events.RankLost(rank, "its process has ended", time.time()))
+        self._lost(rank, "its process has ended")
+
+    def _lost(self, rank: int, words: str) -> None:
+        """How the process of an adopted rank ended is its parent's to know; what it died of may be known here."""
+        memory = self._memory.get(rank)
+        if memory is not None and memory.killed:
+            words = f"{words}. {memory.explain()}"
+        self.post(events.RankLost(rank, words, time.time()))
 
     def _take_engine_events(self) -> None:
         if self.engine is None:
@@ -345,7 +362,7 @@ class Job:
                 case "left":
                     self.post(events.RankLeft(rank, time.time()))
                 case "lost":
-                    self.post(events.RankLost(rank, text or "its connection broke", time.time()))
+                    self._lost(rank, text or "its connection broke")
                 case "error":
                     self.post(events.EngineFailed(text))
                 case "ring":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from bagua.daemon.node.logs import LogFile
+from bagua.daemon.node.log_file import READ_BYTES, LogFile
 from bagua.proto import common_pb2, node_pb2
 
-MAX_READERS = 256
+MAX_READERS = 4_096  # each is a task that mostly sleeps
 Find = Callable[[node_pb2.ReadLog], Awaitable[LogFile]]
 Send = Callable[[node_pb2.LogReply], Awaitable[None]]
 
@@ -54,20 +56,25 @@ class LogService:
             await self._refuse(request, str(error.args[0] if isinstance(error, LookupError) else error))
 
     async def _copy(self, request: node_pb2.ReadLog, log: LogFile) -> None:
-        offset = request.offset or log.tail_offset(request.tail_lines)
-        while True:
-            offset, data = log.read(offset)
-            if data:
-                chunk = common_pb2.LogChunk(rank=request.rank, data=data, offset=offset)
-                await self._send(node_pb2.LogReply(request_id=request.request_id, chunk=chunk))
-                offset += len(data)
+        """Sends pieces until the end of the log, or until as much was sent as the reader has room for."""
+        offset = request.offset or await log.tail_offset(request.tail_lines)
+        room = request.max_bytes or math.inf
+        while room > 0:
+            piece = await log.read(offset, int(min(READ_BYTES, room)))
+            offset, room = piece.end, room - len(piece.data)
+            if piece.data or piece.missing:
+                await self._send_chunk(
+                    request, data=piece.data, offset=piece.offset, missing=piece.missing, more=room <= 0
+                )
             elif log.closed or not request.follow:
-                break
+                await self._send_chunk(request, offset=offset, eof=True)
+                return
             else:
                 await log.changed(offset)
-        end = common_pb2.LogChunk(rank=request.rank, offset=offset, eof=True)
-        await self._send(node_pb2.LogReply(request_id=request.request_id, chunk=end))
+
+    async def _send_chunk(self, request: node_pb2.ReadLog, **fields: Any) -> None:
+        chunk = common_pb2.LogChunk(rank=request.rank, **fields)
+        await self._send(node_pb2.LogReply(request_id=request.request_id, chunk=chunk))
 
     async def _refuse(self, request: node_pb2.ReadLog, reason: str) -> None:
-        chunk = common_pb2.LogChunk(rank=request.rank, error=reason, eof=True)
-        await self._send(node_pb2.LogReply(request_id=request.request_id, chunk=chunk))
+        await self._send_chunk(request, error=reason, eof=True)

@@ -11,6 +11,7 @@ MAX_LOCAL_RANKS = 1024
 MAX_HOSTS = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
 DEFAULT_GRACE_S = 5.0
+DEFAULT_JOIN_S = 300.0
 MAX_GRACE_S = 3600.0
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -55,6 +56,7 @@ class Plan:
     master_addr: str
     master_port: int
     stop_grace_s: float
+    join_timeout_s: float
 
     @property
     def node_id(self) -> str:
@@ -102,6 +104,7 @@ def parse_plan(run: node_pb2.RunJob) -> Plan:
         master_addr=run.master_addr or "127.0.0.1",
         master_port=run.master_port,
         stop_grace_s=grace or DEFAULT_GRACE_S,
+        join_timeout_s=spec.join_timeout_s if spec.join_timeout_s > 0 else DEFAULT_JOIN_S,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from bagua.daemon.node import events
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import JobEntry, end_leftovers
-from bagua.daemon.node.logs import LogFile, log_path
+from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.plan import PlanError, clamp_grace, is_safe_name, parse_peers, parse_plan
 from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2

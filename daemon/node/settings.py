@@ -26,7 +26,7 @@ class WireSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """As given. ``exit_when_idle_s`` and ``metrics_port`` are None where they were not asked for."""
+    """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for."""
 
     coordinator: str
     name: str
@@ -38,6 +38,7 @@ class Settings:
     tls: TlsFiles | None
     metrics_port: int | None
     exit_when_idle_s: float | None
+    leash: int | None
     log_max_bytes: int
     log_files: int
     wire: WireSettings

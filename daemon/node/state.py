@@ -46,6 +46,7 @@ class JobState:
     ranks: tuple[Rank, ...]
     adopt: bool
     grace_s: float
+    join_s: float
     phase: Phase = Phase.PREPARING
     engine: bool = False
     address: str = ""
@@ -70,10 +71,10 @@ class JobState:
         return phase, self.address, self.error, ranks, self.waiting
 
 
-def new_job(node_id: str, ranks: tuple[int, ...], *, adopt: bool, grace_s: float) -> JobState:
+def new_job(node_id: str, ranks: tuple[int, ...], *, adopt: bool, grace_s: float, join_s: float = 0.0) -> JobState:
     """The state after a RunJob, before anything was done. ``grace_s``: between SIGTERM and SIGKILL when nobody says
-    more."""
-    return JobState(node_id, tuple(Rank(rank) for rank in ranks), adopt, grace_s)
+    more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins."""
+    return JobState(node_id, tuple(Rank(rank) for rank in ranks), adopt, grace_s, join_s)
 
 
 def describe_exit(rank: Rank, node_id: str) -> str:

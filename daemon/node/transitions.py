@@ -107,7 +107,8 @@ def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
     instructions: list[Instruction] = [SetPeers(state.peers)] if state.peers else []
     if not state.adopt:
         instructions.append(SpawnRanks())
-    return replace(state, phase=Phase.RUNNING, engine=True, address=event.address), instructions
+    deadline = now + state.join_s if state.adopt else None
+    return replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline), instructions
 
 
 def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:
@@ -147,6 +148,8 @@ def _joined(state: JobState, event: RankJoined, now: float) -> Step:
     rank = _find(state, event.rank)
     if rank is None or not state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
+    if _nobody_joined(state):
+        state = replace(state, deadline=None)
     return _update(state, event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
@@ -216,9 +219,22 @@ def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
     return replace(state, waiting=event.text), []
 
 
-def _verdict(state: JobState, event: TimerFired, now: float) -> Step:
-    if not state.pending_error or not _due(state, now):
+def _nobody_joined(state: JobState) -> bool:
+    return state.adopt and all(rank.phase is RankPhase.WAITING for rank in state.ranks)
+
+
+def _running_timer(state: JobState, event: TimerFired, now: float) -> Step:
+    if not _due(state, now):
         return state, []
+    if state.pending_error:
+        return _verdict(state, now)
+    if _nobody_joined(state):
+        text = f"no rank joined on node {state.node_id} within {state.join_s:g} s"
+        return _fail(state, now, text, error=text)
+    return state, []
+
+
+def _verdict(state: JobState, now: float) -> Step:
     if not any(rank.lost for rank in state.alive):  # they ended with code 0: if others miss them, those will fail
         return replace(state, pending_error="", deadline=None), []
     return _fail(state, now, state.pending_error, error=state.pending_error)
@@ -312,7 +328,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         RankExited: _exited,
         EngineFailed: _engine_failed,
         WaitsChanged: _waits,
-        TimerFired: _verdict,
+        TimerFired: _running_timer,
         StopRequested: _stop,
     },
     Phase.FAILING: {**_BOOKKEEPING, RankStarted: _started, TimerFired: _failing_timer, StopRequested: _stop},

@@ -1,4 +1,8 @@
-"""Four ranks learn what one process learns on the same global batch."""
+"""Four ranks learn what one process learns on the same global batch.
+
+In float64: sums are rounded in another order there, and fifty steps of training make such a difference 10,000 times as
+large. How large depends on the processor's instructions; in float32 it reaches 1e-3.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ TRAIN = """
     from bagua.torch_api.algorithms import gradient_allreduce
 
     STEPS, BATCH = 50, {batch}
+    torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     model = {model}
@@ -51,7 +56,7 @@ DIGITS = {
     "data": """images, labels = load_digits()[0].tensors
     def batch():
         chosen = torch.randint(len(labels), (BATCH,), generator=generator)[mine]
-        return images[chosen], labels[chosen]""",
+        return images[chosen].double(), labels[chosen]""",
     "loss": "F.cross_entropy(model(inputs), targets)",
 }
 CHARLM = {
@@ -80,4 +85,4 @@ def test_loss_of_fifty_steps(sandbox: Sandbox, program: dict[str, object]) -> No
     one, four = found
     assert len(one) == len(four) == 50
     assert one[-1] < one[0]
-    assert max(abs(a - b) / abs(a) for a, b in zip(one, four, strict=True)) < 1e-4
+    assert max(abs(a - b) / abs(a) for a, b in zip(one, four, strict=True)) < 1e-9

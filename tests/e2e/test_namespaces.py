@@ -175,8 +175,10 @@ def test_coordinator_beyond_loopback_without_tls_is_refused(hosts: Hosts) -> Non
     assert "bagua certs" in output
 
 
-def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    """No daemon anywhere: each host's first rank brings one up, and nothing is left at the end."""
+@pytest.mark.parametrize("secret", ["7c4f0e5a91d2b3867c4f0e5a91d2b386", ""], ids=["with a secret", "without one"])
+def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts, tmp_path: Path, secret: str) -> None:
+    """No daemon anywhere: each host's first rank brings one up, and nothing is left at the end. Without a secret that
+    the hosts share, every rank says what to set."""
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent("""
@@ -186,6 +188,15 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts
         bagua.init_process_group()
         tensor = torch.tensor([float(bagua.get_rank())])
         bagua.allreduce_inplace(tensor)
+        if bagua.get_rank() == 0:  # the coordinator listens where others reach this host, and nowhere else
+            import os, psutil
+            for process in psutil.process_iter(["cmdline"]):
+                if "bagua.daemon.coordinator" in (process.info["cmdline"] or []):
+                    if process.environ().get("BAGUA_TEST_MARK") == os.environ["BAGUA_TEST_MARK"]:
+                        found = [c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"]
+                        assert [ip.removeprefix("::ffff:") for ip in found] == [os.environ["MASTER_ADDR"]], found
+                        print("listens", flush=True)
+        bagua.barrier()
         print("sum", tensor.item(), flush=True)
         """)
     )
@@ -196,12 +207,17 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts
             "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2",
             "NODE_RANK": str(rank // 2), "GROUP_RANK": str(rank // 2),
             "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "veth0",
+            "BAGUA_JOB_SECRET": secret, "XDG_CONFIG_HOME": str(tmp_path),
             marker.split("=")[0]: marker.split("=")[1],
         }  # fmt: skip
         ranks.append(hosts.start(rank // 2, PYTHON, "-P", str(script), env=environment))
     outputs = [process.communicate(timeout=DEADLINE)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, "\n".join(outputs)
-    assert all("sum 6.0" in output for output in outputs)
+    if secret:
+        assert [process.returncode for process in ranks] == [0] * 4, "\n".join(outputs)
+        assert all("sum 6.0" in output for output in outputs) and "listens" in outputs[0], outputs
+    else:
+        assert all(process.returncode == 1 for process in ranks)
+        assert all("set BAGUA_JOB_SECRET or BAGUA_JOB_SECRET_FILE" in output for output in outputs), outputs
     assert_all_gone(marker, within_s=15.0)
 
 

@@ -1,5 +1,7 @@
 """The coordinator's store, sessions and reconciler under a clock that jumps, whatever fails.
-``simulated/world.py`` says what is promised. A history that breaks it is named by its seed; ``BAGUA_SIMULATION_SEED=N`` plays that one alone."""
+
+``simulated/world.py`` says what is promised. A history that breaks it is named by its seed;
+``BAGUA_SIMULATION_SEED=N`` plays that one alone."""
 
 from __future__ import annotations
 

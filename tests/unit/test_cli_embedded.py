@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua.base import run_folder
 from bagua.base.errors import ConfigError, ServiceError
 from bagua.cli import embedded
 from bagua.cli.embedded import ServiceProcess, StateFolder
@@ -28,7 +29,7 @@ def test_what_killed_runs_left_is_swept_and_nothing_else(tmp_path: Path) -> None
     old = time.time() - 3600
     for name in ("run-dead", "run-kept", "other"):
         (tmp_path / name).mkdir()
-    (tmp_path / "run-kept" / embedded.KEPT_MARK).touch()
+    (tmp_path / "run-kept" / run_folder.KEPT_MARK).touch()
     alive = StateFolder(tmp_path)
     for path in tmp_path.iterdir():
         os.utime(path, (old, old))
@@ -41,11 +42,11 @@ def test_what_killed_runs_left_is_swept_and_nothing_else(tmp_path: Path) -> None
 
 def test_runtime_root_must_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert embedded.runtime_root() == tmp_path / "bagua"
+    assert run_folder.runtime_root() == tmp_path / "bagua"
     (tmp_path / "bagua").rmdir()
     (tmp_path / "bagua").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="is a link"):
-        embedded.runtime_root()
+        run_folder.runtime_root()
 
 
 def test_settings_of_another_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

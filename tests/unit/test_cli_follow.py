@@ -184,3 +184,15 @@ def test_logs_that_can_not_be_read_are_told() -> None:
     script = Script([[is_now(SUCCEEDED)]], [[common_pb2.LogChunk(rank=0, error="the node is away", eof=True)]])
     follower(script, terminal).run()
     assert "The output of rank 0 can't be read: the node is away" in terminal.notes
+
+
+def test_output_that_is_gone_is_told_where_it_is_missing() -> None:
+    """In the middle of a line: it ends there. After a reconnect, bytes that were shown before do not count."""
+    terminal = Recorder()
+    gap = common_pb2.LogChunk(rank=0, data=b"late\n", offset=3_000_000, missing=2_999_990)
+    again = common_pb2.LogChunk(rank=0, data=b"late\nlast\n", offset=3_000_000, missing=3_000_000, eof=True)
+    source = Script([[is_now(RUNNING), is_now(SUCCEEDED)]], [[chunk(b"early\ncut "), gap, again]])
+    Follower(source, job(RUNNING), terminal, lambda: 0.0).run()
+    assert terminal.lines == ["early", "cut ", "late", "last"]
+    gaps = [note for note in terminal.notes if "missing" in note]
+    assert len(gaps) == 1 and gaps[0].startswith("2.9 MiB of the output of rank 0 are missing here")

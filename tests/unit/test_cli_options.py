@@ -1,12 +1,18 @@
 """What is checked on the command line before anything is started."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
 
-from bagua.cli import options
+from bagua.cli import gpu_checks, options
+from bagua.cli.app import app
 from bagua.cli.options import UsageError
-from bagua.cli.run import check_script, default_name
+from bagua.cli.run import check_script, count_ranks, default_name
 
 
 def test_variables() -> None:
@@ -47,3 +53,51 @@ def test_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.resolve_workdir(None) == tmp_path
     with pytest.raises(UsageError, match="no such folder"):
         options.resolve_workdir(Path("nosuch"))
+
+
+def test_every_option_of_run_and_submit_has_both_spellings() -> None:
+    root = get_command(app)
+    for path in (["run"], ["job", "submit"]):
+        command, context = root, root.make_context("bagua", [*path, "x"], resilient_parsing=True)
+        for name in path:
+            command = command.get_command(context, name)
+        long = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert "--nproc-per-node" in long and "--master-port" in long
+        for option in (option for option in long if "-" in option[2:]):
+            flag = next(parameter for parameter in command.params if option in parameter.opts).is_flag
+            given = [option.replace("-", "_").replace("__", "--", 1), *([] if flag else ["1"]), "x.py", "--a_b"]
+            made = command.make_context(path[-1], given, parent=context)
+            assert made.params["args"] == ["--a_b"], option  # the script's own stay as they are
+
+
+def test_ranks_are_counted_as_torchrun_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert (count_ranks("7"), count_ranks("cpu")) == (7, cores)
+    for gpus, expected in (([], cores), (["A", "B", "C"], 3)):
+        monkeypatch.setattr(gpu_checks, "probe", lambda gpus=gpus: gpu_checks.Probe(gpus=gpus))
+        assert count_ranks("auto") == expected
+    assert count_ranks("gpu") == 3
+    monkeypatch.setattr(gpu_checks, "probe", gpu_checks.Probe)
+    for broken, words in (("gpu", "no GPU"), ("0", "from 1 to"), ("1025", "from 1 to"), ("two", "auto, gpu or cpu")):
+        with pytest.raises(typer.BadParameter, match=words):
+            count_ranks(broken)
+
+
+def complete(line: str) -> list[str]:
+    """What bash is told where the last word of ``line`` is to be completed."""
+    words = {"_BAGUA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    command = [sys.executable, "-P", "-m", "bagua.cli.main"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    assert complete("bagua job l") == ["list", "logs"]
+    assert complete("bagua run --nproc") == ["--nproc-per-node"]
+
+
+@pytest.mark.parametrize("name", ["coordinator", "daemon", "certs"])
+def test_usage_of_services_names_the_command_that_users_type(name: str) -> None:
+    command = [sys.executable, "-P", "-m", "bagua.cli.main", name, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert f"Usage: bagua {name} " in done.stdout and "python" not in done.stdout.lower()

@@ -1,9 +1,13 @@
 """Plain lines where there is no terminal."""
 
+import io
+import re
+
 import pytest
+from rich.console import Console
 
 from bagua.cli.tables import table
-from bagua.cli.terminal import Terminal, metrics_text, open_terminal
+from bagua.cli.terminal import BarTerminal, Terminal, metrics_text, open_terminal
 from bagua.proto.common_pb2 import Progress
 
 
@@ -45,3 +49,19 @@ def test_tables_are_not_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str
     path = "/a/rather/long/path/" * 20
     table(["log"], [[path]])
     assert path in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_metrics_give_way_and_bar_and_times_stay(width: int) -> None:
+    terminal = BarTerminal()
+    terminal.close()
+    terminal.status("running")
+    metrics = {"acc": 0.97123, "comm exposed ms": 12.345, "comm hidden ms": 3.21, "loss": 0.01234, "steps/s": 123.45}
+    terminal.progress(Progress(step=800, total=800, metrics=metrics, message="warm"))
+    drawn = io.StringIO()
+    Console(file=drawn, width=width, force_terminal=True, color_system=None).print(terminal._bar.get_renderable())
+    lines = [line for line in drawn.getvalue().splitlines() if line.strip()]
+    assert len(lines) == 1, lines
+    assert lines[0].count("━") == 30, lines
+    assert "running" in lines[0] and "800/800" in lines[0] and "acc" in lines[0]
+    assert len(re.findall(r"[-\d]+:[-\d]+:[-\d]+", lines[0])) == 2, lines

@@ -182,6 +182,11 @@ def test_engine_addresses_are_sent_once_all_are_known():
         ),
         (over(2, exit_code=3), "rank 2 on node b exited with code 3"),
         (over(3, exit_code=-9, signal=9), "rank 3 on node b was killed by SIGKILL"),
+        (over(3, exit_code=-9, signal=9, error_tail="step 7\n"), "rank 3 on node b was killed by SIGKILL"),
+        (
+            over(3, exit_code=-9, signal=9, error_tail="step 7\nThe kernel's out-of-memory killer may have ended it."),
+            "rank 3 on node b was killed by SIGKILL. The kernel's out-of-memory killer may have ended it.",
+        ),
         (over(3, exit_code=-99, signal=99), "rank 3 on node b was killed by signal 99"),
     ],
 )

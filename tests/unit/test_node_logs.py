@@ -1,21 +1,31 @@
 """Log files of ranks: rotation, reading by offset, following, error tails."""
 
 import asyncio
+import os
+import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua.daemon.node.logs import ERROR_TAIL_BYTES, LogFile, LogLimits, error_tail
+from bagua.daemon.node import log_file
+from bagua.daemon.node.log_file import LogFile, LogLimits
+from bagua.daemon.node.logs import ERROR_TAIL_BYTES, error_tail
+
+
+async def read_all(log, offset=0, limit=7):
+    """(data, bytes missing before it)"""
+    blocks, missing = [], 0
+    while True:
+        piece = await log.read(offset, limit)
+        missing += piece.missing
+        if not piece.data and not piece.missing:
+            return b"".join(blocks), missing
+        blocks.append(piece.data)
+        offset = piece.end
 
 
 def everything(log, offset=0, limit=7):
-    blocks = []
-    while True:
-        offset, data = log.read(offset, limit)
-        if not data:
-            return b"".join(blocks)
-        blocks.append(data)
-        offset += len(data)
+    return asyncio.run(read_all(log, offset, limit))[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -26,12 +36,26 @@ def test_rotation_keeps_the_newest(tmp_path_factory, writes, files):
     for data in writes:
         assert log.write(data) == ""
     whole = b"".join(writes)
-    assert log.end == len(whole) and everything(log) == whole[log.start :]
+    assert log.end == len(whole) and everything(log, log.start) == whole[log.start :]
     assert log.end - log.start <= 32 * files and (log.start == 0 or log.end - log.start > 32 * (files - 1))
     log.close()
     past = LogFile.of_the_past(path)
-    assert everything(past) == whole[log.start :] and past.closed
-    assert len(list(path.parent.iterdir())) <= files
+    assert (past.start, past.end, past.closed) == (log.start, log.end, True), "offsets survive the daemon"
+    assert everything(past, past.start) == whole[log.start :]
+    assert len(list(path.parent.glob("*.log*"))) <= files + 1
+    assert len(os.listdir(path.parent)) <= files + 1, "the files, and one that says how much is gone"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([b"a", b"bc", b"x" * 20]), min_size=1, max_size=40), st.integers(1, 4))
+def test_rotated_logs_begin_with_a_whole_line_and_count_what_is_gone(tmp_path_factory, lines, files):
+    log = LogFile(tmp_path_factory.mktemp("log") / "rank-0.log", LogLimits(max_bytes=32, files=files))
+    text = b"".join(line + b"\n" for line in lines)
+    log.write(text)
+    data, missing = asyncio.run(read_all(log, limit=64))
+    assert text[missing:] == data and missing >= log.start
+    assert missing == 0 or text[missing - 1 : missing] == b"\n"
+    log.close()
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,8 +65,8 @@ def test_tail(tmp_path_factory, lines, ended, count):
     text = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     log.write(text)
     expected = b"".join(text.splitlines(keepends=True)[-count:])
-    assert everything(log, log.tail_offset(count)) == expected
-    assert log.tail_offset(0) == 0
+    assert everything(log, asyncio.run(log.tail_offset(count))) == expected
+    assert asyncio.run(log.tail_offset(0)) == 0
     log.close()
 
 
@@ -50,7 +74,40 @@ def test_the_tail_of_a_long_log(tmp_path):
     log = LogFile(tmp_path / "x.log", LogLimits(max_bytes=100_000, files=9))
     lines = [b"%d %s\n" % (i, b"x" * (i % 300)) for i in range(3000)]
     log.write(b"".join(lines))
-    assert everything(log, log.tail_offset(2000), 1 << 20) == b"".join(lines[-2000:])
+    assert everything(log, asyncio.run(log.tail_offset(2000)), 1 << 20) == b"".join(lines[-2000:])
+    log.close()
+
+
+async def test_a_disk_that_stands_still_does_not_hold_up_the_loop(tmp_path, monkeypatch):
+    """The disk answers only after the loop has gone on: on the loop itself both calls would never return."""
+    log = LogFile(tmp_path / "x.log")
+    log.write(b"\n" * 1_000_000)
+    answer, pread = threading.Event(), os.pread
+
+    def slow(*arguments):
+        assert answer.wait(20), "the loop did not go on"
+        return pread(*arguments)
+
+    monkeypatch.setattr(log_file.os, "pread", slow)
+    calls = asyncio.gather(log.tail_offset(4_000_000_000), log.tail_offset(3), log.read(0, 5))
+    asyncio.get_running_loop().call_later(0, answer.set)
+    everything_of_it, third_last, piece = await asyncio.wait_for(calls, 30)
+    assert (everything_of_it, third_last, piece.data) == (0, 999_997, b"\n" * 5)
+    log.close()
+
+
+async def test_a_reader_that_is_cancelled_leaves_no_file_open(tmp_path):
+    log = LogFile(tmp_path / "x.log")
+    log.write(b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    reads = [asyncio.ensure_future(log.read(0)) for _ in range(50)]
+    await asyncio.sleep(0)
+    for read in reads:
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    await log.read(0)
+    await log.read(0)  # two threads: those of before are through
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
     log.close()
 
 
@@ -71,18 +128,37 @@ async def test_readers_are_told(tmp_path):
     log.close()
 
 
-def test_a_file_that_is_gone_or_can_not_be_written(tmp_path):
+async def test_a_file_that_is_gone_or_can_not_be_written(tmp_path):
     path = tmp_path / "x.log"
     log = LogFile(path, LogLimits(max_bytes=10, files=2))
     log.write(b"12345")
     path.unlink()
-    assert log.read(0) == (5, b"")
+    gone = await log.read(0)
+    assert (gone.offset, gone.data, gone.missing) == (5, b"", 5)
     path.mkdir()  # the next rotation fails
     (path / "x").touch()
     (tmp_path / "x.log.1").mkdir()
     (tmp_path / "x.log.1" / "y").touch()
     assert "can't be written" in log.write(b"67890abc")
     assert log.write(b"more") == "", "said once"
+    log.close()
+
+
+async def test_a_log_says_how_much_a_full_disk_cost(tmp_path, monkeypatch):
+    log = LogFile(tmp_path / "x.log")
+    log.write(b"before\n")
+    write = os.write
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_file.os, "write", full)
+    assert "No space left on device" in log.write(b"lost\n")
+    assert log.write(b"lost too\n") == "", "said once"
+    monkeypatch.setattr(log_file.os, "write", write)
+    assert log.write(b"after\n") == ""
+    marker = b"\n[bagua: 14 bytes of output are missing here: No space left on device]\n"
+    assert (await read_all(log, limit=1000))[0] == b"before\n" + marker + b"after\n"
     log.close()
 
 

@@ -26,7 +26,7 @@ def drive(job, *events, now=0.0):
 
 
 def new(*, adopt=False, ranks=(2, 3)):
-    return s.new_job("b", ranks, adopt=adopt, grace_s=7.0)
+    return s.new_job("b", ranks, adopt=adopt, grace_s=7.0, join_s=60.0)
 
 
 def running(**options):
@@ -128,6 +128,20 @@ def test_ranks_that_others_started():
     assert told == [ev.Abort("cancelled")], "their processes are not ours to kill"
     job, told = drive(job, ev.TimerFired(), now=2.0)
     assert told == [ev.CloseEngine()]
+
+
+def test_a_job_that_nobody_joins_gives_its_slots_back():
+    job, _ = drive(new(adopt=True), READY, now=10.0)
+    assert job.deadline == 70.0
+    early, told = drive(job, ev.TimerFired(), now=69.0)
+    assert early is job and not told
+    late, told = drive(job, ev.TimerFired(), now=70.0)
+    assert late.error == "no rank joined on node b within 60 s" and told == [ev.Abort(late.error)]
+    closing, told = drive(late, ev.TimerFired(), now=75.0)
+    assert told == [ev.CloseEngine()] and drive(closing, ev.EngineClosed())[0].phase is Phase.STOPPED
+    joined, told = drive(job, ev.RankJoined(2, 72), ev.TimerFired(), now=70.0)
+    assert joined.phase is Phase.RUNNING and joined.deadline is None and not told, "one rank is enough to wait on"
+    assert drive(new(), READY, now=10.0)[0].deadline is None, "ranks that we start need no such deadline"
 
 
 def test_a_process_that_can_not_be_killed():

@@ -118,7 +118,7 @@ def test_rank_side_needs_torch_grpc_and_protobuf_alone(package: str):
 
 
 @pytest.mark.parametrize(
-    "module", ["bagua.cli.main", "bagua.client", "bagua.daemon.node.__main__", "bagua.daemon.coordinator.__main__"]
+    "module", ["bagua.cli.app", "bagua.client", "bagua.daemon.node.__main__", "bagua.daemon.coordinator.__main__"]
 )
 def test_service_side_does_not_import_torch(module: str):
     assert "torch" not in imported_by(f"import {module}")

@@ -28,7 +28,25 @@ def to_bagua_process_group(process_group: Any = None) -> BaguaProcessGroup:
 
 
 class DistributedDataParallel_V1_9_0(torch.nn.Module):
-    """A module around ``module`` whose training is distributed; made by ``DistributedDataParallel``.
+    """A module around ``module`` whose training is distributed.
+
+    Args:
+        module: With at least one trainable parameter. Parameters and buffers become rank 0's.
+        device_ids, output_device: None, or the GPU on which the module lies. They choose nothing: inputs must be there.
+        dim: 0. Batches are not split: each rank loads its own.
+        broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each forward pass in training, but
+            inside ``no_sync``. False: they go their own way on each rank after the start.
+        process_group: The ranks that train it, as a group of ours or of torch.distributed. None: all.
+        bucket_cap_mb: Mebibytes per bucket of gradients. 25, the default: as ``with_bagua`` does it.
+        find_unused_parameters: Accepted: parameters without a gradient are always handled.
+        check_reduction: Accepted: that all ranks exchange the same is always checked.
+        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
+            of a copy.
+        optimizers: Those that train it; state and hyper-parameters become rank 0's. Only algorithms that act after an
+            optimizer's step need them.
+        algorithm: None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+
+    Raises ValueError for arguments that can't be honoured, BaguaError, on every rank, if the ranks' models differ.
 
     ``inner``: the ``BaguaDistributedDataParallel`` that does it; None in a copy, which is an ordinary module.
     """
@@ -38,18 +56,39 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        algorithm: Algorithm | None,
-        process_group: BaguaProcessGroup,
-        **options: Any,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float = DEFAULT_BUCKET_MB,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        algorithm: Algorithm | None = None,
     ) -> None:
-        """``options``: those of ``BaguaDistributedDataParallel``."""
         super().__init__()
+        _check_module(module, device_ids, output_device)
+        if dim != 0:
+            raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
+        if not bucket_cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive.")
+        group = to_bagua_process_group(process_group)
         self.module = module
         previous = module.__dict__.get("bagua_ddp")
         if previous is not None and previous.module is module:
             previous.close()
-        self.inner = BaguaDistributedDataParallel(module, optimizers, algorithm, process_group, **options)
+        self.inner = BaguaDistributedDataParallel(
+            module,
+            optimizers,
+            algorithm,
+            group,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            find_unused_parameters=find_unused_parameters,
+            broadcast_buffers=broadcast_buffers,
+            bucket_bytes=None if bucket_cap_mb == DEFAULT_BUCKET_MB else max(1, round(bucket_cap_mb * (1 << 20))),
+        )
         module.__dict__["bagua_ddp"] = self.inner  # whoever wraps the module again ends this
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -146,6 +185,17 @@ def check_devices(device_ids: Sequence[Any] | None, output_device: Any, device: 
             )
 
 
+def _check_module(module: torch.nn.Module, device_ids: Sequence[Any] | None, output_device: Any) -> None:
+    """Raises ValueError for a module that can't be wrapped, or that lies elsewhere than the arguments say."""
+    parameters = list(module.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(f"{type(module).__name__} has no trainable parameter: there is nothing to distribute.")
+    devices = sorted({parameter.device.type for parameter in parameters})
+    if len(devices) > 1:
+        raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}.")
+    check_devices(device_ids, output_device, parameters[0].device)
+
+
 def DistributedDataParallel(
     module: torch.nn.Module,
     device_ids: Sequence[Any] | None = None,
@@ -160,44 +210,18 @@ def DistributedDataParallel(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     algorithm: Algorithm | None = None,
 ) -> DistributedDataParallel_V1_9_0:
-    """Makes training of ``module`` distributed; returns a module around it.
-
-    Args:
-        module: With at least one trainable parameter. Parameters and buffers become rank 0's.
-        device_ids, output_device: None, or the GPU on which the module lies. They choose nothing: inputs must be there.
-        dim: 0. Batches are not split: each rank loads its own.
-        broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each forward pass in training, but
-            inside ``no_sync``. False: they go their own way on each rank after the start.
-        process_group: The ranks that train it, as a group of ours or of torch.distributed. None: all.
-        bucket_cap_mb: Mebibytes per bucket of gradients. 25, the default: as ``with_bagua`` does it.
-        find_unused_parameters: Accepted: parameters without a gradient are always handled.
-        check_reduction: Accepted: that all ranks exchange the same is always checked.
-        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
-            of a copy.
-        optimizers: Those that train it; state and hyper-parameters become rank 0's. Only algorithms that act after an
-            optimizer's step need them.
-        algorithm: None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
-
-    Raises ValueError for arguments that can't be honoured, BaguaError, on every rank, if the ranks' models differ.
-    """
-    parameters = list(module.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError(f"{type(module).__name__} has no trainable parameter: there is nothing to distribute.")
-    devices = sorted({parameter.device.type for parameter in parameters})
-    if len(devices) > 1:
-        raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}.")
-    check_devices(device_ids, output_device, parameters[0].device)
-    if dim != 0:
-        raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
-    if not bucket_cap_mb > 0:
-        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive.")
+    """``DistributedDataParallel_V1_9_0`` with these arguments, as a function, as in the original."""
     return DistributedDataParallel_V1_9_0(
         module,
+        device_ids,
+        output_device,
+        dim,
+        broadcast_buffers,
+        process_group,
+        bucket_cap_mb,
+        find_unused_parameters,
+        check_reduction,
+        gradient_as_bucket_view,
         optimizers,
         algorithm,
-        to_bagua_process_group(process_group),
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        find_unused_parameters=find_unused_parameters,
-        broadcast_buffers=broadcast_buffers,
-        bucket_bytes=None if bucket_cap_mb == DEFAULT_BUCKET_MB else max(1, round(bucket_cap_mb * (1 << 20))),
     )

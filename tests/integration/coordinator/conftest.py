@@ -101,6 +101,7 @@ class Peer:
         jobs: tuple[node_pb2.LocalJob, ...] = (),
         heartbeat_s: float = 0.2,
         hello: node_pb2.NodeFact | None = None,
+        token: str = "",
     ) -> None:
         self.node_id = node_id
         self._outgoing: queue.SimpleQueue[node_pb2.NodeFact | None] = queue.SimpleQueue()
@@ -118,7 +119,7 @@ class Peer:
         )
         self._outgoing.put(hello or node_pb2.NodeFact(hello=introduction))
         stub = node_pb2_grpc.NodeServiceStub(self._channel)
-        self._call = stub.Session(self._facts(), metadata=call_metadata(coordinator.token))
+        self._call = stub.Session(self._facts(), metadata=call_metadata(token or coordinator.token))
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

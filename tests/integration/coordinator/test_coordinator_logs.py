@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 
 import pytest
 
 from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.daemon.coordinator.logs import WINDOW_BYTES
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
@@ -118,32 +121,67 @@ def test_a_job_that_never_ran_has_no_logs(client):
     assert list(client.logs(job.job_id, follow=True)) == []
 
 
-def test_a_slow_reader_makes_the_node_pause_and_loses_nothing(run, client):
+def test_a_reader_sets_the_pace_and_loses_nothing(run, client):
+    """The node answers each request with as much as was asked for. No byte comes twice, and all are there."""
     a, order = run
-    stream = client.logs(order.job_id, ranks=[0])
-    first: list[c.LogChunk] = []
-    threading.Thread(target=lambda: first.append(next(stream)), daemon=True).start()
+    whole = bytes(range(256)) * 10_000
+    reading = Reading(client, order.job_id, ranks=[1])
+    sent = 0
+    while sent < len(whole):
+        read = a.expect(n.ReadLog)
+        assert read.offset == sent and 0 < read.max_bytes <= WINDOW_BYTES
+        data = whole[sent : sent + read.max_bytes]
+        sent += len(data)
+        reply(a, read, data, offset=read.offset, more=sent < len(whole), eof=sent == len(whole))
+    assert reading.texts() == {1: whole}
+
+
+def test_readers_that_do_not_read_cost_little(run, client):
+    """What waits for a reader is bounded, whatever the log holds: a window here, and what gRPC has on the way."""
+    a, order = run
+    calls = [client.logs(order.job_id, ranks=[0], follow=True) for _ in range(10)]
+    readers = [threading.Thread(target=next, args=(call,), daemon=True) for call in calls]
+    for reader in readers:
+        reader.start()
+    asked = 0
+    with contextlib.suppress(queue.Empty):  # nothing more is asked for
+        while asked <= 200 << 20:
+            read = a.next(timeout=2.0)
+            asked += read.max_bytes
+            reply(a, read, b"x" * read.max_bytes, offset=read.offset, more=True)
+    for reader in readers:
+        reader.join(20)
+    assert 0 < asked <= 10 * (8 << 20)
+    for call in calls:
+        call.close()
+
+
+def test_a_node_that_sends_more_than_it_was_asked_for(run, client):
+    a, order = run
+    reading = Reading(client, order.job_id, ranks=[0])
     read = a.expect(n.ReadLog)
-    text = bytes(range(256)) * 4096  # 1 MiB
-    for number in range(60):
-        reply(a, read, text, offset=number * len(text))
+    reply(a, read, b"x" * (read.max_bytes + 1))
+    reading.join(20)
+    assert "sends more than it was asked for" in reading.chunks[-1].error
     assert a.expect(n.EndLog).request_id == read.request_id
-    received = bytearray()
-    rest = Reading.__new__(Reading)
-    threading.Thread.__init__(rest, daemon=True)
-    rest.chunks, rest.call = [], stream
-    rest.start()
-    while not received:
-        again = a.expect(n.ReadLog)
-        assert 0 < again.offset < 60 * len(text)
-        # This daemon starts a little earlier than it should: what was had already is dropped.
-        at = again.offset - 100
-        whole = text * 60
-        reply(a, again, whole[at : at + 2_000_000], offset=at)
-        reply(a, again, whole[at + 2_000_000 : at + 2_000_100], offset=at + 2_000_000, eof=True)
-        rest.join(20)
-        assert not rest.is_alive()
-        for chunk in (*first, *rest.chunks):
-            assert chunk.offset == len(received)
-            received += chunk.data
-    assert received == whole[: at + 2_000_100]
+
+
+def test_what_is_gone_is_told(run, client):
+    a, order = run
+    reading = Reading(client, order.job_id, ranks=[0])
+    reply(a, a.expect(n.ReadLog), b"later\n", offset=1000, missing=1000, eof=True)
+    reading.join(20)
+    assert [(chunk.offset, chunk.missing, chunk.data) for chunk in reading.chunks] == [(1000, 1000, b"later\n")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"tail_lines": 4_000_000_000}, "4000000000 are too many, 1000000 is the most"),
+        ({"ranks": [0] * 100_000}, "100000 were named, the job has 2 ranks"),
+    ],
+)
+def test_bounds_of_a_request(run, client, asked, words):
+    _, order = run
+    with pytest.raises(InvalidRequestError, match=words):
+        list(client.logs(order.job_id, tail=asked.get("tail_lines", 0), ranks=asked.get("ranks", ())))

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.heartbeats = 0
         self.logs: dict[int, bytes] = {}
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
+        self.missing: dict[int, int] = {}  # bytes of a log that are gone
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
@@ -109,7 +110,8 @@ class CoordinatorEnd(NodeServiceServicer):
             case "log":
                 known = self.logs.get(fact.log.request_id, b"")
                 self.logs[fact.log.request_id] = known + fact.log.chunk.data
-                if fact.log.chunk.eof:
+                self.missing[fact.log.request_id] = self.missing.get(fact.log.request_id, 0) + fact.log.chunk.missing
+                if fact.log.chunk.eof or fact.log.chunk.more:
                     self.log_ends[fact.log.request_id] = fact.log.chunk
 
     async def send(self, **directive: Any) -> None:
@@ -159,7 +161,7 @@ class CoordinatorEnd(NodeServiceServicer):
 class DaemonProcess:
     """One ``python -m bagua.daemon.node``."""
 
-    def __init__(self, state: Path, coordinator: str, *options: str) -> None:
+    def __init__(self, state: Path, coordinator: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
         self.state = state
         self.ready: dict[str, str] = {}
         reader, writer = os.pipe()
@@ -168,7 +170,7 @@ class DaemonProcess:
         command = [sys.executable, "-m", "bagua.daemon.node", "--coordinator", coordinator, "--state-dir", str(state)]
         command += ["--name", "n", "--node-id", "n", "--ready-fd", str(writer), *options]
         with open(self.errors, "ab") as errors:
-            self.process = subprocess.Popen(command, pass_fds=[writer], stderr=errors, cwd=state.parent)
+            self.process = subprocess.Popen(command, pass_fds=[writer, *pass_fds], stderr=errors, cwd=state.parent)
         os.close(writer)
 
     @property
@@ -225,8 +227,8 @@ async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callab
     """Starts daemons; they are stopped at the end of the test, and must then have left nothing."""
     daemons: list[DaemonProcess] = []
 
-    async def start(*options: str) -> DaemonProcess:
-        daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options)
+    async def start(*options: str, pass_fds: Sequence[int] = ()) -> DaemonProcess:
+        daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options, pass_fds=pass_fds)
         daemons.append(daemon)
         await daemon.until_ready()
         return daemon

@@ -97,12 +97,12 @@ class Adopted:
         self.end, self.daemon = end, daemon
         self.ranks = []
 
-    async def run(self, nproc=2):
+    async def run(self, nproc=2, **spec):
         await self.end.send(
             run=node_pb2.RunJob(
                 job_id="job",
                 generation=1,
-                spec=common_pb2.JobSpec(adopt=True, nnodes=1, nproc_per_node=nproc),
+                spec=common_pb2.JobSpec(adopt=True, nnodes=1, nproc_per_node=nproc, **spec),
                 hosts=[node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(nproc))],
                 job_key=bytes(32),
             )
@@ -148,6 +148,12 @@ async def test_adopted_ranks_come_and_go(end, daemon, adopted, script, rank_stub
     assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
     await end.stop_job("job")
     await end.stopped("job")
+
+
+async def test_a_job_that_nobody_joins_ends(end, daemon, adopted):
+    await adopted.run(join_timeout_s=0.2)
+    job = await adopted.until(lambda job: job.phase == node_pb2.LOCAL_PHASE_STOPPED)
+    assert job.error == "no rank joined on node n within 0.2 s"
 
 
 async def test_an_adopted_rank_is_killed(end, daemon, adopted, script):

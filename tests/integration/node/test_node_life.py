@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from bagua.base import leash
 from bagua.daemon.coordinator.certs import make_certificates
 from bagua.proto import common_pb2
 
@@ -122,6 +123,22 @@ async def test_a_signal_ends_everything_in_five_seconds(end, daemon, script, unt
     await until_gone([rank.pid for rank in job.ranks], 0.1)
     last = await end.stopped("job", 1)
     assert "the daemon on node n was stopped" in last.error
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_the_rank_that_started_it_ends(end, start_daemon, script, joined):
+    """Before it has joined, the daemon ends with it; afterwards it may go."""
+    rank, ours = leash.pair()
+    with ours:
+        daemon = await start_daemon("--leash", str(ours.fileno()), pass_fds=[ours.fileno()])
+    if joined:
+        leash.send(rank, leash.JOINED)
+        rank.close()
+        await end.run_script("job", script(""))
+        await end.exited("job")
+    else:
+        rank.close()
+        assert await daemon.wait(20) == 0
 
 
 async def test_idle(end, start_daemon, script):

@@ -64,18 +64,41 @@ async def test_what_has_no_log(end, daemon, script):
         assert data == b"" and last.eof and "has no log of rank" in last.error
 
 
+async def test_a_reader_gets_as_much_as_it_has_room_for(end, daemon, script):
+    await end.run_script("job", script(LINES.format(5000)))
+    job = await end.exited("job")
+    expected = Path(job.ranks[0].log_path).read_bytes()
+    data, last = await all_of(end, 1, max_bytes=10_000, follow=True)
+    assert data == expected[:10_000] and last.more and not last.eof
+    data, last = await all_of(end, 2, offset=10_000, max_bytes=len(expected) - 9_999)
+    assert data == expected[10_000:] and last.eof
+
+
 async def test_rotation(end, start_daemon, script):
-    await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
+    daemon = await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
     await end.run_script("job", script(LINES.format(10000)))
     job = await end.exited("job")
     current = Path(job.ranks[0].log_path)
     files = [current.with_name(current.name + suffix) for suffix in (".2", ".1", "")]
     assert [file.stat().st_size for file in files[:2]] == [10000, 10000]
-    assert sorted(current.parent.iterdir()) == sorted(files)
-    data, last = await all_of(end, 1)
-    assert data == b"".join(file.read_bytes() for file in files)
-    assert last.offset == sum(len(f"line {i}\n") for i in range(10000)), "offsets count from the rank's start"
-    assert (await all_of(end, 2, tail_lines=900))[0].count(b"\n") == 900
+    assert {file.name for file in current.parent.iterdir()} - {file.name for file in files} == {"rank-0.log.start"}
+    whole = "".join(f"line {i}\n" for i in range(10000)).encode()
+    kept = b"".join(file.read_bytes() for file in files)
+
+    async def check(request: int) -> None:
+        data, last = await all_of(end, request)
+        assert last.offset == len(whole), "offsets count from the rank's start"
+        assert data == whole[end.missing[request] :] and data.startswith(b"line "), "whole lines"
+        assert 0 <= end.missing[request] - (len(whole) - len(kept)) <= 10, "how much is gone is told"
+        assert (await all_of(end, request + 1, tail_lines=900))[0].count(b"\n") == 900
+        assert end.missing[request + 1] == 0, "as many as were wanted are there"
+
+    await check(1)
+    await end.stop_job("job")
+    await end.stopped("job")
+    daemon.stop()
+    await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
+    await check(3)
 
 
 async def test_a_flood_of_output_harms_nobody(end, daemon, script):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, DecentralizedAlgorithmImpl
 from bagua.torch_api.data_parallel import (
     BaguaDistributedDataParallel,
     DistributedDataParallel,
@@ -58,6 +60,42 @@ def wrapped_in_a_module() -> None:
     model.module.with_bagua([], None)  # wrapping what is inside takes over
     assert model.module.bagua_ddp is not model.inner
     loss(model, rank, 9).backward()
+
+
+class MeetsAll(DecentralizedAlgorithmImpl):
+    """A subclass as programs for the original write them."""
+
+    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+        return super().init_post_backward_hook(bagua_ddp=bagua_ddp)
+
+
+class MeetsAllAlgorithm(DecentralizedAlgorithm):
+    def reify(self, process_group: bagua.communication.BaguaProcessGroup) -> MeetsAll:
+        return MeetsAll(
+            process_group,
+            hierarchical=self.hierarchical,
+            peer_selection_mode=self.peer_selection_mode,
+            communication_interval=self.communication_interval,
+        )
+
+
+@scenario
+def made_as_lightnings_strategy_does() -> None:
+    rank, reference = bagua.get_rank(), seeded()
+    module = seeded(seed=rank)
+    optimizers = sgd(module), sgd(reference)
+    model = DistributedDataParallel_V1_9_0(
+        module=module,
+        optimizers=[optimizers[0]],
+        algorithm=MeetsAllAlgorithm(hierarchical=False),
+        gradient_as_bucket_view=True,
+    )
+    assert isinstance(model.bagua_algorithm, MeetsAll) and model.bagua_optimizers == [optimizers[0]]
+    loss(model, rank, 0).backward()
+    loss(reference, rank, 0).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    check_equal(model.module, reference)  # all began as rank 0, so that their mean is that
 
 
 @scenario

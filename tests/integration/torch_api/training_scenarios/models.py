@@ -15,13 +15,15 @@ from training_scenarios.support import (
     seeded,
     sgd,
     square,
+    wide_mlp,
+    wide_square,
     wrap,
 )
 
 
 @scenario
 def plain() -> None:
-    compare(mlp, steps=50)
+    compare(wide_mlp, wide_square, steps=50, tolerance=1e-9)
 
 
 @scenario

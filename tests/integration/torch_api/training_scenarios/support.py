@@ -40,6 +40,15 @@ def square(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return model(batch(rank, step, 6, 10)).square().mean()
 
 
+def wide_mlp() -> nn.Module:
+    """In float64: what rounds in another order, or by other instructions, stays small over many steps."""
+    return mlp().double()
+
+
+def wide_square(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    return model(batch(rank, step, 6, 10).double()).square().mean()
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 

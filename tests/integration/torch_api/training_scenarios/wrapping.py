@@ -22,6 +22,8 @@ from training_scenarios.support import (
     seeded,
     sgd,
     square,
+    wide_mlp,
+    wide_square,
     wrap,
 )
 
@@ -33,32 +35,32 @@ def lbfgs() -> None:
     def make_optimizer(model: nn.Module) -> torch.optim.LBFGS:
         return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
 
-    reference, model = seeded(mlp), seeded(mlp, seed=rank)
+    reference, model = seeded(wide_mlp), seeded(wide_mlp, seed=rank)
     optimizers = make_optimizer(reference), make_optimizer(model)
     wrap(model, optimizers[1])
 
     def step_both(step: int) -> None:
         def of_reference() -> torch.Tensor:
             optimizers[0].zero_grad()
-            loss = sum(square(reference, other, step) for other in range(n)) / n
+            loss = sum(wide_square(reference, other, step) for other in range(n)) / n
             loss.backward()
             return loss
 
         def of_model() -> torch.Tensor:
             optimizers[1].zero_grad()
-            loss = square(model, rank, step)
+            loss = wide_square(model, rank, step)
             loss.backward()
             return loss
 
         first = optimizers[0].step(of_reference)
         second = optimizers[1].step(of_model) if step % 2 else optimizers[1].step(closure=of_model)
-        torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-12)
 
     for step in range(3):
         step_both(step)
     check_identical(model)
     # Its state (lists of tensors, None among them) is broadcast too.
-    again = seeded(mlp, seed=rank + 7)
+    again = seeded(wide_mlp, seed=rank + 7)
     optimizer = make_optimizer(again)
     if rank == 0:
         optimizer.load_state_dict(copy.deepcopy(optimizers[1].state_dict()))

@@ -1,0 +1,34 @@
+"""What joins a service to the process that started it: a socket for short messages, whose end is that of the process.
+
+Messages are JSON documents, one per packet. Only the two processes have the socket: nothing of it has a name.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+MAX_BYTES = 64 << 10
+JOINED = {"joined": True}
+"""From the rank that started the service: it has joined its job, and the service lives on without it."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """(the starter's end, the service's end)."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, message: dict[str, Any]) -> None:
+    """Raises OSError if the other process has gone."""
+    end.sendall(json.dumps(message).encode())
+
+
+def receive(end: socket.socket) -> dict[str, Any] | None:
+    """The next message; None when the other process has gone. Waits."""
+    try:
+        data = end.recv(MAX_BYTES)
+    except ConnectionResetError:
+        return None
+    message: dict[str, Any] | None = json.loads(data) if data else None
+    return message

@@ -1,0 +1,78 @@
+"""Where the state of an ephemeral cluster lies: temporary folders of this user, removed when their owner has gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+from bagua.base.paths import make_private_dir
+
+KEPT_MARK = "kept"
+
+
+def runtime_root() -> Path:
+    """A short folder of this user (paths of Unix sockets have at most 107 bytes): in ``$XDG_RUNTIME_DIR`` or /tmp."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}")
+    if root.is_symlink():
+        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR.")
+    return make_private_dir(root)
+
+
+class StateFolder:
+    """A temporary state folder, locked while its owner lives. Those of killed owners are removed by the next run."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or runtime_root()
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+        self._lock = _lock(self.path)
+
+    def remove(self) -> None:
+        """Removes the folder. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def keep(self) -> None:
+        """Leaves the folder to the user: no later run removes it."""
+        (self.path / KEPT_MARK).touch()
+        self._release()
+
+    def hand_on(self) -> None:
+        """Leaves the lock to the program that this process becomes by exec: it holds it as long as it lives."""
+        if self._lock is not None:
+            os.set_inheritable(self._lock, True)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock of ``folder``, or None while somebody else holds it."""
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sweep(root: Path) -> None:
+    """Removes what killed runs left behind. A folder just made by another run is not locked yet: a minute's grace."""
+    for folder in root.glob("run-*"):
+        with contextlib.suppress(OSError):
+            if (folder / KEPT_MARK).exists() or time.time() - folder.stat().st_mtime < 60:
+                continue
+            descriptor = _lock(folder)
+            if descriptor is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)

@@ -1,0 +1,14 @@
+"""How options may be spelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def hyphens(name: str) -> str:
+    """``nproc_per_node`` -> ``nproc-per-node``."""
+    return name.replace("_", "-")
+
+
+COMMAND_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens}
+"""Of every command: help by either name, and an option by either spelling, as with torchrun."""

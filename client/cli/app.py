@@ -1,0 +1,66 @@
+"""Which commands ``bagua`` has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.cli import bench, bench_accuracy, bench_net, doctor, job, net, run
+
+app = typer.Typer(
+    help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings=COMMAND_SETTINGS,
+)
+app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+app.add_typer(job.jobs, name="job")
+app.add_typer(job.nodes, name="node")
+bench.bench.command()(bench_accuracy.accuracy)
+bench.bench.command("net")(bench_net.bench_net)
+app.add_typer(bench.bench, name="bench")
+app.add_typer(net.net, name="net")
+
+FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+
+
+def _execute(module: str, arguments: list[str]) -> NoReturn:
+    """Becomes ``python -m module``: signals, exit code and --help are that program's own."""
+    # -P: a folder named like one of our packages in the working directory must not shadow it.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def coordinator(context: typer.Context) -> None:
+    """Serves a coordinator: one per cluster."""
+    _execute("bagua.daemon.coordinator", context.args)
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def daemon(context: typer.Context) -> None:
+    """Serves a node daemon: one per host."""
+    _execute("bagua.daemon.node", context.args)
+
+
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def certs(context: typer.Context) -> None:
+    """Makes certificates for a cluster beyond one machine."""
+    _execute("bagua.daemon.certs", context.args)
+
+
+app.command()(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        import bagua
+
+        print(f"bagua {bagua.__version__}")
+        raise typer.Exit

@@ -1,0 +1,91 @@
+"""``python -m bagua.enroll.host``: joins this host to an ephemeral cluster, then becomes its node daemon.
+
+The first rank of the host starts it, and carries its messages to the first host and back (``base/leash.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+
+from bagua.base import leash
+from bagua.base.address import is_loopback, split_address
+from bagua.base.errors import BaguaError, ConfigError, ServiceError
+from bagua.base.paths import make_private_dir, write_private
+from bagua.base.run_folder import StateFolder
+from bagua.base.security import TlsFiles
+from bagua.enroll import secret
+from bagua.enroll.exchange import Applicant, Grant
+
+
+def main() -> None:
+    """Ends with code 1 if the rank that started it ends before, or if the host can't join; the rank is told why."""
+    parser = argparse.ArgumentParser()
+    for name, kind in (("leash", int), ("host", int), ("slots", int), ("context", str), ("master-addr", str)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    given = parser.parse_args()
+    rank = socket.socket(fileno=given.leash)
+    try:
+        key = secret.find_key(given.master_addr)
+        secret.forget()
+        applicant = Applicant(key, given.context, given.host)
+        leash.send(rank, {"hello": applicant.hello()})
+        answer = leash.receive(rank)
+        if answer is None:
+            raise ServiceError("The rank that started this process has gone.")
+        command = _prepare(applicant, applicant.finish(answer["welcome"]), given.slots)
+    except BaguaError as error:
+        _tell(rank, str(error))
+        raise SystemExit(f"error: {error}") from None
+    os.set_inheritable(rank.fileno(), True)
+    ready = os.dup(rank.fileno())  # the daemon closes it after its ready line
+    os.set_inheritable(ready, True)
+    os.execv(sys.executable, [*command, "--leash", str(rank.fileno()), "--ready-fd", str(ready)])
+
+
+def _prepare(applicant: Applicant, grant: Grant, slots: int) -> list[str]:
+    """Writes what the daemon needs into a folder of its own; returns the daemon's command. Raises ConfigError."""
+    state = StateFolder()
+    state.hand_on()  # locked as long as the daemon lives
+    files = TlsFiles.in_folder(make_private_dir(state.path / "tls"))
+    token = state.path / "token"
+    for path, data in (
+        (files.ca, grant.ca.encode()),
+        (files.cert, grant.cert.encode()),
+        (files.key, applicant.key_pem()),
+        (token, grant.token.encode()),
+    ):
+        write_private(path, data)
+    return [
+        *(sys.executable, "-P", "-m", "bagua.daemon.node", "--coordinator", grant.coordinator),
+        *("--node-id", grant.node_id, "--name", grant.node_id, "--slots", str(slots)),
+        *("--data-host", own_address(grant.coordinator), "--state-dir", str(state.path)),
+        *("--token-file", str(token), "--tls", str(files.ca.parent), "--exit-when-idle", "5"),
+    ]
+
+
+def own_address(coordinator: str) -> str:
+    """The address of this host on the way to the coordinator: other hosts reach it there. Raises ConfigError."""
+    host, port = split_address(coordinator)
+    if is_loopback(host):
+        return "127.0.0.1"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"This host has no way to the coordinator at {coordinator}: {error.strerror}.") from None
+
+
+def _tell(rank: socket.socket, reason: str) -> None:
+    try:
+        leash.send(rank, {"error": reason})
+    except OSError:
+        return  # the rank has gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The secret that proves that a host belongs to a job. It reaches the hosts by a way of its own, never by the network.
+
+Nothing that others can read counts as one: ids of jobs, names of hosts, addresses and ports are no secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import stat
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+from bagua.base.run_folder import runtime_root
+from bagua.base.security import create_token
+
+SECRET = "BAGUA_JOB_SECRET"
+SECRET_FILE = "BAGUA_JOB_SECRET_FILE"
+INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
+
+MIN_CHARACTERS = 32
+MIN_DIFFERENT = 8
+MAX_BYTES = 4096
+
+_MAKE = "umask 077; mkdir -p ~/.config/bagua; openssl rand -hex 32 > ~/.config/bagua/job-secret"
+
+
+def default_file() -> Path:
+    """In the user's home, which the hosts of a cluster often share."""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(config) / "bagua" / "job-secret"
+
+
+def insecure() -> bool:
+    """Whether the user has said that the network is closed to others. Raises ConfigError for an unknown value."""
+    value = os.environ.get(INSECURE, "0") or "0"
+    if value not in ("0", "1"):
+        raise ConfigError(f"{INSECURE}={value!r} is neither 0 nor 1.")
+    return value == "1"
+
+
+def find_key(master_addr: str) -> bytes:
+    """The pre-shared key of this job's hosts, 32 bytes: from BAGUA_JOB_SECRET, from the file that BAGUA_JOB_SECRET_FILE
+    names, or from the default file. Hosts that are one machine (``master_addr`` is its loopback) share a file that is
+    made for them.
+
+    Raises ConfigError if there is none, or if others could know it.
+    """
+    given = [name for name in (SECRET, SECRET_FILE) if os.environ.get(name)]
+    if insecure():
+        given.append(INSECURE)
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are set: choose one.")
+    if given == [SECRET]:
+        return _stretch(os.environ[SECRET], SECRET)
+    if given == [SECRET_FILE]:
+        return _from_file(Path(os.environ[SECRET_FILE]))
+    if given == [INSECURE]:
+        return bytes(32)
+    if os.path.lexists(default_file()):
+        return _from_file(default_file())
+    if names_loopback(master_addr):
+        return _stretch(create_token(runtime_root() / "job-secret"), "the secret of this machine")
+    raise ConfigError(
+        f"A job of several hosts needs a secret that all of them hold, and nobody else: set {SECRET} or {SECRET_FILE} "
+        f"alike on every host, or make the file {default_file()} in a home folder that they share: `{_MAKE}`. "
+        f"On a network that is closed to others, {INSECURE}=1 does without."
+    )
+
+
+def forget() -> None:
+    """Takes the secret out of the environment: services that are started later need not hold it."""
+    for name in (SECRET, SECRET_FILE):
+        os.environ.pop(name, None)
+
+
+def names_loopback(host: str) -> bool:
+    """True if ``host`` means the machine itself on whatever machine it is read. A name that only this machine's
+    /etc/hosts resolves to loopback does not."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _from_file(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+        with os.fdopen(descriptor, "rb") as file:
+            _check_owner(path, os.fstat(descriptor))
+            text = file.read(MAX_BYTES + 1).decode()
+    except OSError as error:
+        raise ConfigError(f"The job's secret {path} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The job's secret {path} is no text: write one line of letters and digits.") from None
+    return _stretch(text, str(path))
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """A file of root's may be readable by a group: Kubernetes gives secrets to a pod's user so."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"The job's secret {path} belongs to user {status.st_uid}, who could know it. Make your own.")
+    closed_to = 0o077 if status.st_uid == os.geteuid() else 0o027
+    if status.st_mode & closed_to or not stat.S_ISREG(status.st_mode):
+        raise ConfigError(
+            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, `defaultMode: 0400` "
+            "in a volume of Kubernetes. If others may have read it, make a new one."
+        )
+
+
+def _stretch(text: str, source: str) -> bytes:
+    """Guessing must cost: a listener may try secrets against what he has recorded, as often as he likes."""
+    text = text.strip()
+    if len(text) < MIN_CHARACTERS or len(set(text)) < MIN_DIFFERENT or len(text.encode()) > MAX_BYTES:
+        raise ConfigError(
+            f"The job's secret in {source} can be guessed: give {MIN_CHARACTERS} characters or more, drawn by chance: "
+            "`openssl rand -hex 32`."
+        )
+    return hashlib.scrypt(text.encode(), salt=b"bagua job secret", n=1 << 14, r=8, p=1, maxmem=1 << 26, dklen=32)

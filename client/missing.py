@@ -1,0 +1,48 @@
+"""Parts of the original that this version lacks. Whoever imports one learns what it is, and what to use meanwhile.
+
+The finder below is asked last, after all that finds real modules: a part that comes with a later version takes effect
+by being there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+EXPERTS = "the mixture-of-experts layer; bagua.alltoall exchanges tokens between experts of your own"
+MISSING = {
+    "bagua.distributed": "its launchers; use `bagua run` (see `bagua run --help`) or torchrun",
+    "bagua.torch_api.contrib": "fused optimizers, load-balancing samplers, cached datasets, synchronised BatchNorm; "
+    "torch's optimizers take fused=True, and its DistributedSampler shares out data",
+    "bagua.torch_api.moe": EXPERTS,
+    "bagua.torch_api.model_parallel": EXPERTS,
+    "bagua.torch_api.checkpoint": "saving and loading; use torch.save of model.state_dict() on rank 0, or "
+    "torch.distributed.checkpoint",
+}
+"""Of each: its contents; and a way to do without."""
+
+
+def explain(name: str) -> str | None:
+    """What to say to whoever wants the module ``name``; None if it is none of these."""
+    if name not in MISSING:
+        return None
+    what, _, meanwhile = MISSING[name].partition("; ")
+    return f"{name} ({what}) is not in this version of Bagua; a later one will have it. Meanwhile: {meanwhile}."
+
+
+class MissingParts:
+    """The last finder of modules."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Finds nothing. Raises ImportError for a part that is missing."""
+        words = explain(name)
+        if words is not None:
+            raise ImportError(words, name=name)
+
+
+def install() -> None:
+    """Idempotent."""
+    if MissingParts not in sys.meta_path:
+        sys.meta_path.append(MissingParts)

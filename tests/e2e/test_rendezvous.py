@@ -1,0 +1,263 @@
+"""An attacker at the rendezvous store: he reads all that passes, changes it, and tries what he has learnt.
+
+Two hosts on loopback meet at a store of torchrun's kind, through a relay that is the attacker's.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from torch.distributed import TCPStore
+
+from bagua.base.errors import BaguaError, ForbiddenError
+from bagua.base.security import TlsFiles
+from bagua.client import Client
+from bagua.daemon.coordinator.certs import make_certificates
+from bagua.proto import common_pb2
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Finished, Sandbox
+
+SECRET = "7c4f0e5a91d2b3867c4f0e5a91d2b386"
+RANK = """
+    import pathlib, sys, time
+    import torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    pathlib.Path(f"joined-{bagua.get_rank()}").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.05)
+    tensor = torch.full((1000,), float(bagua.get_rank() + 1))
+    bagua.allreduce_inplace(tensor)
+    sys.stdout.write(f"sum {int(tensor[0])}\\n")
+"""
+
+
+class Relay:
+    """Carries connections to a store, records every byte, and lets ``change`` rewrite what clients send."""
+
+    def __init__(self, port: int, change: Callable[[bytes], bytes]) -> None:
+        self._to = port
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._seen = bytearray()
+        self._open: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self.port = self._listener.getsockname()[1]
+        self._run(self._accept)
+
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._open += (near, far)
+                self._run(self._carry, near, far, self._change)
+                self._run(self._carry, far, near, bytes)
+
+    def _carry(self, source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 20):
+                with self._lock:
+                    self._seen += data
+                sink.sendall(change(data))
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def seen(self) -> bytes:
+        with self._lock:
+            return bytes(self._seen)
+
+    def close(self) -> None:
+        for one in list(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+        for one in self._open:
+            one.close()
+
+
+class Hosts:
+    """Two ranks on two hosts."""
+
+    def __init__(self, sandbox: Sandbox, change: Callable[[bytes], bytes] = bytes) -> None:
+        self.sandbox = sandbox
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.relay = Relay(self.store.port, change)
+        self._script = sandbox.script("rank.py", RANK)
+        self._processes: list[Any] = []
+
+    def start(self, *environments: dict[str, str]) -> None:
+        for rank, environment in enumerate(environments):
+            env = {
+                "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.relay.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "BAGUA_TORCH_DISTRIBUTED": "0", **environment,
+            }  # fmt: skip
+            self._processes.append(self.sandbox.start(sys.executable, "-P", self._script, env=env))
+
+    def finish(self) -> list[Finished]:
+        started = time.monotonic()
+        return [self.sandbox.finish(process, started) for process in self._processes]
+
+    def close(self) -> None:
+        self.relay.close()
+
+
+@pytest.fixture
+def hosts(sandbox: Sandbox) -> Iterator[Callable[..., Hosts]]:
+    made: list[Hosts] = []
+
+    def make(change: Callable[[bytes], bytes] = bytes) -> Hosts:
+        made.append(Hosts(sandbox, change))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def secrets_of(runtime: Path) -> dict[str, bytes]:
+    """Everything secret that the job's services have written down, by name."""
+    found = {"the job's secret": SECRET.encode()}
+    for path in runtime.rglob("*"):
+        if path.name == "token":
+            found[str(path)] = path.read_bytes().strip()
+        elif path.name == "key.pem":
+            text = b"".join(path.read_bytes().splitlines()[1:-1])
+            found[str(path)] = text
+            found[f"{path} (DER)"] = base64.b64decode(text)
+    return found
+
+
+def coordinator_of(sandbox: Sandbox) -> list[tuple[str, int]]:
+    """Where the coordinator listens."""
+    pid = next(pid for pid, command in sandbox.marked().items() if "daemon.coordinator" in command)
+    found = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return [(address.ip.removeprefix("::ffff:"), address.port) for address in found]
+
+
+def attempts_to_submit(address: str, secrets: dict[str, bytes], own: TlsFiles) -> None:
+    """All fail, even with the coordinator's token, which he can't know."""
+    tokens = [value.decode() for name, value in secrets.items() if name.endswith("token")]
+    for tls in (None, own):
+        for token in ("guessed", *tokens):
+            with Client(address, token=token, tls=tls) as client, pytest.raises(BaguaError):
+                client.submit(common_pb2.JobSpec(entry="id", no_python=True, nnodes=1, nproc_per_node=1))
+
+
+def test_who_reads_everything_learns_nothing_that_opens_a_door(
+    hosts: Callable[..., Hosts], sandbox: Sandbox, tmp_path: Path
+) -> None:
+    pair = hosts()
+    pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
+    sandbox.wait_until(lambda: all((sandbox.folder / f"joined-{rank}").exists() for rank in (0, 1)), 100)
+    secrets = secrets_of(sandbox.runtime)
+    seen = pair.relay.seen()
+    messages = [base64.b64decode(text) for text in re.findall(rb'"message": "([A-Za-z0-9+/=]+)"', seen)]
+    for name, secret in secrets.items():
+        for text in (seen, *messages):
+            assert secret not in text and base64.b64encode(secret) not in text, name
+    # The scan looked at the right place, for the right things: a hello and a welcome; tokens and keys of both hosts.
+    assert len(messages) >= 2
+    assert [sum(name.endswith(kind) for name in secrets) for kind in ("token", "key.pem")] == [2, 2]
+    assert not pair.store.check(["bagua/1/info"])
+    ((host, port),) = coordinator_of(sandbox)
+    assert host == "127.0.0.1"
+    attempts_to_submit(f"{host}:{port}", secrets, make_certificates(tmp_path / "own", ["127.0.0.1"]))
+    (folder,) = {path.parent for path in sandbox.runtime.rglob("cert.pem")} - {
+        path.parent for path in sandbox.runtime.rglob("cert.pem") if (path.parent.parent / "coordinator").exists()
+    }
+    token = (folder.parent / "token").read_text()
+    with Client(f"{host}:{port}", token=token, tls=TlsFiles.in_folder(folder)) as member:
+        with pytest.raises(ForbiddenError, match="does not allow SubmitJob"):
+            member.submit(common_pb2.JobSpec(entry="id", no_python=True, nnodes=1, nproc_per_node=1))
+    (sandbox.folder / "go").touch()
+    done = pair.finish()
+    assert [(d.code, d.out) for d in done] == [(0, "sum 3\n")] * 2, "\n".join(d.text for d in done)
+    assert all(secret not in pair.relay.seen() for secret in secrets.values())
+    sandbox.assert_all_gone(within=20.0)
+
+
+def flip(number: int) -> Callable[[bytes], bytes]:
+    """Changes one letter of the ``number``-th message between hosts."""
+    passed = 0
+
+    def change(data: bytes) -> bytes:
+        nonlocal passed
+        at = data.find(b'"message": "')
+        if at < 0:
+            return data
+        passed += 1
+        if passed != number:
+            return data
+        where = at + 100
+        return data[:where] + (b"B" if data[where:][:1] == b"A" else b"A") + data[where + 1 :]
+
+    return change
+
+
+@pytest.mark.parametrize("number, words", [(1, "Host 1 does not prove"), (2, "first host's answer can't be trusted")])
+def test_a_message_that_was_changed_ends_the_job_on_all_hosts(
+    hosts: Callable[..., Hosts], sandbox: Sandbox, number: int, words: str
+) -> None:
+    pair = hosts(flip(number))
+    pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
+    refused(pair, words, "somebody changed the message")
+    sandbox.assert_all_gone(within=20.0)
+
+
+def test_a_host_with_another_secret_ends_the_job_on_all_hosts(hosts: Callable[..., Hosts], sandbox: Sandbox) -> None:
+    pair = hosts()
+    pair.start({"BAGUA_JOB_SECRET": SECRET}, {"BAGUA_JOB_SECRET": SECRET[::-1]})
+    refused(pair, "Host 1 does not prove", "BAGUA_JOB_SECRET")
+    sandbox.assert_all_gone(within=20.0)
+
+
+def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(
+    hosts: Callable[..., Hosts], sandbox: Sandbox, tmp_path: Path
+) -> None:
+    for name, mode in (("mine", 0o600), ("everybodys", 0o644)):
+        (tmp_path / name).write_text(SECRET)
+        (tmp_path / name).chmod(mode)
+    pair = hosts()
+    pair.start(*({"BAGUA_JOB_SECRET_FILE": str(tmp_path / name)} for name in ("mine", "everybodys")))
+    refused(pair, "everybodys must be a file that others can't read", "chmod 600")
+    sandbox.assert_all_gone(within=20.0)
+
+
+def refused(pair: Hosts, *words: str) -> None:
+    """Both ranks end, each with all these words."""
+    for done in pair.finish():
+        assert done.code != 0 and all(word in done.err for word in words), done.text
+
+
+def test_a_closed_network_does_without_and_says_so(hosts: Callable[..., Hosts], sandbox: Sandbox) -> None:
+    pair = hosts()
+    (sandbox.folder / "go").touch()
+    pair.start(*[{"BAGUA_INSECURE_RENDEZVOUS": "1"}] * 2)
+    done = pair.finish()
+    assert [(d.code, d.out) for d in done] == [(0, "sum 3\n")] * 2, "\n".join(d.text for d in done)
+    assert all("BAGUA_INSECURE_RENDEZVOUS=1: whoever reaches MASTER_ADDR" in d.err for d in done)
+    for name, secret in secrets_of(sandbox.runtime).items():
+        assert secret not in pair.relay.seen(), name
+    sandbox.assert_all_gone(within=20.0)

@@ -1,0 +1,103 @@
+"""What is not there says so: parts of the original, other operating systems, packages of the examples."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bagua.torch_api as bagua
+
+ROOT = Path(__file__).resolve().parents[2]
+STATEMENTS = [
+    "import bagua.torch_api.contrib",
+    "from bagua.torch_api import contrib",
+    "from bagua.torch_api.contrib import fuse_optimizer",
+    "from bagua.torch_api.contrib.fuse.optimizer import fuse_step",
+    "import bagua.torch_api.moe",
+    "from bagua.torch_api.model_parallel.moe import MoE",
+    "from bagua.torch_api.checkpoint import save_checkpoint",
+    "import bagua.distributed.run",
+]
+# As on another system: its name, and none of the modules that only Linux and its like have.
+ELSEWHERE = """
+import runpy, sys
+sys.platform = {platform!r}
+for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"):
+    sys.modules[name] = None
+{rest}
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_missing_parts_say_what_to_use_meanwhile(statement: str) -> None:
+    with pytest.raises(ImportError, match=r"is not in this version of Bagua; a later one will have it\. Meanwhile: "):
+        exec(statement, {})
+
+
+@pytest.mark.parametrize("name", ["contrib", "moe", "checkpoint", "model_parallel"])
+def test_so_do_attributes(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"bagua.torch_api.{name} .* is not in this version"):
+        getattr(bagua, name)
+    assert not hasattr(bagua, name)
+
+
+def test_other_names_are_missed_as_ever() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        bagua.nosuch  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        importlib.import_module("bagua.torch_api.nosuch")
+
+
+@pytest.mark.parametrize("launcher", ["launch", "run"])
+def test_the_originals_launchers_say_it_on_the_command_line(launcher: str) -> None:
+    done = run("-P", "-m", f"bagua.distributed.{launcher}", "--nproc_per_node=2", "train.py")
+    assert done.returncode == 1
+    assert "use `bagua run`" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+@pytest.mark.parametrize("command", ["run train.py", "doctor", "daemon", "coordinator"])
+def test_other_systems_are_refused_in_words(platform: str, name: str, command: str) -> None:
+    start = f"sys.argv = ['bagua', *{command.split()!r}]\nrunpy.run_module('bagua.cli.main', run_name='__main__')"
+    done = run("-P", "-c", ELSEWHERE.format(platform=platform, rest=start))
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith(f"error: Bagua runs on Linux, and this is {name}") and done.stderr.count("\n") == 1
+    assert ("WSL" in done.stderr) == (platform == "win32")
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_the_library_refuses_them_before_anything_else(platform: str) -> None:
+    rest = "try:\n    import bagua.torch_api\nexcept ImportError as error:\n    print(error, 'torch' in sys.modules)"
+    done = run("-P", "-c", ELSEWHERE.format(platform=platform, rest=rest))
+    assert done.stdout.startswith("Bagua runs on Linux, and this is ") and done.stdout.endswith(" False\n"), done
+
+
+def test_the_development_tool_refuses_them() -> None:
+    rest = f"sys.argv = ['dev.py', 'demo']\nrunpy.run_path({str(ROOT / 'deploy' / 'dev.py')!r}, run_name='__main__')"
+    done = run("-c", ELSEWHERE.format(platform="darwin", rest=rest))
+    assert done.returncode == 1 and done.stderr.startswith("Bagua runs on Linux alone"), done
+
+
+def test_the_example_names_its_package() -> None:
+    rest = "sys.modules['sklearn'] = None\nrunpy.run_module('bagua.examples.digits', run_name='__main__')"
+    done = run("-P", "-c", f"import runpy, sys\n{rest}")
+    assert done.returncode == 1
+    assert done.stderr == 'sklearn is not installed, and this example needs it: pip install "bagua[examples]"\n'
+
+
+def test_torch_does_not_warn_of_numpy() -> None:
+    """It does in every process where numpy is not installed: ours depends on it, though no code of ours imports it."""
+    code = "import sys, warnings\nsys.modules['numpy'] = None\nwarnings.simplefilter('always')\nimport torch\n"
+    code += "torch.zeros(1).tolist(); torch.tensor([1.0])"
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    silent_without = "NumPy" not in run("-P", "-c", code).stderr
+    assert silent_without or any(name.startswith("numpy") for name in needed)
