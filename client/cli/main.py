@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from bagua.base.errors import BaguaError
 from bagua.base.platforms import require_linux
+from bagua.base.text import printable
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def _run() -> None:
 
 
 def _fail(error: BaguaError, code: int) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {printable(str(error), lines=True)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagua.base.text import json_text
 from bagua.cli import options
 from bagua.cli.options import Output
 
@@ -213,7 +213,7 @@ def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int
         terminal.note(summary(job, seconds, logs))
     if options.output is Output.json:
         document: dict[str, Any] = {**job_document(job), "exit_code": code, "duration_s": round(seconds, 3)}
-        print(json.dumps({**document, "log_dir": logs or None}), flush=True)
+        print(json_text({**document, "log_dir": logs or None}), flush=True)
 
 
 def show_first_error(terminal: Terminal, job: job_pb2.Job) -> None:

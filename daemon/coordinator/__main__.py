@@ -14,6 +14,9 @@ from typing import Annotated, Any
 import structlog
 import typer
 
+# Before gRPC is imported: its own log has a line for each handshake of TLS that fails, as many as a stranger likes.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from bagua.base.errors import ConfigError
 from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.server import Coordinator

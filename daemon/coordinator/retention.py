@@ -17,7 +17,7 @@ from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 
-_AT_ONCE = 50  # jobs in one transaction
+_AT_ONCE = 20  # jobs in one transaction
 _PAUSE_S = 0.05  # between two transactions
 _EVERY_S = 60.0
 _DAY_S = 86_400.0

@@ -139,13 +139,11 @@ def test_an_idempotency_key_is_taken_once(store: Store):
         assert tx.job("job-2") is None
 
 
-def test_jobs_are_listed_newest_first_by_state(store: Store):
+def test_jobs_are_counted_by_state(store: Store):
     with store.transaction() as tx:
         for number in range(5):
             tx.create_job(job(f"job-{number}", created_at=float(number)), None, "me")
         tx.save([change(stored(tx, "job-3"), state=JobState.FAILED)])
-        assert [found.job_id for found in tx.jobs([], 3)] == ["job-4", "job-3", "job-2"]
-        assert [found.job_id for found in tx.jobs([JobState.FAILED], 3)] == ["job-3"]
         assert tx.live() == {"job-0": 1, "job-1": 1, "job-2": 1, "job-4": 1}
         assert tx.job_counts() == {JobState.PENDING: 4, JobState.FAILED: 1}
 

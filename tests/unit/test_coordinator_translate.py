@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import InvalidRequestError
-from bagua.daemon.coordinator.domain import Phase, RankState
-from bagua.daemon.coordinator.translate import MAX_RANKS, checked_hello, checked_spec, local_job, spec_from_wire
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.translate import (
+    MAX_FACT,
+    MAX_NAME,
+    MAX_RANKS,
+    checked_hello,
+    checked_progress,
+    checked_spec,
+    job_message,
+    local_job,
+    spec_from_wire,
+)
 from bagua.proto import common_pb2, node_pb2
 
 texts = st.text(max_size=30)
@@ -66,6 +76,30 @@ def test_texts_that_databases_refuse_are_cleaned():
     assert fact.error == "�" and fact.ranks[0].error_tail == "a�b"
     assert fact.ranks[0].pid < 2**31 and fact.ranks[0].exited_at == 0.0
     assert fact.ranks[0].state is RankState.WAITING
+
+
+def test_long_texts_of_facts_are_cut_and_their_end_stays():
+    fact = local_job(node_pb2.LocalJob(job_id="j", error="x" * 100_000 + "the cause"))
+    assert len(fact.error) == MAX_FACT and fact.error.endswith("the cause")
+
+
+def test_an_answer_has_the_last_lines_of_the_ranks_that_ended_first():
+    spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=4_000))
+    tail = "x" * 8_000
+    ranks = [
+        RankRecord(rank, rank, "a", RankState.EXITED, error_tail=tail, exited_at=9e3 - rank) for rank in range(4_000)
+    ]
+    host = HostRecord(0, "a", "h", "::1", "boot", 0, 4_000, ranks=tuple(ranks))
+    message = job_message(JobRecord("job-1", spec, 1.0, hosts=(host,)))
+    assert message.ByteSize() < 10_000_000
+    assert message.ranks[3_999].error_tail == tail and not message.ranks[0].error_tail
+    assert len(message.ranks) == 4_000
+
+
+def test_names_of_metrics_are_bounded():
+    progress = common_pb2.Progress(job_id="j", metrics={"m" * (MAX_NAME + 1): 1.0})
+    with pytest.raises(InvalidRequestError, match="the name of a metric"):
+        checked_progress(progress)
 
 
 def test_a_node_may_offer_no_slot():
