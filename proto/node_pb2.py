@@ -25,39 +25,41 @@ _sym_db = _symbol_database.Default()
 from bagua.proto import common_pb2 as bagua_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61gua/proto/node.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"\xcc\x01\n\x08NodeFact\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.bagua.v1.HeartbeatH\x00\x12!\n\x03job\x18\x03 \x01(\x0b\x32\x12.bagua.v1.LocalJobH\x00\x12&\n\x08progress\x18\x04 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x12!\n\x03log\x18\x05 \x01(\x0b\x32\x12.bagua.v1.LogReplyH\x00\x42\x06\n\x04\x66\x61\x63t\"\x8e\x01\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12 \n\x04jobs\x18\x06 \x03(\x0b\x32\x12.bagua.v1.LocalJob\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\"\x0b\n\tHeartbeat\"\xb0\x01\n\x08LocalJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12#\n\x05phase\x18\x03 \x01(\x0e\x32\x14.bagua.v1.LocalPhase\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12#\n\x05ranks\x18\x06 \x03(\x0b\x32\x14.bagua.v1.RankStatus\x12\x0f\n\x07waiting\x18\x07 \x01(\t\"A\n\x08LogReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.bagua.v1.LogChunk\"\xce\x01\n\tDirective\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.bagua.v1.WelcomeH\x00\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x10.bagua.v1.RunJobH\x00\x12!\n\x04stop\x18\x03 \x01(\x0b\x32\x11.bagua.v1.StopJobH\x00\x12%\n\x08read_log\x18\x04 \x01(\x0b\x32\x11.bagua.v1.ReadLogH\x00\x12#\n\x07\x65nd_log\x18\x05 \x01(\x0b\x32\x10.bagua.v1.EndLogH\x00\x42\x0b\n\tdirective\"/\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\"S\n\x08HostPlan\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\"\xbf\x01\n\x06RunJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12\x12\n\nhost_index\x18\x04 \x01(\r\x12!\n\x05hosts\x18\x05 \x03(\x0b\x32\x12.bagua.v1.HostPlan\x12\x0f\n\x07job_key\x18\x06 \x01(\x0c\x12\x13\n\x0bmaster_addr\x18\x07 \x01(\t\x12\x13\n\x0bmaster_port\x18\x08 \x01(\r\"N\n\x07StopJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07grace_s\x18\x04 \x01(\x01\"\x82\x01\n\x07ReadLog\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x12\n\ntail_lines\x18\x05 \x01(\r\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x11\n\tmax_bytes\x18\x07 \x01(\x04\"\x1c\n\x06\x45ndLog\x12\x12\n\nrequest_id\x18\x01 \x01(\x04*v\n\nLocalPhase\x12\x1b\n\x17LOCAL_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15LOCAL_PHASE_PREPARING\x10\x01\x12\x17\n\x13LOCAL_PHASE_STARTED\x10\x02\x12\x17\n\x13LOCAL_PHASE_STOPPED\x10\x03\x32\x45\n\x0bNodeService\x12\x36\n\x07Session\x12\x12.bagua.v1.NodeFact\x1a\x13.bagua.v1.Directive(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61gua/proto/node.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"\xcc\x01\n\x08NodeFact\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.bagua.v1.HeartbeatH\x00\x12!\n\x03job\x18\x03 \x01(\x0b\x32\x12.bagua.v1.LocalJobH\x00\x12&\n\x08progress\x18\x04 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x12!\n\x03log\x18\x05 \x01(\x0b\x32\x12.bagua.v1.LogReplyH\x00\x42\x06\n\x04\x66\x61\x63t\"\x9e\x01\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12 \n\x04jobs\x18\x06 \x03(\x0b\x32\x12.bagua.v1.LocalJob\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\x12\x0e\n\x06stream\x18\n \x01(\x04\"\x18\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"\xb0\x01\n\x08LocalJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12#\n\x05phase\x18\x03 \x01(\x0e\x32\x14.bagua.v1.LocalPhase\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12#\n\x05ranks\x18\x06 \x03(\x0b\x32\x14.bagua.v1.RankStatus\x12\x0f\n\x07waiting\x18\x07 \x01(\t\"A\n\x08LogReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.bagua.v1.LogChunk\"\xf5\x01\n\tDirective\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.bagua.v1.WelcomeH\x00\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x10.bagua.v1.RunJobH\x00\x12!\n\x04stop\x18\x03 \x01(\x0b\x32\x11.bagua.v1.StopJobH\x00\x12%\n\x08read_log\x18\x04 \x01(\x0b\x32\x11.bagua.v1.ReadLogH\x00\x12#\n\x07\x65nd_log\x18\x05 \x01(\x0b\x32\x10.bagua.v1.EndLogH\x00\x12%\n\x03\x61\x63k\x18\x06 \x01(\x0b\x32\x16.bagua.v1.HeartbeatAckH\x00\x42\x0b\n\tdirective\"\x1b\n\x0cHeartbeatAck\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"N\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x66\x65nce_s\x18\x03 \x01(\x01\x12\x0c\n\x04sole\x18\x04 \x01(\x08\"S\n\x08HostPlan\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\"\xbf\x01\n\x06RunJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12\x12\n\nhost_index\x18\x04 \x01(\r\x12!\n\x05hosts\x18\x05 \x03(\x0b\x32\x12.bagua.v1.HostPlan\x12\x0f\n\x07job_key\x18\x06 \x01(\x0c\x12\x13\n\x0bmaster_addr\x18\x07 \x01(\t\x12\x13\n\x0bmaster_port\x18\x08 \x01(\r\"N\n\x07StopJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07grace_s\x18\x04 \x01(\x01\"\x82\x01\n\x07ReadLog\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x12\n\ntail_lines\x18\x05 \x01(\r\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x11\n\tmax_bytes\x18\x07 \x01(\x04\"\x1c\n\x06\x45ndLog\x12\x12\n\nrequest_id\x18\x01 \x01(\x04*v\n\nLocalPhase\x12\x1b\n\x17LOCAL_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15LOCAL_PHASE_PREPARING\x10\x01\x12\x17\n\x13LOCAL_PHASE_STARTED\x10\x02\x12\x17\n\x13LOCAL_PHASE_STOPPED\x10\x03\x32\x45\n\x0bNodeService\x12\x36\n\x07Session\x12\x12.bagua.v1.NodeFact\x1a\x13.bagua.v1.Directive(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bagua.proto.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOCALPHASE']._serialized_start=1453
-  _globals['_LOCALPHASE']._serialized_end=1571
+  _globals['_LOCALPHASE']._serialized_start=1581
+  _globals['_LOCALPHASE']._serialized_end=1699
   _globals['_NODEFACT']._serialized_start=63
   _globals['_NODEFACT']._serialized_end=267
   _globals['_HELLO']._serialized_start=270
-  _globals['_HELLO']._serialized_end=412
-  _globals['_HEARTBEAT']._serialized_start=414
-  _globals['_HEARTBEAT']._serialized_end=425
-  _globals['_LOCALJOB']._serialized_start=428
-  _globals['_LOCALJOB']._serialized_end=604
-  _globals['_LOGREPLY']._serialized_start=606
-  _globals['_LOGREPLY']._serialized_end=671
-  _globals['_DIRECTIVE']._serialized_start=674
-  _globals['_DIRECTIVE']._serialized_end=880
-  _globals['_WELCOME']._serialized_start=882
-  _globals['_WELCOME']._serialized_end=929
-  _globals['_HOSTPLAN']._serialized_start=931
-  _globals['_HOSTPLAN']._serialized_end=1014
-  _globals['_RUNJOB']._serialized_start=1017
-  _globals['_RUNJOB']._serialized_end=1208
-  _globals['_STOPJOB']._serialized_start=1210
-  _globals['_STOPJOB']._serialized_end=1288
-  _globals['_READLOG']._serialized_start=1291
-  _globals['_READLOG']._serialized_end=1421
-  _globals['_ENDLOG']._serialized_start=1423
-  _globals['_ENDLOG']._serialized_end=1451
-  _globals['_NODESERVICE']._serialized_start=1573
-  _globals['_NODESERVICE']._serialized_end=1642
+  _globals['_HELLO']._serialized_end=428
+  _globals['_HEARTBEAT']._serialized_start=430
+  _globals['_HEARTBEAT']._serialized_end=454
+  _globals['_LOCALJOB']._serialized_start=457
+  _globals['_LOCALJOB']._serialized_end=633
+  _globals['_LOGREPLY']._serialized_start=635
+  _globals['_LOGREPLY']._serialized_end=700
+  _globals['_DIRECTIVE']._serialized_start=703
+  _globals['_DIRECTIVE']._serialized_end=948
+  _globals['_HEARTBEATACK']._serialized_start=950
+  _globals['_HEARTBEATACK']._serialized_end=977
+  _globals['_WELCOME']._serialized_start=979
+  _globals['_WELCOME']._serialized_end=1057
+  _globals['_HOSTPLAN']._serialized_start=1059
+  _globals['_HOSTPLAN']._serialized_end=1142
+  _globals['_RUNJOB']._serialized_start=1145
+  _globals['_RUNJOB']._serialized_end=1336
+  _globals['_STOPJOB']._serialized_start=1338
+  _globals['_STOPJOB']._serialized_end=1416
+  _globals['_READLOG']._serialized_start=1419
+  _globals['_READLOG']._serialized_end=1549
+  _globals['_ENDLOG']._serialized_start=1551
+  _globals['_ENDLOG']._serialized_end=1579
+  _globals['_NODESERVICE']._serialized_start=1701
+  _globals['_NODESERVICE']._serialized_end=1770
 # @@protoc_insertion_point(module_scope)

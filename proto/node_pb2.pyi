@@ -92,6 +92,7 @@ class Hello(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -101,6 +102,8 @@ class Hello(google.protobuf.message.Message):
     version: builtins.str
     boot_id: builtins.str
     """new at each start of the daemon process"""
+    stream: builtins.int
+    """Counts the streams of this start: a Hello that was on its way for long must not replace a younger one. 0: unknown."""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -115,18 +118,29 @@ class Hello(google.protobuf.message.Message):
         version: builtins.str = ...,
         jobs: collections.abc.Iterable[global___LocalJob] | None = ...,
         boot_id: builtins.str = ...,
+        stream: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "stream", b"stream", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 
 @typing.final
 class Heartbeat(google.protobuf.message.Message):
+    """Says that the daemon lives. The moment of sending renews the daemon's lease once the coordinator has acknowledged it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    SEQ_FIELD_NUMBER: builtins.int
+    seq: builtins.int
+    """> 0: the daemon asks for an acknowledgement; counts from 1 within a stream. It goes on asking until one comes: the
+    coordinator answers four times within fence_s.
+    """
     def __init__(
         self,
+        *,
+        seq: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seq", b"seq"]) -> None: ...
 
 global___Heartbeat = Heartbeat
 
@@ -198,6 +212,7 @@ class Directive(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     READ_LOG_FIELD_NUMBER: builtins.int
     END_LOG_FIELD_NUMBER: builtins.int
+    ACK_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -210,6 +225,8 @@ class Directive(google.protobuf.message.Message):
     def read_log(self) -> global___ReadLog: ...
     @property
     def end_log(self) -> global___EndLog: ...
+    @property
+    def ack(self) -> global___HeartbeatAck: ...
     def __init__(
         self,
         *,
@@ -218,12 +235,29 @@ class Directive(google.protobuf.message.Message):
         stop: global___StopJob | None = ...,
         read_log: global___ReadLog | None = ...,
         end_log: global___EndLog | None = ...,
+        ack: global___HeartbeatAck | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack"] | None: ...
 
 global___Directive = Directive
+
+@typing.final
+class HeartbeatAck(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: builtins.int
+    seq: builtins.int
+    """of the heartbeat that came"""
+    def __init__(
+        self,
+        *,
+        seq: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seq", b"seq"]) -> None: ...
+
+global___HeartbeatAck = HeartbeatAck
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -231,16 +265,28 @@ class Welcome(google.protobuf.message.Message):
 
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
+    FENCE_S_FIELD_NUMBER: builtins.int
+    SOLE_FIELD_NUMBER: builtins.int
     heartbeat_s: builtins.float
     lease_s: builtins.float
     """a node not heard of for so long counts as lost"""
+    fence_s: builtins.float
+    """A daemon ends its ranks so long after it sent the newest message that was acknowledged (Hello by Welcome, Heartbeat by
+    HeartbeatAck): the coordinator counts them as gone a little later. 0: never.
+    """
+    sole: builtins.bool
+    """Nobody but this coordinator decides about its jobs: while its port refuses connections, nobody gives the node up,
+    and a refusal renews the lease as an acknowledgement does.
+    """
     def __init__(
         self,
         *,
         heartbeat_s: builtins.float = ...,
         lease_s: builtins.float = ...,
+        fence_s: builtins.float = ...,
+        sole: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "sole", b"sole"]) -> None: ...
 
 global___Welcome = Welcome
 

@@ -149,10 +149,12 @@ class EmbeddedCluster:
     def start_coordinator(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
         """Starts the coordinator and waits until it serves. Raises ServiceError with the reason."""
         database = f"sqlite:///{self.state / 'coordinator' / 'bagua.db'}"
+        # All of it comes and goes together: ranks need not outlive a coordinator that is away for long.
+        more = ["--fence-after", "10", *arguments]
         service = self._launch(
             "coordinator",
             "bagua.daemon.coordinator",
-            ["--listen", listen, "--state-dir", str(self.state), "--database-url", database, *arguments],
+            ["--listen", listen, "--state-dir", str(self.state), "--database-url", database, *more],
         )
         ready = service.wait_ready(time.monotonic() + START_DEADLINE_S)
         self.address, self.token_file, self.tls = ready["address"], Path(ready["token_file"]), ready.get("tls", "")

@@ -46,6 +46,13 @@ def run(
     exit_when_idle: Annotated[
         float | None, typer.Option(help="End after so many seconds without nodes and jobs.")
     ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Ended jobs that stay: 30d, 10000, both (30d,10000), forever. [default: both]")
+    ] = None,
+    fence_after: Annotated[
+        float | None,
+        typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
+    ] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON lines.")] = None,
 ) -> None:
     """Decides which nodes run which job. One per cluster; nodes and users dial it."""
@@ -61,6 +68,8 @@ def run(
             metrics_port=metrics_port,
             token_file=token_file,
             exit_when_idle=exit_when_idle,
+            keep=keep,
+            fence_after=fence_after,
             log_json=log_json,
         )
         configure_logging(settings.log_json)

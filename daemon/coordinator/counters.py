@@ -11,6 +11,6 @@ class Counters:
     def __init__(self) -> None:
         self.values: Counter[tuple[str, str]] = Counter()
 
-    def add(self, name: str, label: str = "") -> None:
-        """One more."""
-        self.values[name, label] += 1
+    def add(self, name: str, label: str = "", number: int = 1) -> None:
+        """So many more."""
+        self.values[name, label] += number

@@ -20,6 +20,7 @@ from bagua.daemon.coordinator.migrations import HEAD, KNOWN
 from bagua.daemon.coordinator.trouble import describe
 
 _BUSY_TIMEOUT_MS = 10_000
+READ_ONLY = "bagua_read_only"  # execution option: SQLite's only write lock is not needed
 _MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
 
 
@@ -70,14 +71,15 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
         _set_wal(cursor)
-        # In WAL mode nothing that was committed is lost when the process dies; a power cut may cost the last moments.
-        cursor.execute("PRAGMA synchronous=NORMAL")
+        # What was acknowledged survives a power cut: callers share a transaction, and with it the wait for the disk.
+        cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get(READ_ONLY)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 

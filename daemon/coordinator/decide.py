@@ -21,9 +21,8 @@ from bagua.daemon.coordinator.domain import (
     Options,
     Phase,
     RankRecord,
-    RankState,
 )
-from bagua.daemon.coordinator.placement import Placement, hosts_and_ranks, names, place
+from bagua.daemon.coordinator.placement import Placement, hosts_with_ranks, names, place
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset({JobState.STARTING, JobState.FAILED, JobState.CANCELLED}),
@@ -65,38 +64,38 @@ def decide(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decisi
     return _RULES[job.state](job, nodes, now, options)
 
 
-def apply(job: JobRecord, decision: Decision, now: float) -> tuple[JobRecord, tuple[Event, ...]]:
-    """``job`` after ``decision``, and the events to record. Raises ValueError for a step that the table forbids."""
+def apply(job: JobRecord, decision: Decision, now: float, wall: float) -> tuple[JobRecord, tuple[Event, ...]]:
+    """``job`` after ``decision``, and the events to record. ``now`` by the service clock, ``wall`` for people. Raises
+    ValueError for a step that the table forbids."""
     state = job.state if decision.state is None else decision.state
     reason = job.reason if decision.reason is None else decision.reason
     if state is job.state:
         if reason == job.reason:
             return job, ()
-        return replace(job, reason=reason), (Event("waiting", reason, job.generation, now),)
+        return replace(job, reason=reason), (Event("waiting", reason, job.generation, wall),)
     if state not in TRANSITIONS[job.state]:
         raise ValueError(f"job {job.job_id} can't go from {job.state.name} to {state.name}")
     job = replace(job, state=state, reason=reason)
     kind = "state"
     if decision.placement is not None:
-        job = _placed(job, decision.placement)
+        job = replace(_placed(job, decision.placement), placed_clock=now)
         kind = "placed"
     if state is JobState.RUNNING:
-        job = replace(job, started_at=now)
+        job = replace(job, started_at=wall)
     if state is JobState.STOPPING:
-        job = replace(job, outcome=decision.outcome, stopping_at=now)
+        job = replace(job, outcome=decision.outcome, stopping_clock=now)
     if state.terminal:
-        job = replace(job, finished_at=now)
+        job = replace(job, finished_at=wall)
     text = reason if kind == "placed" else f"{state.name}: {reason}{decision.note}"
-    return job, (Event(kind, text, job.generation, now),)
+    return job, (Event(kind, text, job.generation, wall),)
 
 
 def _placed(job: JobRecord, placement: Placement) -> JobRecord:
-    hosts, ranks = hosts_and_ranks(job.spec, placement)
+    hosts = hosts_with_ranks(job.spec, placement)
     return replace(
         job,
         generation=job.generation + 1,
         hosts=hosts,
-        ranks=ranks,
         master_addr=hosts[0].address,
     )
 
@@ -111,9 +110,9 @@ def _pending(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Deci
     if isinstance(found, Placement):
         return Decision(state=JobState.STARTING, reason=f"placed on {names(found.node_ids)}", placement=found)
     timeout = job.spec.placement_timeout_s
-    deadline = job.created_at + timeout
-    if job.created_at < options.started_at:  # the coordinator was away: nodes get time to come back
-        deadline = max(deadline, options.started_at + options.lease_s)
+    deadline = job.submitted_clock + timeout
+    if job.submitted_clock < options.started_clock:  # the coordinator was away: nodes get time to come back
+        deadline = max(deadline, options.started_clock + options.lease_s)
     if now >= deadline:
         waited = f"waited {timeout:g} s, but the job " if timeout else ""
         return Decision(state=JobState.FAILED, reason=f"{waited}{found}")
@@ -127,24 +126,37 @@ def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decis
     cause, wake_at = find_cause(job, nodes, now, options)
     if cause is not None:
         return Decision(JobState.STOPPING, cause.reason, cause.outcome)
-    if job.state is JobState.STARTING and all(rank.state is not RankState.WAITING for rank in job.ranks):
-        return Decision(JobState.RUNNING, f"{_count(len(job.ranks), 'rank')} started", wake_at=wake_at)
+    if job.state is JobState.STARTING:
+        if all(host.started for host in job.hosts):
+            return Decision(JobState.RUNNING, f"{_count(job.spec.world_size, 'rank')} started", wake_at=wake_at)
+        late_at = job.placed_clock + options.start_s
+        if now >= late_at:
+            return Decision(JobState.STOPPING, _not_started(job, options), JobState.FAILED)
+        wake_at = late_at if wake_at is None else min(wake_at, late_at)
     return Decision(wake_at=wake_at)
 
 
+def _not_started(job: JobRecord, options: Options) -> str:
+    late = [host.node_id for host in job.hosts if not host.started]
+    silent = [host.node_id for host in job.hosts if host.phase is Phase.UNKNOWN]
+    said = f"; no word of the job came from {names(silent)}" if silent else ""
+    return f"not all ranks were started within {options.start_s:g} s: missing on {names(late)}{said}"
+
+
 def _stopping(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
-    """Waits for every node to have stopped the job, but not for lost ones, and not for ever."""
-    overdue_at = job.stopping_at + job.spec.stop_grace_s + options.stop_margin_s
+    """Waits for every node to have stopped the job, but not for ever: a lost node's ranks are ended by their daemon
+    when it can't renew its lease, and only then is the job over."""
+    overdue_at = job.stopping_clock + job.spec.stop_grace_s + options.stop_margin_s
     wake: list[float] = []
     overdue: list[str] = []
     for host in job.hosts:
         if host.phase is Phase.STOPPED:
             continue
-        lost = lost_at(host, nodes, options)
-        deadline = overdue_at if lost is None else min(lost, overdue_at)
+        heard = silent_since(host, nodes, options)
+        deadline = overdue_at if heard is None else heard + options.gone_s
         if now < deadline:
             wake.append(deadline)
-        elif lost is None or now < lost:
+        elif heard is None:
             overdue.append(host.node_id)
     if wake:
         return Decision(wake_at=min(wake))
@@ -164,26 +176,27 @@ _RULES: Mapping[JobState, Callable[[JobRecord, Nodes, float, Options], Decision]
 # ---- causes
 
 
-def lost_at(host: HostRecord, nodes: Nodes, options: Options) -> float | None:
-    """When the node of ``host`` counts as lost; None while its session lives. May lie in the past."""
+def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | None:
+    """When the node of ``host`` was heard of last; None while its session lives. The time before the start of this
+    coordinator does not count."""
     node = nodes.get(host.node_id)
     if node is None:
-        return options.started_at + options.lease_s
+        return options.started_clock
     if node.connected:
         return None
-    return max(node.last_seen, options.started_at) + options.lease_s
+    return max(node.heard_clock, options.started_clock)
 
 
 def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
     """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer)."""
-    failed = [rank for rank in job.ranks if rank.failed]
+    failed = [rank for host in job.hosts if host.failed for rank in host.failed]
     direct = [rank for rank in failed if not _follows(rank, job)]
     if direct:
         first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))
         return Cause(JobState.FAILED, describe_exit(first)), None
-    if not failed and all(rank.state is RankState.EXITED for rank in job.ranks):
+    if not failed and all(host.exited for host in job.hosts):
         # Also with a node's error: it came too late to hurt any rank, and the events tell of it.
-        return Cause(JobState.SUCCEEDED, f"{_count(len(job.ranks), 'rank')} ended with exit code 0"), None
+        return Cause(JobState.SUCCEEDED, f"{_count(job.spec.world_size, 'rank')} ended with exit code 0"), None
     wake: list[float] = []
     indirect = list(_indirect(job, failed))
     if indirect:
@@ -193,15 +206,16 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
         wake.append(since + options.settle_s)
     for host in job.hosts:
         if host.phase is Phase.STOPPED:
-            if not host.error and _unfinished(host, job):
+            if not host.error and not host.exited:
                 return Cause(JobState.FAILED, f"node {host.node_id} stopped the job by itself"), None
             continue
-        deadline = lost_at(host, nodes, options)
-        if deadline is not None and now >= deadline:
+        heard = silent_since(host, nodes, options)
+        if heard is None:
+            continue
+        if now >= heard + options.lease_s:
             text = f"node {host.name} has not been heard of for {options.lease_s:g} s"
             return Cause(JobState.FAILED, text), None
-        if deadline is not None:
-            wake.append(deadline)
+        wake.append(heard + options.lease_s)
     return None, min(wake, default=None)
 
 
@@ -214,18 +228,13 @@ def _follows(rank: RankRecord, job: JobRecord) -> bool:
 
 def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:
     """(when seen, text) of errors that may have a better cause, the clearest first."""
-    reported = sorted((host for host in job.hosts if host.error), key=lambda host: (host.error_at, host.index))
+    reported = sorted((host for host in job.hosts if host.error), key=lambda host: (host.error_clock, host.index))
     for host in reported:
         # An error at launch, or of a node that is done with the job, has no better cause to wait for.
         final = host.phase in (Phase.PREPARING, Phase.STOPPED)
-        yield (-math.inf if final else host.error_at), host.error_text
-    for rank in sorted(failed, key=lambda rank: (rank.seen_exited_at, rank.rank)):
-        yield rank.seen_exited_at, describe_exit(rank)
-
-
-def _unfinished(host: HostRecord, job: JobRecord) -> bool:
-    ranks = job.ranks[host.first_rank : host.first_rank + host.nranks]
-    return any(rank.state is not RankState.EXITED for rank in ranks)
+        yield (-math.inf if final else host.error_clock), host.error_text
+    for rank in sorted(failed, key=lambda rank: (rank.seen_exited_clock, rank.rank)):
+        yield rank.seen_exited_clock, describe_exit(rank)
 
 
 def describe_exit(rank: RankRecord) -> str:

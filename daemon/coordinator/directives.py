@@ -1,13 +1,16 @@
-"""What each node of a job should be told now: a pure function of the job.
+"""What the nodes of a job should do now: a pure function of the job, and its form on the wire.
 
-Levels, not edges: telling again changes nothing.
+Levels, not edges: telling again changes nothing. What all nodes of a job get is encoded once, and each adds its index:
+protobuf messages that are concatenated are one message.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from bagua.daemon.coordinator.domain import JobRecord, JobState, Phase
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, Phase
+from bagua.proto import common_pb2, node_pb2
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,6 @@ class Run:
 
     job_id: str
     generation: int
-    host_index: int
     engine_addresses: tuple[str, ...] = ()
 
 
@@ -30,16 +32,77 @@ class Stop:
     grace_s: float
 
 
-Directive = Run | Stop
-
-
-def directives(job: JobRecord) -> dict[str, Directive]:
-    """Node id -> wish, for every node that has something to do."""
+def wish(job: JobRecord) -> Run | Stop | None:
+    """What every host of the job should do, but for those that have stopped."""
     if job.state in (JobState.STARTING, JobState.RUNNING):
         known = tuple(host.engine_address for host in job.hosts)
-        addresses = known if len(known) > 1 and all(known) else ()
-        return {host.node_id: Run(job.job_id, job.generation, host.index, addresses) for host in job.hosts}
+        return Run(job.job_id, job.generation, known if len(known) > 1 and all(known) else ())
     if job.state is JobState.PENDING:
-        return {}
-    stop = Stop(job.job_id, job.generation, job.reason, job.spec.stop_grace_s)
-    return {host.node_id: stop for host in job.hosts if host.phase is not Phase.STOPPED}
+        return None
+    return Stop(job.job_id, job.generation, job.reason, job.spec.stop_grace_s)
+
+
+def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
+    """True if the host has something to do."""
+    return isinstance(wanted, Run) or host.phase is not Phase.STOPPED
+
+
+class Order:
+    """A wish about a job, ready to be sent to its hosts."""
+
+    def __init__(self, wish: Run | Stop, job: JobRecord) -> None:
+        self.wish = wish
+        self._job = job
+
+    def to(self, index: int) -> bytes:
+        """A serialized Directive for the host with that index."""
+        if isinstance(self.wish, Stop):
+            return self._shared
+        body = self._shared + node_pb2.RunJob(host_index=index).SerializeToString()
+        return _RUN_TAG + _varint(len(body)) + body
+
+    @cached_property
+    def _shared(self) -> bytes:
+        if isinstance(self.wish, Stop):
+            stop = node_pb2.StopJob(
+                job_id=self.wish.job_id,
+                generation=self.wish.generation,
+                reason=self.wish.reason,
+                grace_s=self.wish.grace_s,
+            )
+            return node_pb2.Directive(stop=stop).SerializeToString()
+        return _run_message(self.wish, self._job).SerializeToString()
+
+
+_RUN_TAG = bytes([node_pb2.Directive.RUN_FIELD_NUMBER << 3 | 2])
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
+    """All but ``host_index``."""
+    hosts = [
+        node_pb2.HostPlan(
+            node_id=host.node_id,
+            address=host.address,
+            ranks=range(host.first_rank, host.first_rank + host.nranks),
+            engine_address=run.engine_addresses[host.index] if run.engine_addresses else "",
+        )
+        for host in job.hosts
+    ]
+    return node_pb2.RunJob(
+        job_id=job.job_id,
+        generation=job.generation,
+        spec=common_pb2.JobSpec.FromString(job.spec.wire),
+        hosts=hosts,
+        job_key=job.job_key,
+        master_addr=job.master_addr,
+        master_port=job.master_port,
+    )

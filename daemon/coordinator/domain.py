@@ -1,12 +1,15 @@
-"""What the coordinator knows: values without behaviour. Times are seconds since the epoch; 0 means "not yet".
+"""What the coordinator knows: values without behaviour.
 
-Numbers of the enumerations are those of the protocol.
+Times named ``..._at`` are for people, seconds since the epoch; times named ``..._clock`` are readings of the service
+clock (``clock``), and decisions depend on these alone. 0 means "not yet" in both. Numbers of the enumerations are those
+of the protocol.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 class JobState(enum.IntEnum):
@@ -75,7 +78,7 @@ class RankRecord:
     error_tail: str = ""
     log_path: str = ""
     exited_at: float = 0.0  # by the node's clock
-    seen_exited_at: float = 0.0  # by the coordinator's clock
+    seen_exited_clock: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -97,8 +100,24 @@ class HostRecord:
     phase: Phase = Phase.UNKNOWN
     engine_address: str = ""
     error: str = ""  # the first error that the node reported
-    error_at: float = 0.0  # by the coordinator's clock
+    error_clock: float = 0.0
     waiting: str = ""
+    ranks: tuple[RankRecord, ...] = ()
+
+    @cached_property
+    def started(self) -> bool:
+        """True if every rank was started."""
+        return all(rank.state is not RankState.WAITING for rank in self.ranks)
+
+    @cached_property
+    def exited(self) -> bool:
+        """True if every rank is over."""
+        return all(rank.state is RankState.EXITED for rank in self.ranks)
+
+    @cached_property
+    def failed(self) -> tuple[RankRecord, ...]:
+        """Ranks that did not end well."""
+        return tuple(rank for rank in self.ranks if rank.failed)
 
     @property
     def error_text(self) -> str:
@@ -115,7 +134,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What was asked, what was decided, what was seen. ``hosts`` and ``ranks`` are in order of index and rank."""
+    """What was asked, what was decided, what was seen. ``hosts`` are in order of index, their ranks in order."""
 
     job_id: str
     spec: JobSpec
@@ -126,13 +145,23 @@ class JobRecord:
     cancel_reason: str | None = None  # not None: somebody asked to cancel
     generation: int = 0
     started_at: float = 0.0
-    stopping_at: float = 0.0
     finished_at: float = 0.0
+    submitted_clock: float = 0.0
+    placed_clock: float = 0.0
+    stopping_clock: float = 0.0
     master_addr: str = ""
     master_port: int = 0
     job_key: bytes = field(default=b"", repr=False)
     hosts: tuple[HostRecord, ...] = ()
-    ranks: tuple[RankRecord, ...] = ()
+
+    @cached_property
+    def ranks(self) -> tuple[RankRecord, ...]:
+        """All ranks of the current generation, in order."""
+        return tuple(rank for host in self.hosts for rank in host.ranks)
+
+    def host_index(self, node_id: str) -> int | None:
+        """Which of the hosts the node is."""
+        return next((host.index for host in self.hosts if host.node_id == node_id), None)
 
     @property
     def waiting(self) -> str:
@@ -147,6 +176,37 @@ class JobRecord:
                 else ""
             )
         return "; ".join(host.waiting for host in self.hosts if host.waiting)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A job as the database has it. ``revision`` goes up with every change; ``owner`` is the coordinator that
+    decides."""
+
+    job: JobRecord
+    revision: int
+    last_event: int
+    owner: str | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step of a job, to be written if nobody else has changed the job since ``old`` was read."""
+
+    old: Stored
+    job: JobRecord
+    events: tuple[Event, ...]
+    owner: str | None
+
+    @property
+    def stored(self) -> Stored:
+        """The job once the step is written."""
+        return Stored(self.job, self.old.revision + 1, self.old.last_event + len(self.events), self.owner)
+
+    @property
+    def places(self) -> bool:
+        """True if the step takes slots."""
+        return self.job.generation != self.old.job.generation
 
 
 @dataclass(frozen=True)
@@ -188,7 +248,9 @@ class NodeView:
     slots: int
     used: int  # slots taken by jobs that are not yet stopped on it
     connected: bool
-    last_seen: float
+    heard_clock: float  # while it is not connected: when it was heard of last
+    last_seen: float = 0.0  # for people
+    version: str = ""
 
     @property
     def free(self) -> int:
@@ -236,8 +298,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Options:
-    """What decisions depend on besides facts. ``started_at``: start of this coordinator, from which every node has one
-    full lease, and every waiting job a chance to see nodes come back."""
+    """What decisions depend on besides facts. ``started_clock``: start of this coordinator, from which every node has
+    one full lease, and every waiting job a chance to see nodes come back."""
 
     lease_s: float = 10.0
     # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
@@ -245,4 +307,15 @@ class Options:
     settle_s: float = 1.0
     # A connected node that has not stopped a job so long after the grace of its ranks is not waited for any more.
     stop_margin_s: float = 30.0
-    started_at: float = 0.0
+    # Every rank must have been started so long after the placement: a node may have to compile the core first.
+    start_s: float = 900.0
+    # A daemon that can't renew its lease ends its ranks after so long. 0: it never does, and is not waited for.
+    fence_s: float = 60.0
+    started_clock: float = 0.0
+
+    @property
+    def gone_s(self) -> float:
+        """After so long without a word nothing is left of a node's ranks: clocks drift, and killing takes a moment."""
+        if not self.fence_s:
+            return self.lease_s
+        return max(self.lease_s, self.fence_s + max(1.0, 0.05 * self.fence_s))

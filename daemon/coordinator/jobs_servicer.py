@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -9,9 +10,8 @@ import grpc
 
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.listing import Listing, page
+from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
-from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.translate import (
@@ -23,8 +23,11 @@ from bagua.daemon.coordinator.translate import (
     summary_message,
 )
 from bagua.daemon.coordinator.watchers import Watchers
-from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
+
+# A watcher of 8,000 ranks is not shown each of their steps: the whole job is sent each time.
+_PAUSE_PER_RANK_S = 50e-6
+_SLOWEST_S = 1.0
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -32,32 +35,20 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``interceptors.Errors``."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        service: Service,
-        listing: Listing,
-        sessions: Sessions,
-        watchers: Watchers,
-        reconciler: Reconciler,
-    ) -> None:
-        self._worker = worker
+    def __init__(self, service: Service, sessions: Sessions, watchers: Watchers) -> None:
         self._service = service
-        self._listing = listing
         self._sessions = sessions
         self._watchers = watchers
-        self._reconciler = reconciler
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
-        job = await self._worker.call(self._service.submit, spec, request.idempotency_key)
-        self._reconciler.wake(job.job_id)
+        job = await self._service.submit(spec, request.idempotency_key)
         return job_message(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
-        job = await self._worker.call(self._service.job, request.job_id)
+        job = await self._service.job(request.job_id)
         return job_message(job, self._watchers.progress(job.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
@@ -66,26 +57,23 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             states = [JobState(state) for state in request.states]
         except ValueError as error:
             raise InvalidRequestError(f"states: {error}") from error
-        jobs, token = await self._worker.call(self._listing.jobs, states, request.limit, request.page_token)
+        jobs, token = await self._service.jobs(states, request.limit, request.page_token)
         return job_pb2.ListJobsReply(
             jobs=[summary_message(job, self._watchers.progress(job.job_id)) for job in jobs], next_page_token=token
         )
 
     async def FindJob(self, request: job_pb2.FindJobRequest, context: Context) -> job_pb2.FindJobReply:
         """An id by its beginning."""
-        return job_pb2.FindJobReply(job_id=await self._worker.call(self._listing.find, request.prefix))
+        return job_pb2.FindJobReply(job_id=await self._service.find(request.prefix))
 
     async def ListEvents(self, request: job_pb2.ListEventsRequest, context: Context) -> job_pb2.ListEventsReply:
         """The next 1,000 at most."""
-        after = checked_number("after_seq", request.after_seq)
-        events = await self._worker.call(self._service.events, request.job_id, after)
+        events = await self._service.events(request.job_id, checked_number("after_seq", request.after_seq))
         return job_pb2.ListEventsReply(events=[event_message(event) for event in events])
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
         """Idempotent."""
-        job = await self._worker.call(self._service.cancel, request.job_id, request.reason)
-        self._watchers.notify(job.job_id)
-        self._reconciler.wake(job.job_id)
+        job = await self._service.cancel(request.job_id, request.reason)
         return job_message(job)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
@@ -99,7 +87,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 for report in progress:
                     yield job_pb2.JobUpdate(progress=report)
                 while changed:
-                    job, events = await self._worker.call(self._service.job_and_events, request.job_id, seen)
+                    job, events = await self._service.job_and_events(request.job_id, seen)
                     for event in events:
                         yield job_pb2.JobUpdate(event=event_message(event))
                         seen = event.seq
@@ -109,6 +97,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                     if message != sent:
                         yield job_pb2.JobUpdate(job=message)
                         sent = message
+                        if not job.state.terminal:  # what changes meanwhile comes at once
+                            await asyncio.sleep(min(_SLOWEST_S, len(job.ranks) * _PAUSE_PER_RANK_S))
                     if job.state.terminal:
                         return
                     break
@@ -118,10 +108,10 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """Chunks of all ranks asked for, mixed. With ``follow`` a job that is not placed yet is waited for."""
         check_tail(request)
         with self._watchers.watch(request.job_id) as watcher:
-            job = await self._worker.call(self._service.job, request.job_id)
+            job = await self._service.job(request.job_id)
             while request.follow and not job.ranks and not job.state.terminal:
                 await watcher.wait()
-                job = await self._worker.call(self._service.job, request.job_id)
+                job = await self._service.job(request.job_id)
         if not job.ranks:
             return
         ranks = asked_ranks(request, len(job.ranks))
@@ -134,6 +124,5 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
         """A page of all nodes that were ever seen."""
-        views, versions = await self._worker.call(self._service.nodes)
-        shown, token = page(views, lambda view: view.node_id, request.limit, request.page_token)
-        return job_pb2.ListNodesReply(nodes=node_messages(shown, versions), next_page_token=token)
+        shown, token = page(self._service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
+        return job_pb2.ListNodesReply(nodes=node_messages(shown), next_page_token=token)

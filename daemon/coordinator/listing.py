@@ -38,7 +38,7 @@ class Listing:
             created_at, job_id = _parse(page_token)
             older = sa.and_(c.created_at == created_at, c.job_id < job_id)
             query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
-        with self._store.transaction() as tx:
+        with self._store.read() as tx:
             rows = tx.rows(query)
         found = [JobSummary(**{**row._mapping, "state": JobState(row.state)}) for row in rows[:size]]
         last = found[-1] if len(rows) > size else None
@@ -50,7 +50,7 @@ class Listing:
         c = m.jobs.c
         if not prefix or len(prefix) > 64 or "\0" in prefix:
             raise NotFoundError(f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are.")
-        with self._store.transaction() as tx:
+        with self._store.read() as tx:
             found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix))
             if not found:  # by characters: how databases compare texts depends on their settings
                 query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix)

@@ -40,7 +40,7 @@ class CoordinatorCollector(Collector):
         """All metrics."""
         yield GaugeMetricFamily("bagua_coordinator_nodes_connected", "Node daemons with a session", len(self._sessions))
         jobs = GaugeMetricFamily("bagua_coordinator_jobs", "Jobs by state", labels=["state"])
-        counts = self._service.job_counts()
+        counts = self._service.count_jobs()
         for state in JobState:
             jobs.add_metric([state.name.lower()], counts.get(state, 0))
         yield jobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sqlalchemy import (
-    JSON,
     Column,
     Float,
     ForeignKey,
@@ -44,16 +43,18 @@ jobs = Table(
     Column("generation", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("started_at", Float, nullable=False),
-    Column("stopping_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
+    Column("submitted_clock", Float, nullable=False),  # readings of the service clock
+    Column("placed_clock", Float, nullable=False),
+    Column("stopping_clock", Float, nullable=False),
     Column("master_addr", String(255), nullable=False),
     Column("master_port", Integer, nullable=False),
     Column("job_key", LargeBinary, nullable=False),
     Column("last_event", Integer, nullable=False),  # seq of the newest event
     Column("revision", Integer, nullable=False),  # goes up with every change
     Column("lease_owner", String(64)),  # the coordinator that may decide
-    Column("lease_expires_at", Float, nullable=False),
     Index("ix_jobs_state_created_at", "state", "created_at"),
+    Index("ix_jobs_finished_at", "finished_at"),
     Index("ix_jobs_created_at_job_id", "created_at", "job_id"),
 )
 
@@ -78,36 +79,11 @@ job_hosts = Table(
     Column("phase", Integer, nullable=False),
     Column("engine_address", Text, nullable=False),
     Column("error", Text, nullable=False),
-    Column("error_at", Float, nullable=False),
+    Column("error_clock", Float, nullable=False),
     Column("waiting", Text, nullable=False),
+    # The ranks, as a list of lists in JSON; empty: all of them wait. One row is written for whatever a node says.
+    Column("ranks", Text, nullable=False),
     Index("ix_job_hosts_node_id_phase", "node_id", "phase"),
-)
-
-job_ranks = Table(
-    "job_ranks",
-    metadata,
-    _job_id(),
-    Column("rank", Integer, primary_key=True, autoincrement=False),
-    Column("local_rank", Integer, nullable=False),
-    Column("node_id", String(200), nullable=False),
-    Column("state", Integer, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("exit_code", Integer, nullable=False),
-    Column("signal", Integer, nullable=False),
-    Column("error_tail", Text, nullable=False),
-    Column("log_path", Text, nullable=False),
-    Column("exited_at", Float, nullable=False),
-    Column("seen_exited_at", Float, nullable=False),
-)
-
-generations = Table(
-    "generations",
-    metadata,
-    _job_id(),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("members", JSON, nullable=False),  # [{"node_id", "first_rank", "nranks"}], in ring order
-    Column("created_at", Float, nullable=False),
-    Column("reason", Text, nullable=False),
 )
 
 events = Table(
@@ -131,5 +107,13 @@ nodes = Table(
     Column("version", String(64), nullable=False),
     Column("boot_id", String(200), nullable=False),
     Column("last_seen", Float, nullable=False),
-    Column("owner", String(64)),  # the coordinator that holds its session, NULL: nobody
+    Column("owner", String(64)),  # the coordinator that held its session when this was written, NULL: nobody
+)
+
+coordinators = Table(
+    "coordinators",
+    metadata,
+    Column("owner", String(64), primary_key=True),
+    # Its service clock at its last beat. Others see it change, by their own clocks, as long as the coordinator lives.
+    Column("clock", Float, nullable=False),
 )

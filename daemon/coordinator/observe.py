@@ -29,34 +29,34 @@ RESTARTED = "the daemon of node {} was restarted"
 Changed = tuple[JobRecord, tuple[Event, ...]]
 
 
-def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float) -> Changed:
-    """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. Facts of another generation, or of a
-    node that is not in the job, change nothing. A daemon with another ``boot_id`` than the one that got the job has
-    lost it."""
-    index = next((host.index for host in job.hosts if host.node_id == node_id), None)
+def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
+    """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. ``now`` by the service clock, ``wall``
+    for people. Facts of another generation, or of a node that is not in the job, change nothing. A daemon with another
+    ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost, however many hosts the
+    job has."""
+    index = job.host_index(node_id)
     if index is None or fact.generation != job.generation:
         return job, ()
     old = job.hosts[index]
     if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED and not fact.error:
         fact = replace(fact, error=RESTARTED.format(node_id))
-    host = _merge_host(old, fact, now)
-    ranks, started, exited = _merge_ranks(job, host, fact.ranks, now)
-    if host == old and not started and not exited:
-        return (job if ranks == job.ranks else replace(job, ranks=ranks)), ()
-    hosts = (*job.hosts[:index], host, *job.hosts[index + 1 :])
-    job = replace(job, hosts=hosts, ranks=ranks)
-    return job, tuple(_events(job, old, host, started, exited, now))
+    host, started, exited = _merge_ranks(job, _merge_host(old, fact, now), fact.ranks, now)
+    if host == old:
+        return job, ()
+    job = replace(job, hosts=(*job.hosts[:index], host, *job.hosts[index + 1 :]))
+    return job, tuple(_events(job, old, host, started, exited, wall))
 
 
-def forget(job: JobRecord, node_id: str, boot_id: str, now: float) -> Changed:
+def forget(job: JobRecord, node_id: str, boot_id: str, now: float, wall: float) -> Changed:
     """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A
     job of which the node has not said anything yet stays as it is: it will be sent (again)."""
-    host = next((host for host in job.hosts if host.node_id == node_id), None)
-    if host is None or host.phase is Phase.STOPPED:
+    index = job.host_index(node_id)
+    if index is None or job.hosts[index].phase is Phase.STOPPED:
         return job, ()
+    host = job.hosts[index]
     if _needed(job) and host.boot_id == boot_id and host.phase is Phase.UNKNOWN:
         return job, ()
-    return observe(job, node_id, boot_id, LocalJob(job.job_id, job.generation, Phase.STOPPED), now)
+    return observe(job, node_id, boot_id, LocalJob(job.job_id, job.generation, Phase.STOPPED), now, wall)
 
 
 def _needed(job: JobRecord) -> bool:
@@ -65,41 +65,44 @@ def _needed(job: JobRecord) -> bool:
 
 def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
     phase = max(host.phase, fact.phase)
-    error, error_at = host.error, host.error_at
+    error, error_clock = host.error, host.error_clock
     if fact.error and not error:
-        error, error_at = fact.error[:MAX_ERROR], now
+        error, error_clock = fact.error[:MAX_ERROR], now
     return replace(
         host,
         phase=phase,
         engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
         error=error,
-        error_at=error_at,
+        error_clock=error_clock,
         waiting="" if phase is Phase.STOPPED else fact.waiting[:MAX_ERROR],
     )
 
 
 def _merge_ranks(
     job: JobRecord, host: HostRecord, facts: Sequence[LocalRank], now: float
-) -> tuple[tuple[RankRecord, ...], list[RankRecord], list[RankRecord]]:
-    """(all ranks, those that now run or ran, those that now are over)."""
-    ranks = list(job.ranks)
-    tails = sum(1 for rank in ranks if rank.error_tail)
+) -> tuple[HostRecord, list[RankRecord], list[RankRecord]]:
+    """(the host, ranks that now run or ran, ranks that now are over)."""
+    tails = sum(len(one.failed) for one in job.hosts) if any(fact.error_tail for fact in facts) else 0
+    ranks = list(host.ranks)
     started: list[RankRecord] = []
     exited: list[RankRecord] = []
+    changed = False
     for fact in facts:
-        if not host.first_rank <= fact.rank < host.first_rank + host.nranks:
+        local = fact.rank - host.first_rank
+        if not 0 <= local < host.nranks:
             continue
-        old = ranks[fact.rank]
+        old = ranks[local]
         new = _merge_rank(old, fact, now, full_tail=tails < MAX_TAILS)
         if new == old:
             continue
-        ranks[fact.rank] = new
+        ranks[local] = new
+        changed = True
         if old.state is RankState.WAITING and new.state is not RankState.WAITING:
             started.append(new)
         if old.state is not RankState.EXITED and new.state is RankState.EXITED:
             exited.append(new)
             tails += bool(new.error_tail)
-    return tuple(ranks), started, exited
+    return (replace(host, ranks=tuple(ranks)) if changed else host), started, exited
 
 
 def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) -> RankRecord:
@@ -115,15 +118,15 @@ def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) 
         signal=fact.signal,
         error_tail=tail,
         exited_at=fact.exited_at,
-        seen_exited_at=now,
+        seen_exited_clock=now,
     )
 
 
 def _events(
-    job: JobRecord, old: HostRecord, host: HostRecord, started: list[RankRecord], exited: list[RankRecord], now: float
+    job: JobRecord, old: HostRecord, host: HostRecord, started: list[RankRecord], exited: list[RankRecord], wall: float
 ) -> Iterable[Event]:
     def event(kind: str, reason: str) -> Event:
-        return Event(kind, reason, job.generation, now)
+        return Event(kind, reason, job.generation, wall)
 
     if host.engine_address and not old.engine_address:
         yield event("engine_ready", f"the engine of node {host.node_id} listens on {host.engine_address}")

@@ -33,17 +33,22 @@ def place(spec: JobSpec, nodes: Iterable[NodeView]) -> Placement | str:
     return f"needs {wanted}; connected: {_figures(connected)}"
 
 
-def hosts_and_ranks(spec: JobSpec, placement: Placement) -> tuple[tuple[HostRecord, ...], tuple[RankRecord, ...]]:
+def hosts_with_ranks(spec: JobSpec, placement: Placement) -> tuple[HostRecord, ...]:
     """Host i has the ranks [i * nproc, (i + 1) * nproc)."""
     per_node = spec.nproc_per_node
-    hosts = tuple(
-        HostRecord(index, node.node_id, node.hostname, node.address, node.boot_id, index * per_node, per_node)
+    return tuple(
+        HostRecord(
+            index,
+            node.node_id,
+            node.hostname,
+            node.address,
+            node.boot_id,
+            index * per_node,
+            per_node,
+            ranks=tuple(RankRecord(index * per_node + local, local, node.node_id) for local in range(per_node)),
+        )
         for index, node in enumerate(placement.nodes)
     )
-    ranks = tuple(
-        RankRecord(host.first_rank + local, local, host.node_id) for host in hosts for local in range(per_node)
-    )
-    return hosts, ranks
 
 
 def names(found: Sequence[str]) -> str:

@@ -1,23 +1,45 @@
-"""Looks at jobs when something happened to them, or when a deadline has come; never in a busy loop."""
+"""The one place where things change: a round takes what has come, thinks, writes, and only then tells.
+
+    inbox --> Stage (pure) --> one transaction in the writer's thread --> board --> nodes, watchers, callers
+
+Rounds follow each other, so what comes while one is being written shares the next transaction, and with it the wait for
+the disk. What could not be written stays in the inbox: facts are never lost, callers get the error.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
+import sqlalchemy as sa
 import structlog
 
+from bagua.base.errors import NotFoundError, UnavailableError
+from bagua.daemon.coordinator.batch import Batch, Outcome
+from bagua.daemon.coordinator.board import Board, shape_of
+from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.service import Service
-from bagua.daemon.coordinator.sessions import Sessions
-from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.domain import Change, JobRecord, JobState, LocalJob, NodeRecord, Options, Phase, Stored
+from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission
+from bagua.daemon.coordinator.neighbours import Neighbours
+from bagua.daemon.coordinator.sessions import NodeSession, Sessions
+from bagua.daemon.coordinator.stage import Stage
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
+from bagua.proto import node_pb2
 
-_RETRY_S = 1.0  # after an error of the database
+FIRST_RETRY_S = 0.1  # after an error of the database
+MAX_RETRY_S = 2.0
 _LEAST_S = 0.01  # between two looks for a deadline: clocks have a resolution
+_BEAT_S = 3.0
 _RESYNC_S = 1.0  # how often to look for what other coordinators have changed
+_MOST_FACTS = 500  # in one round: the event loop must not stand still for long
+_YIELD_EVERY = 50  # facts or jobs, for the same reason
+_PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
 
 log = structlog.get_logger("coordinator.reconciler")
 
@@ -28,102 +50,469 @@ class Reconciler:
     def __init__(
         self,
         worker: Worker,
-        service: Service,
+        store: Store,
+        owner: str,
+        options: Options,
+        clock: ServiceClock,
+        board: Board,
         sessions: Sessions,
         watchers: Watchers,
         counters: Counters,
-        clock: Callable[[], float],
-        job_lease_s: float,
         on_end: Callable[[], None],
+        job_lease_s: float = 10.0,
     ) -> None:
         self._worker = worker
-        self._service = service
+        self._store = store
+        self._owner = owner
+        self._options = options
+        self._clock = clock
+        self._board = board
         self._sessions = sessions
         self._watchers = watchers
         self._counters = counters
-        self._clock = clock
-        self._job_lease_s = job_lease_s
         self._on_end = on_end
-        self._due: dict[str, float] = {}  # job id -> when, by the loop's clock; in order of insertion
-        self._check_pending = False
-        self._revisions: dict[str, int] = {}
+        self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
+        self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4)
+        self._inbox = Inbox()
+        self._due: list[tuple[float, str]] = []  # a heap of (service clock, job)
+        self._due_of: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self._orphans: set[str] = set()
+        self._next_beat = 0.0
+        self._next_sync = 0.0
+        self._next_shown = 0.0
+        self._in_doubt = False  # a write has failed: it may have been done all the same
+        self._stopped = False
 
-    def wake(self, job_id: str, delay: float = 0.0) -> None:
-        """Look at the job after ``delay`` seconds, or earlier if that was wanted before."""
-        at = asyncio.get_running_loop().time() + delay
-        self._due[job_id] = min(at, self._due.get(job_id, math.inf))
+    # ---- what comes in
+
+    def fact(self, session: NodeSession, job: LocalJob) -> None:
+        """A node says something of a job. Kept until it is written."""
+        fact = Fact(session.node_id, session.boot_id, job)
+        self._inbox.facts[fact.key] = fact
         self._wake.set()
 
-    def wake_all(self, job_ids: Iterable[str]) -> None:
-        """Look at these jobs now."""
+    async def introduce(self, session: NodeSession, node: NodeRecord, jobs: list[LocalJob]) -> bool:
+        """A session begins: returns when that is written, and the node is told its jobs. True if its daemon was
+        restarted since it was seen last. Raises ConflictError if another coordinator holds a living session of another
+        daemon with the same id."""
+        held = frozenset(job.job_id for job in jobs)
+        done: asyncio.Future[bool] = self._future()
+        older = self._inbox.introductions.get(session.node_id)
+        if older is not None:
+            _settle(older.done, error=UnavailableError("replaced by a newer session of this node"))
+        self._board.note_heard(session.node_id, session.heard_clock)
+        self._inbox.introductions[session.node_id] = Introduction(session, node, held, done)
+        for job in jobs:
+            self.fact(session, job)
+        self._wake.set()
+        return await done
+
+    def node_gone(self, session: NodeSession) -> None:
+        """A session has ended. Counts at once; kept until it is written."""
+        waiting = self._inbox.introductions.get(session.node_id)
+        if waiting is not None and waiting.session is session:
+            del self._inbox.introductions[session.node_id]
+        self._board.set_connected(session.node_id, False, session.heard_clock, self._clock.wall())
+        self._inbox.gone[session.node_id] = session
+        self.look(self._board.on_node(session.node_id))
+
+    async def submit(self, job: JobRecord, idempotency_key: str) -> JobRecord:
+        """The job once it is written, or the one that was submitted with the same key."""
+        call = Submission(job, idempotency_key, self._future())
+        self._inbox.submissions.append(call)
+        self._wake.set()
+        return await call.done
+
+    async def cancel(self, job_id: str, reason: str) -> JobRecord:
+        """The job once the wish to end it is written. Raises NotFoundError if it is not (or no longer) alive."""
+        call = Cancellation(job_id, reason, self._future())
+        self._inbox.cancellations.append(call)
+        self._wake.set()
+        return await call.done
+
+    def look(self, job_ids: Iterable[str]) -> None:
+        """Decide about these jobs now."""
+        self._inbox.looks.update(dict.fromkeys(job_ids))
+        self._wake.set()
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """These jobs were deleted."""
         for job_id in job_ids:
-            self.wake(job_id)
+            self._board.drop(job_id)
+            self._sessions.forget(job_id)
 
-    def wake_pending(self) -> None:
-        """Slots became free: look at the jobs that wait for some, the oldest first."""
-        self._check_pending = True
-        self._wake.set()
+    # ---- life
+
+    async def start(self) -> int:
+        """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
+        beats, nodes, jobs = await self._worker.read(self._load)
+        self._clock.catch_up(max(beats.values(), default=0.0))
+        self._options = replace(self._options, started_clock=self._clock.now())
+        for stored in jobs:
+            self._board.put(stored)
+        for node in nodes:
+            self._board.put_node(node, connected=False, heard_clock=self._clock.now())
+        if self._neighbours is not None:
+            self._neighbours.observe(beats)
+        self.look(stored.job.job_id for stored in jobs)
+        return len(self._board.unfinished)
+
+    def _load(self) -> tuple[dict[str, float], list[NodeRecord], list[Stored]]:
+        with self._store.transaction() as tx:
+            tx.disconnect_all(self._owner)
+            return tx.beats(), tx.nodes(), tx.stored(list(tx.live()))
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
-        housekeeping_s = min(self._job_lease_s / 3, _RESYNC_S) if self._service.shared else self._job_lease_s / 3
-        next_housekeeping = loop.time() + housekeeping_s
-        while True:
-            next_due = min(self._due.values(), default=math.inf)
-            delay = max(0.0, min(next_due, next_housekeeping) - loop.time())
+        retry_s = FIRST_RETRY_S
+        try:
+            while True:
+                await self._something()
+                try:
+                    await self._round()
+                    retry_s = FIRST_RETRY_S
+                except sa.exc.DBAPIError as error:  # nothing is lost, it is tried again
+                    log.warning("not_written", error=str(error.orig), again_in_s=retry_s)
+                    self._counters.add("reconcile_errors")
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+                except Exception:
+                    log.exception("reconcile_failed")
+                    self._counters.add("reconcile_errors")
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+        finally:
+            self._stopped = True
+            self._inbox.fail(UnavailableError(STOPPING))
+
+    async def stop(self) -> None:
+        """Gives back what this coordinator holds, after ``run`` has ended."""
+        await self._worker.write(self._give_back)
+
+    def _give_back(self) -> None:
+        with self._store.transaction() as tx:
+            tx.disconnect_all(self._owner)
+            tx.beat(self._owner, self._clock.now())
+            if self._store.shared:
+                tx.release_jobs(self._owner)
+
+    def _future(self) -> asyncio.Future[Any]:
+        if self._stopped:
+            raise UnavailableError(STOPPING)
+        return asyncio.get_running_loop().create_future()
+
+    async def _something(self) -> None:
+        """Waits until there is something to do."""
+        if not self._inbox:
+            now = self._clock.now()
+            until = self._due[0][0] if self._due else now + _BEAT_S
+            until = min(until, self._next_beat, self._next_sync if self._neighbours is not None else until)
             try:
-                async with asyncio.timeout(0 if self._check_pending else delay):
+                async with asyncio.timeout(max(_LEAST_S, until - now)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
-            self._wake.clear()
-            try:
-                if loop.time() >= next_housekeeping:
-                    next_housekeeping = loop.time() + housekeeping_s
-                    await self._housekeeping()
-                if self._check_pending:
-                    self.wake_all(await self._worker.call(self._service.pending))
-                    self._check_pending = False
-                for job_id in [job_id for job_id, at in self._due.items() if at <= loop.time()]:
-                    del self._due[job_id]
-                    await self._look(job_id)
-            except Exception:  # of the database: nothing is lost, it is looked at again
-                log.exception("reconcile_failed")
-                self._counters.add("reconcile_errors")
-                await asyncio.sleep(_RETRY_S)
+        self._wake.clear()
 
-    async def _housekeeping(self) -> None:
-        await self._worker.call(self._service.renew_leases)
-        if not self._service.shared:
-            return
-        found = await self._worker.call(self._service.unfinished)
-        for job_id in found.keys() | self._revisions.keys():
-            if found.get(job_id) != self._revisions.get(job_id):
-                self._watchers.notify(job_id)
-                self.wake(job_id)
-        self._revisions = found
+    # ---- a round
 
-    async def _look(self, job_id: str) -> None:
+    async def _round(self) -> None:
+        now = self._clock.now()
+        taken = self._inbox.take(_MOST_FACTS)
+        while self._due and self._due[0][0] <= now:
+            at, job_id = heapq.heappop(self._due)
+            if self._due_of.get(job_id) == at:
+                del self._due_of[job_id]
+                taken.looks[job_id] = None
         try:
-            result = await self._worker.call(self._service.reconcile, job_id)
-        except Exception:
-            self.wake(job_id, _RETRY_S)
+            if self._neighbours is not None and now >= self._next_sync:
+                self._next_sync = now + _RESYNC_S
+                await self._sync(self._neighbours)
+            if self._in_doubt:
+                await self._compare(await self._worker.read(self._live))
+                self._in_doubt = False
+            await self._load_unknown(taken)
+            stage = await self._think(taken)
+            batch = self._batch(taken, stage)
+            outcome = Outcome()
+            if batch or now >= self._next_beat:
+                outcome = await self._worker.write(batch.write, self._store)
+                self._next_beat = self._clock.now() + self._beat_s
+        except BaseException as error:
+            self._in_doubt = True
+            self._inbox.put_back(taken)
+            taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
             raise
-        self._counters.add("reconciles")
-        if result is None:
+        try:
+            await self._settle(taken, stage, batch, outcome)
+        finally:  # nobody waits for an answer that does not come
+            taken.fail(UnavailableError(STOPPING))
+
+    async def _think(self, taken: Inbox) -> Stage:
+        stage = Stage(
+            self._board,
+            self._options,
+            self._clock.now(),
+            self._clock.wall(),
+            self._mine,
+            closed=frozenset(taken.introductions),
+        )
+        looks = dict(taken.looks)
+        if self._neighbours is not None:
+            for job_id in self._orphans & self._board.jobs.keys():
+                stage.claim(job_id, self._owner)
+                looks[job_id] = None
+            self._orphans = set()
+        for came in taken.introductions.values():
+            for job_id in self._board.on_node(came.session.node_id):
+                looks[job_id] = None
+                if job_id not in came.held:
+                    stage.forget(came.session.node_id, came.session.boot_id, job_id)
+        for call in taken.cancellations:
+            stage.cancel(call.job_id, call.reason)
+            looks[call.job_id] = None
+        for number, fact in enumerate(taken.facts.values(), 1):
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            known = stage.observe(fact.node_id, fact.boot_id, fact.job)
+            if known:
+                looks[fact.job.job_id] = None
+            elif fact.job.phase is not Phase.STOPPED:
+                self._refuse(fact)
+        await self._decide(stage, looks, taken.room)
+        return stage
+
+    async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:
+        waiting: list[JobRecord] = []
+        for number, job_id in enumerate(looks, 1):
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            job = stage.job(job_id)
+            if job is None:
+                continue
+            if job.state is JobState.PENDING and job.cancel_reason is None:
+                waiting.append(job)
+            else:
+                stage.decide(job_id)
+        if room or stage.freed:
+            stage.place()
+        elif waiting:
+            stage.place({shape_of(job) for job in waiting})
+        for number, job in enumerate(waiting, 1):
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            left = stage.job(job.job_id)
+            if left is not None and left.state is JobState.PENDING:
+                stage.decide(job.job_id)
+        self._counters.add("reconciles", number=len(waiting))
+
+    def _batch(self, taken: Inbox, stage: Stage) -> Batch:
+        return Batch(
+            owner=self._owner,
+            clock=self._clock.now(),
+            wall=self._clock.wall(),
+            submissions=[(call.job, call.idempotency_key) for call in taken.submissions],
+            introductions=[came.node for came in taken.introductions.values() if self._lives(came.session)],
+            gone=[(session.node_id, session.boot_id) for session in taken.gone.values()],
+            changes=stage.changes(),
+            lives=self._neighbours.may_live if self._neighbours is not None else None,
+        )
+
+    async def _settle(self, taken: Inbox, stage: Stage, batch: Batch, outcome: Outcome) -> None:
+        """After the writing: memory, then everybody who waits for it."""
+        refused = outcome.stale | outcome.failed.keys()
+        again: set[str] = set(outcome.stale)
+        for change in batch.changes:
+            if change.job.job_id not in refused:
+                self._install(change)
+        for job_id, at in stage.wakes.items():
+            self._wake_at(job_id, at)
+        for change in batch.changes:
+            if change.job.job_id not in refused:
+                await self._tell(change.job)
+        self._counters.add("decisions", number=stage.decisions)
+        for came in taken.introductions.values():
+            self._welcome(came, outcome)
+        await self._answer_submissions(taken.submissions, outcome)
+        if again:
+            await self._reload(again)
+            self._inbox.facts = {
+                **{key: fact for key, fact in taken.facts.items() if fact.job.job_id in again},
+                **self._inbox.facts,
+            }
+            self.look(again)
+        ended = {change.job.job_id: change.job for change in batch.changes if change.job.state.terminal}
+        tried_again = [call for call in taken.cancellations if call.job_id in again]
+        self._inbox.cancellations += tried_again
+        taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
+        for call in taken.cancellations:
+            self._answer_cancellation(call, ended, outcome)
+        self._show_waiting()
+
+    def _install(self, change: Change) -> None:
+        job = change.job
+        before = change.old.job
+        self._board.put(change.stored)
+        if job.state is not before.state or job.reason != before.reason:
+            log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
+        self._watchers.notify(job.job_id)
+        if job.state.terminal:
+            self._due_of.pop(job.job_id, None)
+            self._on_end()
+
+    async def _tell(self, job: JobRecord) -> None:
+        """In parts: each directive wakes a stream."""
+        for start in range(0, len(job.hosts), _YIELD_EVERY):
+            if start:
+                await asyncio.sleep(0)
+            self._sessions.tell(job, job.hosts[start : start + _YIELD_EVERY])
+
+    def _welcome(self, came: Introduction, outcome: Outcome) -> None:
+        node_id = came.session.node_id
+        error = outcome.failed.get(node_id)
+        if error is not None or not self._lives(came.session):
+            _settle(came.done, error=error or UnavailableError("the session has ended"))
             return
-        job = result.job
-        if result.changed:
-            self._counters.add("decisions")
-            log.info("decided", job=job_id, state=job.state.name, reason=job.reason, generation=job.generation)
+        view = self._board.views.get(node_id)
+        restarted = view is not None and view.boot_id != came.session.boot_id
+        if self._board.put_node(came.node, connected=True, heard_clock=came.session.heard_clock):
+            self._inbox.room = True
+        for job_id in self._board.on_node(node_id):
+            job = self._board.job(job_id)
+            if job is not None:
+                self._sessions.tell(job, [host for host in job.hosts if host.node_id == node_id])
+        self.look(self._board.on_node(node_id))
+        _settle(came.done, restarted)
+
+    async def _answer_submissions(self, calls: list[Submission], outcome: Outcome) -> None:
+        for call in calls:
+            job = call.job
+            if job.job_id in outcome.created:
+                self._board.put(Stored(job, 1, outcome.created[job.job_id], self._owner))
+                self.look([job.job_id])
+                _settle(call.done, job)
+            elif job.job_id in outcome.failed:
+                _settle(call.done, error=outcome.failed[job.job_id])
+            else:
+                _settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
+
+    def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
+        error: BaseException | None = outcome.failed.get(call.job_id)
+        job = ended.get(call.job_id) or self._board.job(call.job_id)
+        _settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
+
+    # ---- other coordinators
+
+    async def _sync(self, neighbours: Neighbours) -> None:
+        """Takes in what other coordinators have written."""
+        beats, nodes, live = await self._worker.read(self._snapshot)
+        self._clock.catch_up(max(beats.values(), default=0.0))
+        neighbours.observe(beats)
+        for node in nodes:
+            if self._sessions.get(node.node_id) is None:  # of those here the session itself tells
+                self._take_in_node(neighbours, node)
+        await self._compare(live)
+        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
+
+    def _live(self) -> dict[str, int]:
+        with self._store.read() as tx:
+            return tx.live()
+
+    async def _compare(self, live: Mapping[str, int]) -> None:
+        """Takes in the jobs that the database has otherwise: ``live`` are its revisions."""
+        here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
+        differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
+        await self._reload(differ)
+        self.look(differ)
+
+    def _snapshot(self) -> tuple[dict[str, float], list[NodeRecord], dict[str, int]]:
+        with self._store.read() as tx:
+            return tx.beats(), tx.nodes(), tx.live()
+
+    def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
+        view = self._board.views.get(node.node_id)
+        connected = neighbours.connected(node)
+        same = view is not None and (view.boot_id, view.slots, view.address) == (node.boot_id, node.slots, node.address)
+        if same and view is not None and view.connected is connected:
+            return
+        now = self._clock.now()
+        heard = now if view is None or connected or node.owner is None else neighbours.heard(node.owner)
+        if view is not None and not view.connected and not connected:
+            heard = view.heard_clock
+        if self._board.put_node(node, connected, heard):
+            self._inbox.room = True
+        self.look(self._board.on_node(node.node_id))
+
+    async def _reload(self, job_ids: set[str]) -> None:
+        """Takes in jobs as the database has them."""
+        if not job_ids:
+            return
+        found = {stored.job.job_id: stored for stored in await self._worker.read(self._stored, sorted(job_ids))}
+        for job_id in job_ids:
+            if job_id in found:
+                self._board.put(found[job_id])
+                await self._tell(found[job_id].job)
+                if found[job_id].job.state.terminal:
+                    self._on_end()
+            else:
+                self.forget([job_id])
             self._watchers.notify(job_id)
-            if job.state.terminal:
-                self._on_end()
-                self.wake_pending()
-            elif job.state is not JobState.PENDING:
-                self.wake(job_id)  # the next step may be possible already
-        self._sessions.tell(job)
-        if result.wake_at is not None:
-            self.wake(job_id, max(_LEAST_S, result.wake_at - self._clock()))
+
+    def _stored(self, job_ids: list[str]) -> list[Stored]:
+        with self._store.read() as tx:
+            return tx.stored(job_ids)
+
+    async def _load_unknown(self, taken: Inbox) -> None:
+        """A job that is not on the board may have been made by another coordinator a moment ago."""
+        if self._neighbours is None:
+            return
+        unknown = {call.job_id for call in taken.cancellations if self._board.job(call.job_id) is None}
+        for fact in taken.facts.values():
+            job = self._board.job(fact.job.job_id)
+            if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):
+                unknown.add(fact.job.job_id)
+        await self._reload(unknown)
+
+    # ---- helpers
+
+    def _mine(self, stored: Stored) -> bool:
+        return self._neighbours is None or stored.owner == self._owner
+
+    def _lives(self, session: NodeSession) -> bool:
+        return self._sessions.get(session.node_id) is session and not session.closed.is_set()
+
+    def _wake_at(self, job_id: str, at: float) -> None:
+        if self._due_of.get(job_id) != at:
+            self._due_of[job_id] = at
+            heapq.heappush(self._due, (at, job_id))
+
+    def _refuse(self, fact: Fact) -> None:
+        session = self._sessions.get(fact.node_id)
+        if session is not None:
+            stop = node_pb2.StopJob(
+                job_id=fact.job.job_id,
+                generation=fact.job.generation,
+                reason="the coordinator does not know this job or has replaced this generation",
+            )
+            session.tell(node_pb2.Directive(stop=stop))
+
+    def _show_waiting(self) -> None:
+        """Tells those who watch a job that waits why it waits now; not too often."""
+        now = self._clock.now()
+        if now >= self._next_shown and self._board.waiting:
+            self._next_shown = now + _PENDING_SHOWN_S
+            for job_id in self._watchers.watched():
+                job = self._board.job(job_id)
+                if job is not None and job.state is JobState.PENDING:
+                    self._watchers.notify(job_id)
+
+
+def _settle(done: asyncio.Future[Any], result: object = None, error: BaseException | None = None) -> None:
+    """Answers whoever still waits: with ``result``, or with ``error`` if there is none."""
+    if done.done():
+        return
+    if result is None and error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

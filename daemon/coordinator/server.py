@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -16,6 +17,8 @@ from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 from bagua.base.security import check_listen_address, create_token, server_credentials
+from bagua.daemon.coordinator.board import Board
+from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.connections import (
     TICK_S,
     Connections,
@@ -29,10 +32,10 @@ from bagua.daemon.coordinator.domain import Options
 from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
-from bagua.daemon.coordinator.listing import Listing
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.refusals import Refusals
+from bagua.daemon.coordinator.retention import Retention, parse_keep
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
@@ -40,8 +43,10 @@ from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
-from bagua.proto import job_pb2_grpc, node_pb2_grpc
+from bagua.proto import job_pb2_grpc, node_pb2
 
+_TICK_S = 1.0
+_SWITCH_S = 0.001  # threads of the database give the event loop its turn so soon
 _STOP_S = 1.0  # calls get so long to end
 _SERVICES = ("bagua.v1.JobService", "bagua.v1.NodeService")
 _OPTIONS = (
@@ -63,9 +68,9 @@ log = structlog.get_logger("coordinator")
 class Coordinator:
     """``start``, then ``serve`` until ``stop`` was called, then ``close``. Use from one event loop."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock = ServiceClock(min(_TICK_S, settings.lease_s / 10))
         self._stop = asyncio.Event()
         self._activity = asyncio.Event()
         self._closers = contextlib.AsyncExitStack()
@@ -108,29 +113,34 @@ class Coordinator:
         token = create_token(settings.token_path)
         store = Store(open_engine(settings.database_url or sqlite_url(folder.database)))
         self._closers.callback(store.close)
-        self._worker = Worker(4 if store.shared else 1)
-        self._closers.callback(self._worker.close)
-        options = Options(settings.lease_s, settings.settle_s, started_at=self._clock())
-        self._listing = Listing(store)
-        self._service = Service(store, folder.identity(), options, self._clock, settings.job_lease_s)
-        unfinished = await self._worker.call(self._service.start)
-        self._closers.push_async_callback(self._worker.call, self._service.stop)
-        nodes, _ = await self._worker.call(self._service.nodes)
-        self._connections.know(node.address for node in nodes)
+        self._shared = store.shared
+        worker = Worker()
+        self._closers.callback(worker.close)
+        sys.setswitchinterval(_SWITCH_S)
+        board = Board()
         self._reconciler = Reconciler(
-            self._worker,
-            self._service,
+            worker,
+            store,
+            folder.identity(),
+            Options(settings.lease_s, settings.settle_s, start_s=settings.start_s, fence_s=settings.fence_after),
+            self._clock,
+            board,
             self.sessions,
             self.watchers,
             self.counters,
-            self._clock,
-            settings.job_lease_s,
             self._activity.set,
+            settings.job_lease_s,
         )
-        await self._listen(token, host)
-        self._reconciler.wake_all(unfinished)
+        self._service = Service(worker, store, board, self._reconciler, self._clock)
+        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), self._reconciler.forget)
+        unfinished = await self._reconciler.start()
+        self._closers.push_async_callback(self._reconciler.stop)
         self._spawn(self._reconciler.run(), "reconciler")
-        self._spawn(self._flush_heartbeats(), "heartbeats")
+        nodes = self._service.nodes()
+        self._connections.know(node.address for node in nodes)
+        await self._listen(token, host)
+        self._spawn(self._keep_time(), "clock")
+        self._spawn(retention.run(), "retention")
         self._spawn(self._watch_connections(), "connections")
         if settings.exit_when_idle is not None:
             self._spawn(self._exit_when_idle(settings.exit_when_idle), "idle")
@@ -140,7 +150,7 @@ class Coordinator:
         folder.publish(
             address=self.address, token_file=str(settings.token_path), tls="" if tls is None else str(tls.absolute())
         )
-        log.info("serving", address=self.address, unfinished_jobs=len(unfinished), shared_database=store.shared)
+        log.info("serving", address=self.address, unfinished_jobs=unfinished, shared_database=store.shared)
 
     async def _listen(self, token: str, host: str) -> None:
         settings = self._settings
@@ -148,19 +158,16 @@ class Coordinator:
             bearer_of(token), self._connections, self.counters, patience_s=settings.stranger_s / 2
         )
         server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
-        self._nodes = NodeServicer(
-            self._worker,
-            self._service,
-            self.sessions,
-            self.watchers,
-            self._reconciler,
-            self._clock,
-            settings.heartbeat_s,
-            settings.lease_s,
+        welcome = node_pb2.Welcome(
+            heartbeat_s=settings.heartbeat_s,
+            lease_s=settings.lease_s,
+            fence_s=settings.fence_after,
+            sole=not self._shared,
         )
-        jobs = JobServicer(self._worker, self._service, self._listing, self.sessions, self.watchers, self._reconciler)
+        self._nodes = NodeServicer(self._reconciler, self.sessions, self.watchers, self._clock, welcome)
+        jobs = JobServicer(self._service, self.sessions, self.watchers)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(self._nodes, server)
+        server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
         await server.start()
@@ -200,16 +207,11 @@ class Coordinator:
         self.watchers.close()
         await self._closers.aclose()
 
-    async def _flush_heartbeats(self) -> None:
+    async def _keep_time(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
-            heard = self.sessions.take_heard()
-            if heard:
-                try:
-                    await self._worker.call(self._service.heartbeats, heard)
-                except Exception:  # of the database; the next one may work
-                    log.exception("heartbeats_not_written")
-                    self.counters.add("reconcile_errors")
+            await asyncio.sleep(self._clock.tick_s)
+            self._clock.tick()
+            self.sessions.close_silent(self._clock.now(), self._settings.lease_s)
 
     async def _watch_connections(self) -> None:
         while True:
@@ -224,12 +226,12 @@ class Coordinator:
         while True:
             self._activity.clear()
             idle = self.sessions.ever_connected and not len(self.sessions)
-            idle = idle and not await self._worker.call(self._service.unfinished)
+            idle = idle and self._service.idle()
             try:
                 async with asyncio.timeout(patience_s if idle else None):
                     await self._activity.wait()
             except TimeoutError:
-                if not await self._worker.call(self._service.unfinished):
+                if self._service.idle():
                     log.info("idle", seconds=patience_s)
                     self._stop.set()
                     return

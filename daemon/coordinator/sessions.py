@@ -6,11 +6,10 @@ Everything here lives in memory, on the event loop; nothing waits for a slow pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from bagua.daemon.coordinator.directives import Directive, directives
-from bagua.daemon.coordinator.domain import JobRecord
-from bagua.daemon.coordinator.translate import directive_message
+from bagua.daemon.coordinator.directives import Order, concerns, wish
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord
 from bagua.proto import common_pb2, node_pb2
 
 MAX_WAITING_DIRECTIVES = 10_000
@@ -19,28 +18,30 @@ MAX_WAITING_DIRECTIVES = 10_000
 class NodeSession:
     """One stream of one daemon."""
 
-    def __init__(self, node_id: str, boot_id: str, hostname: str) -> None:
+    def __init__(self, node_id: str, boot_id: str, hostname: str, number: int = 0) -> None:
         self.node_id = node_id
         self.boot_id = boot_id
         self.hostname = hostname
-        self.outgoing: asyncio.Queue[node_pb2.Directive] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
+        self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
+        self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
         self.closed = asyncio.Event()
         self.close_reason = ""
         self.heard = asyncio.Event()  # set at every message
-        self.heard_since_flush = True
-        self._told: dict[str, Directive] = {}
+        self.heard_clock = 0.0  # by the service clock
+        self.acked_clock = 0.0  # when a heartbeat was acknowledged last
+        self._told: dict[str, Order] = {}
 
     def close(self, reason: str) -> None:
         """Ends the session; the first reason stays."""
         self.close_reason = self.close_reason or reason
         self.closed.set()
 
-    def note_heard(self) -> None:
-        """A message came."""
-        self.heard_since_flush = True
+    def note_heard(self, now: float) -> None:
+        """A message came; ``now`` by the service clock."""
+        self.heard_clock = now
         self.heard.set()
 
-    def tell(self, directive: node_pb2.Directive) -> None:
+    def tell(self, directive: node_pb2.Directive | bytes) -> None:
         """Queues a directive. A daemon that does not take them loses its session: it gets all of them again when it
         comes back."""
         try:
@@ -48,13 +49,13 @@ class NodeSession:
         except asyncio.QueueFull:
             self.close(f"{MAX_WAITING_DIRECTIVES} directives wait for this daemon: it does not read its stream")
 
-    def tell_wish(self, job: JobRecord, wish: Directive | None) -> None:
-        """Queues what the node should do about ``job``, unless it was told before."""
-        if wish is None:
-            self._told.pop(job.job_id, None)
-        elif self._told.get(job.job_id) != wish:
-            self._told[job.job_id] = wish
-            self.tell(directive_message(wish, job))
+    def order(self, job_id: str, host: HostRecord, order: Order | None) -> None:
+        """Queues what the node should do about a job, unless it was told before."""
+        if order is None or not concerns(order.wish, host):
+            self._told.pop(job_id, None)
+        elif self._told.get(job_id) is not order:
+            self._told[job_id] = order
+            self.tell(order.to(host.index))
 
 
 class Sessions:
@@ -62,6 +63,8 @@ class Sessions:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._sessions: dict[str, NodeSession] = {}
+        self._orders: dict[str, Order] = {}  # the last about each job
+        self._numbers: dict[str, tuple[str, int]] = {}  # node -> the run of its daemon, its youngest stream
         self._log_sinks: dict[int, tuple[NodeSession, Callable[[common_pb2.LogChunk | None], None]]] = {}
         self._next_request = 1
         self._on_change = on_change
@@ -74,6 +77,11 @@ class Sessions:
         """The living session of a node."""
         return self._sessions.get(node_id)
 
+    def youngest(self, session: NodeSession) -> bool:
+        """False if a younger stream of the same daemon has been here: then ``session`` knows less than that one."""
+        boot_id, number = self._numbers.get(session.node_id, ("", 0))
+        return boot_id != session.boot_id or session.number >= number
+
     def add(self, session: NodeSession) -> None:
         """Makes ``session`` the one of its node; an older one ends."""
         older = self._sessions.get(session.node_id)
@@ -81,6 +89,7 @@ class Sessions:
             older.close("replaced by a newer session of this node")
             self._drop_logs(older)
         self._sessions[session.node_id] = session
+        self._numbers[session.node_id] = (session.boot_id, session.number)
         self.ever_connected = True
         self._on_change()
 
@@ -98,20 +107,34 @@ class Sessions:
         for session in self._sessions.values():
             session.close(reason)
 
-    def take_heard(self) -> list[str]:
-        """Nodes that sent something since the last call."""
-        found = [session for session in self._sessions.values() if session.heard_since_flush]
-        for session in found:
-            session.heard_since_flush = False
-        return [session.node_id for session in found]
+    def close_silent(self, now: float, lease_s: float) -> None:
+        """Ends the sessions of daemons that have not said anything for a lease. ``now`` by the service clock, which
+        does not count a time in which this process stood still: what daemons sent meanwhile lies unread."""
+        for session in self._sessions.values():
+            if now >= session.heard_clock + lease_s:
+                session.close(f"nothing was heard of this daemon for {lease_s:g} s")
 
-    def tell(self, job: JobRecord) -> None:
-        """Tells every connected node of ``job`` what it should do now."""
-        wishes = directives(job)
-        for host in job.hosts:
+    def tell(self, job: JobRecord, hosts: Sequence[HostRecord]) -> None:
+        """Tells these hosts of ``job`` what they should do now, those that are connected."""
+        order = self._order(job)
+        for host in hosts:
             session = self._sessions.get(host.node_id)
             if session is not None:
-                session.tell_wish(job, wishes.get(host.node_id))
+                session.order(job.job_id, host, order)
+
+    def forget(self, job_id: str) -> None:
+        """The job is no more."""
+        self._orders.pop(job_id, None)
+
+    def _order(self, job: JobRecord) -> Order | None:
+        now = wish(job)
+        before = self._orders.get(job.job_id)
+        if now is None or (job.state.terminal and all(not concerns(now, host) for host in job.hosts)):
+            self._orders.pop(job.job_id, None)
+            return None
+        if before is None or before.wish != now:
+            self._orders[job.job_id] = before = Order(now, job)
+        return before
 
     # ---- logs
 

@@ -27,13 +27,19 @@ class Settings(BaseSettings):
     exit_when_idle: float | None = Field(None, ge=0)
     log_json: bool = False
     # A node says something every heartbeat; after a lease without a word it counts as lost.
-    heartbeat_s: float = Field(2.0, gt=0, le=600)
+    heartbeat_s: float = Field(3.0, gt=0, le=600)
     lease_s: float = Field(10.0, gt=0, le=3600)
     # The right to decide about a job, where several coordinators share a database.
     job_lease_s: float = Field(10.0, gt=0, le=3600)
     # A connection that shows no token is shut down after so long.
     stranger_s: float = Field(10.0, gt=0, le=3600)
     settle_s: float = Field(1.0, ge=0, le=60)
+    # A daemon that can't renew its lease for so long ends its ranks; 0: never.
+    fence_after: float = Field(60.0, ge=0, le=86_400)
+    # Every rank must have been started so long after its job was placed.
+    start_s: float = Field(900.0, gt=0, le=86_400)
+    # How much of the past stays; see retention.parse_keep.
+    keep: str = "30d,10000"
 
     @property
     def folder(self) -> Path:
@@ -68,5 +74,10 @@ def make_settings(**given: object) -> Settings:
     if settings.lease_s < 2 * settings.heartbeat_s:
         raise ConfigError(
             f"A lease of {settings.lease_s:g} s is too short for heartbeats every {settings.heartbeat_s:g} s."
+        )
+    if settings.fence_after and settings.fence_after < settings.lease_s:
+        raise ConfigError(
+            f"--fence-after {settings.fence_after:g} is shorter than the lease of {settings.lease_s:g} s: daemons "
+            "would end ranks that nobody has given up. Give at least the lease, or 0 for never."
         )
     return settings

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from bagua.base.errors import InvalidRequestError
 from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
 from bagua.base.secrets import HIDDEN, looks_secret, shown
-from bagua.daemon.coordinator.directives import Directive, Run
 from bagua.daemon.coordinator.domain import (
     Event,
     JobRecord,
@@ -291,7 +290,7 @@ def event_message(event: Event) -> job_pb2.JobEvent:
     )
 
 
-def node_messages(views: Iterable[NodeView], versions: dict[str, str]) -> list[job_pb2.Node]:
+def node_messages(views: Iterable[NodeView]) -> list[job_pb2.Node]:
     """Nodes as users see them."""
     return [
         job_pb2.Node(
@@ -302,46 +301,10 @@ def node_messages(views: Iterable[NodeView], versions: dict[str, str]) -> list[j
             used_slots=view.used,
             connected=view.connected,
             last_seen=view.last_seen,
-            version=versions.get(view.node_id, ""),
+            version=view.version,
         )
         for view in views
     ]
-
-
-def directive_message(directive: Directive, job: JobRecord) -> node_pb2.Directive:
-    """What a daemon is told. ``directive`` was derived from ``job``."""
-    if isinstance(directive, Run):
-        return node_pb2.Directive(run=_run_message(directive, job))
-    return node_pb2.Directive(
-        stop=node_pb2.StopJob(
-            job_id=directive.job_id,
-            generation=directive.generation,
-            reason=directive.reason,
-            grace_s=directive.grace_s,
-        )
-    )
-
-
-def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
-    hosts = [
-        node_pb2.HostPlan(
-            node_id=host.node_id,
-            address=host.address,
-            ranks=range(host.first_rank, host.first_rank + host.nranks),
-            engine_address=run.engine_addresses[host.index] if run.engine_addresses else "",
-        )
-        for host in job.hosts
-    ]
-    return node_pb2.RunJob(
-        job_id=job.job_id,
-        generation=job.generation,
-        spec=common_pb2.JobSpec.FromString(job.spec.wire),
-        host_index=run.host_index,
-        hosts=hosts,
-        job_key=job.job_key,
-        master_addr=job.master_addr,
-        master_port=job.master_port,
-    )
 
 
 def checked_progress(progress: common_pb2.Progress) -> common_pb2.Progress:

@@ -76,6 +76,10 @@ class Watchers:
             if not rest:
                 del self._watchers[job_id]
 
+    def watched(self) -> list[str]:
+        """Ids of jobs that somebody watches."""
+        return list(self._watchers)
+
     def close(self) -> None:
         """Ends all watches, now and later."""
         self._closed = True

@@ -9,19 +9,28 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_READERS = 2
 
 
 class Worker:
-    """A few threads. With SQLite one is best: it has one write lock, and waiting for it in line is fair."""
+    """One thread that writes, and some that read: a reader does not wait for the disk of a writer."""
 
-    def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="database")
+    def __init__(self) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="database-reader")
 
-    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``function``, run in a thread; it runs to its end also if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+    async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of ``function``, run in the writer's thread; it ends also if the caller is cancelled."""
+        return await self._call(self._writer, lambda: function(*args, **kwargs))
+
+    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same in a reader's thread."""
+        return await self._call(self._readers, lambda: function(*args, **kwargs))
+
+    async def _call(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
 
     def close(self) -> None:
         """Waits for what runs."""
-        self._executor.shutdown()
+        self._readers.shutdown()
+        self._writer.shutdown()

@@ -19,6 +19,7 @@ from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.environment import passed_on
+from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import Journal
@@ -54,6 +55,7 @@ class NodeDaemon:
         self._folder = folder
         self._log = log
         self._boot_id = secrets.token_hex(8)
+        self._streams = 0
         self._stop = asyncio.Event()
         self._stop_reason = ""
         environment = passed_on(os.environ, settings.pass_env)
@@ -63,6 +65,7 @@ class NodeDaemon:
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
         self._reaper = Reaper()
+        self._fence = Fence(lambda: bool(self._jobs.running()), self._end_ranks, log)
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
@@ -74,6 +77,7 @@ class NodeDaemon:
             journal=Journal(folder.journal),
             core=self._core,
             reaper=self._reaper,
+            lease_over=self._fence.over,
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
             environment=environment,
@@ -85,6 +89,7 @@ class NodeDaemon:
             snapshot=self._jobs.snapshot,
             on_directive=self._directive,
             on_connection=self._connection_changed,
+            lease=self._fence.lease,
             log=log,
         )
         self._logs = LogService(self._find_log, self._session.log_reply)
@@ -112,6 +117,9 @@ class NodeDaemon:
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
+            closing.callback(self._fence.close)
+            fence = asyncio.ensure_future(self._fence.run())
+            closing.push_async_callback(_end_task, fence)
             session = asyncio.ensure_future(self._session.run())
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
@@ -177,6 +185,7 @@ class NodeDaemon:
     # ── what the session asks for ──
 
     def _hello(self) -> node_pb2.Hello:
+        self._streams += 1
         return node_pb2.Hello(
             node_id=self._folder.node_id,
             hostname=socket.gethostname(),
@@ -185,12 +194,15 @@ class NodeDaemon:
             version=bagua.__version__,
             jobs=self._jobs.snapshots(),
             boot_id=self._boot_id,
+            stream=self._streams,
         )
 
     def _directive(self, directive: node_pb2.Directive) -> None:
         match directive.WhichOneof("directive"):
             case "run":
-                if not self._stop.is_set():
+                if self._fence.over():  # it lay unread while this process, or the machine, stood still
+                    self._log.warning("an old directive is not followed", job=directive.run.job_id)
+                elif not self._stop.is_set():
                     self._jobs.run(directive.run)
             case "stop":
                 self._jobs.stop(directive.stop)
@@ -208,7 +220,11 @@ class NodeDaemon:
 
     def _job_changed(self, job_id: str) -> None:
         self._session.report(job_id)
+        self._fence.update()
         self._check_idle()
+
+    def _end_ranks(self, text: str) -> None:
+        self._jobs.end_all(f"node {self._folder.node_id} {text}", grace_s=0.0)
 
     def _check_idle(self) -> None:
         jobs = self._jobs.running()

@@ -64,6 +64,7 @@ class NodeContext:
     journal: Journal
     core: CoreHost
     reaper: Reaper
+    lease_over: Callable[[], bool]
     log: FilteringBoundLogger
     log_limits: LogLimits
     environment: Mapping[str, str]  # of which ranks get what the job does not say otherwise
@@ -333,6 +334,7 @@ class Job:
     # ── outcomes ──
 
     def _rank_exited(self, rank: int, code: int | None) -> None:
+        self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         output = self._outputs[rank]
         output.drain()
         code = 0 if code is None else code

@@ -53,6 +53,12 @@ def children() -> list[ProcessStatus]:
     return [status for status in all_processes().values() if status.parent == os.getpid() and status.alive]
 
 
+def below(pid: int) -> list[ProcessStatus]:
+    """Living processes that ``pid`` has started, and all that those have started."""
+    table = all_processes()
+    return [status for status in table.values() if status.alive and _is_below(status, table, pid)]
+
+
 def dead_children() -> list[ProcessStatus]:
     """Children of this process that have ended and wait to be reaped."""
     return [status for status in all_processes().values() if status.parent == os.getpid() and not status.alive]
@@ -85,14 +91,14 @@ def _in_session(status: ProcessStatus, leaders: Mapping[int, int], table: Mappin
     leader = table.get(status.session)
     if leader is not None:
         return leader.start_time == started
-    return _is_below(status, table)
+    return _is_below(status, table, os.getpid())
 
 
-def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus]) -> bool:
+def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus], ancestor: int) -> bool:
     seen: set[int] = set()  # the table was not read at one moment: it might hold a circle
     current: ProcessStatus | None = status
     while current is not None and current.pid not in seen:
-        if current.parent == os.getpid():
+        if current.parent == ancestor:
             return True
         seen.add(current.pid)
         current = table.get(current.parent)

@@ -136,13 +136,17 @@ class Jobs:
         """Jobs that are not over here. Any thread."""
         return [held for held in list(self._held.values()) if isinstance(held, Job) and not held.stopped]
 
-    async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
-        """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""
+    def end_all(self, reason: str, grace_s: float) -> list[Job]:
+        """Begins to end every job, for a reason that the coordinator is told; returns those that are not over yet."""
         self._next.clear()
         jobs = self.running()
         for job in jobs:
             job.post(events.StopRequested(reason, grace_s, error=reason))
-        if jobs:
+        return jobs
+
+    async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
+        """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""
+        if jobs := self.end_all(reason, grace_s):
             waits = [asyncio.ensure_future(job.finished()) for job in jobs]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for task in late:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
+from bagua.daemon.node.lease import Lease, boottime
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0  # well below any lease: a coordinator that comes back finds the node in time
 WELCOME_S = 10.0
+REFUSAL_S = 1.0  # how long a connection may take to be refused
 _LOG_QUEUE = 16
 _MAX_MESSAGE = 16 << 20
 _OPTIONS = [
@@ -67,7 +71,8 @@ class Endpoint:
 
 class Session:
     """Keeps one stream open. ``hello`` makes the first message, ``snapshot`` the latest state of a job,
-    ``on_directive`` gets everything but Welcome, ``on_connection`` learns of the stream's beginning and end."""
+    ``on_directive`` gets everything but Welcome and acknowledgements, which renew ``lease``; ``on_connection`` learns
+    of the stream's beginning and end."""
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Session:
         snapshot: Callable[[str], node_pb2.LocalJob | None],
         on_directive: Callable[[node_pb2.Directive], None],
         on_connection: Callable[[bool], None],
+        lease: Lease,
         log: FilteringBoundLogger,
     ) -> None:
         self.connected = False
@@ -86,6 +92,7 @@ class Session:
         self._snapshot = snapshot
         self._on_directive = on_directive
         self._on_connection = on_connection
+        self._lease = lease
         self._log = log
         self._heartbeat_s = 1.0
         self._jobs: dict[str, None] = {}  # to be reported, in the order of their changes
@@ -133,8 +140,18 @@ class Session:
             if self.connected:
                 backoff = FIRST_BACKOFF_S
             self._set_connected(False)
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+            await self._ask_the_port()
+            pause = backoff * random.uniform(0.5, 1.5)
+            await asyncio.sleep(min(pause, self._lease.fence_s / 8) if self._lease.sole else pause)
             backoff = min(backoff * 2, MAX_BACKOFF_S)
+
+    async def _ask_the_port(self) -> None:
+        """A coordinator that is down decides nothing: while its port refuses connections, the lease goes on."""
+        if not self._lease.sole:
+            return
+        before = boottime()
+        if await _refuses(self._endpoint.address):
+            self._lease.refused(before)
 
     async def _one_stream(self) -> tuple[str, bool]:
         """Runs one stream to its end: (why it ended, was it a refusal). An unreadable token file
@@ -165,6 +182,7 @@ class Session:
         """Hello, Welcome, then both directions at once until one of them ends."""
         self._drop_logs()
         self._jobs.clear()  # Hello says everything
+        self._lease.hello(boottime())
         await call.write(node_pb2.NodeFact(hello=self._hello()))
         async with asyncio.timeout(WELCOME_S):
             first = await call.read()
@@ -172,6 +190,7 @@ class Session:
             await _raise_status(call)
             return "the coordinator did not say Welcome"
         self._heartbeat_s = min(max(first.welcome.heartbeat_s, 0.05), 60.0)
+        self._lease.welcome(first.welcome)
         self._set_connected(True)
         ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
         try:
@@ -184,6 +203,9 @@ class Session:
 
     async def _read(self, call: Any) -> str:
         while (directive := await call.read()) is not _EOF:
+            if directive.HasField("ack"):
+                self._lease.acknowledged(directive.ack.seq)
+                continue
             try:
                 self._on_directive(directive)
             except Exception:  # a fault in one directive must not end the stream, nor be repeated for ever
@@ -204,7 +226,8 @@ class Session:
                 async with asyncio.timeout_at(next_beat):
                     await self._wake.wait()
             except TimeoutError:
-                await call.write(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat()))
+                seq = self._lease.beat(boottime())
+                await call.write(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat(seq=seq)))
                 next_beat = loop.time() + self._heartbeat_s
                 self._wake.set()  # something may have been left for the beat
 
@@ -239,6 +262,26 @@ class Session:
         """Replies to requests of a stream that is no more."""
         while not self._logs.empty():
             self._logs.get_nowait()
+
+
+async def _refuses(address: str) -> bool:
+    """True if nobody listens: every address of the host refuses. Silence, or no way to the host, is no refusal."""
+    loop = asyncio.get_running_loop()
+    try:
+        host, port = split_address(address)
+        async with asyncio.timeout(REFUSAL_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, target in found:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setblocking(False)
+                    try:
+                        await loop.sock_connect(probe, target)
+                    except ConnectionRefusedError:
+                        continue
+                    return False
+    except (OSError, ConfigError):  # TimeoutError too
+        return False
+    return bool(found)
 
 
 async def _raise_status(call: Any) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import JobRecord, JobState
+from bagua.daemon.coordinator.domain import Change, JobRecord, JobState
 from bagua.daemon.coordinator.listing import Listing, page
 from bagua.daemon.coordinator.migrations.upgrade import upgrade
 from bagua.daemon.coordinator.store import Store
@@ -27,7 +27,7 @@ def store(open_database: Callable[[], sa.Engine]) -> Store:
 
 def submit(store: Store, job_id: str, created_at: float = 1.0) -> None:
     with store.transaction() as tx:
-        assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None)
+        assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None, "me")
 
 
 def ids(listing: Listing, limit: int, *states: JobState) -> list[list[str]]:
@@ -49,9 +49,8 @@ def test_pages_hold_every_job_once_the_newest_first(store: Store):
     assert ids(listing, 4) == [["job-5", "job-0", "job-3", "job-2"], ["job-1", "job-4"]]
     assert ids(listing, 0) == [["job-5", "job-0", "job-3", "job-2", "job-1", "job-4"]]
     with store.transaction() as tx:
-        old = tx.job("job-2")
-        assert old is not None
-        tx.save_job(old, replace(old, state=JobState.FAILED))
+        (old,) = tx.stored(["job-2"])
+        tx.save([Change(old, replace(old.job, state=JobState.FAILED), (), "me")])
     assert ids(listing, 1, JobState.FAILED) == [["job-2"]]
     _, token = listing.jobs([], 2, "")
     submit(store, "job-6", 9.0)  # what comes meanwhile moves no page

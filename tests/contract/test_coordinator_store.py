@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from rig.desk import Desk, at_work
 
 from bagua.base.errors import ConfigError, ConflictError, NotFoundError
 from bagua.daemon.coordinator import models
 from bagua.daemon.coordinator.database import open_engine
 from bagua.daemon.coordinator.decide import apply, decide
 from bagua.daemon.coordinator.domain import (
+    Change,
     Event,
-    HostRecord,
     JobRecord,
     JobState,
     LocalJob,
     LocalRank,
     NodeRecord,
+    NodeView,
     Options,
     Phase,
     RankRecord,
     RankState,
+    Stored,
 )
 from bagua.daemon.coordinator.migrations import HEAD, KNOWN
 from bagua.daemon.coordinator.migrations.upgrade import config, upgrade
-from bagua.daemon.coordinator.service import Service
-from bagua.daemon.coordinator.store import StaleError, Store
+from bagua.daemon.coordinator.observe import observe
+from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.translate import checked_spec
-from bagua.proto import common_pb2
+from bagua.proto import common_pb2, node_pb2
 
-OPTIONS = Options(lease_s=10, settle_s=1, started_at=0)
+OPTIONS = Options(lease_s=10, settle_s=1)
 
 
 @pytest.fixture
@@ -44,11 +49,32 @@ def store(open_database: Callable[[], sa.Engine]) -> Store:
 
 def job(job_id: str = "job-1", created_at: float = 100.25, nnodes: int = 2) -> JobRecord:
     spec = checked_spec(common_pb2.JobSpec(name="näme", entry="t.py", nnodes=nnodes, nproc_per_node=2))
-    return JobRecord(job_id, spec, created_at, reason="submitted", master_port=20_001, job_key=b"\0key\xff")
+    return JobRecord(
+        job_id, spec, created_at, reason="submitted", submitted_clock=7.5, master_port=20_001, job_key=b"\0key\xff"
+    )
 
 
 def node(name: str, slots: int = 2, boot_id: str = "boot", owner: str | None = "me") -> NodeRecord:
     return NodeRecord(name, f"host-{name}", "127.0.0.1", slots, "1.0", boot_id, 100.0, owner)
+
+
+def view(record: NodeRecord) -> NodeView:
+    return NodeView(record.node_id, record.hostname, record.address, record.boot_id, record.slots, 0, True, 0.0)
+
+
+def stored(tx: Transaction, job_id: str = "job-1") -> Stored:
+    return tx.stored([job_id])[0]
+
+
+def change(old: Stored, events: tuple[Event, ...] = (), **more: Any) -> Change:
+    return Change(old, replace(old.job, **more), events, old.owner)
+
+
+def placement(old: Stored, nodes: Sequence[NodeRecord]) -> Change:
+    """The job on these nodes."""
+    decision = decide(old.job, {record.node_id: view(record) for record in nodes}, 101.0, OPTIONS)
+    new, events = apply(old.job, decision, 101.0, 1e9)
+    return Change(old, new, events, old.owner)
 
 
 def placed(store: Store, job_id: str = "job-1") -> JobRecord:
@@ -57,12 +83,10 @@ def placed(store: Store, job_id: str = "job-1") -> JobRecord:
         for name in ("a", "b"):
             if tx.node(name) is None:
                 tx.put_node(node(name))
-        old = job(job_id)
-        tx.create_job(old, None)
-        views = tx.node_views("me", 0.0, lock=True)
-        new, events = apply(old, decide(old, views, 101.0, OPTIONS), 101.0)
-        tx.save_job(old, new, events)
-        return new
+        tx.create_job(job(job_id), None, "me")
+        step = placement(stored(tx, job_id), [node("a"), node("b")])
+        assert not tx.save([step])
+        return step.job
 
 
 # ---- jobs
@@ -70,136 +94,172 @@ def placed(store: Store, job_id: str = "job-1") -> JobRecord:
 
 def test_a_job_comes_back_as_it_was_written(store: Store):
     with store.transaction() as tx:
-        assert tx.create_job(job(), "key")
+        assert tx.create_job(job(), "key", "me")
     with store.transaction() as tx:
         assert tx.job("job-1") == job()
         assert tx.job_by_key("key") == job()
         assert tx.job("job-2") is None and tx.job_by_key("other") is None
 
 
-def test_a_placed_job_comes_back_with_hosts_ranks_and_generation(store: Store):
+def test_a_placed_job_comes_back_with_hosts_and_ranks(store: Store):
     new = placed(store)
-    assert new.state is JobState.STARTING
-    with store.transaction() as tx:
-        assert tx.job("job-1", lock=True) == new
-        members = [{"node_id": "a", "first_rank": 0, "nranks": 2}, {"node_id": "b", "first_rank": 2, "nranks": 2}]
-        assert tx.generations("job-1") == [(1, members)]
+    assert new.state is JobState.STARTING and [rank.node_id for rank in new.ranks] == ["a", "a", "b", "b"]
+    with store.read() as tx:
+        assert tx.job("job-1") == new
 
 
 def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
     old = placed(store)
-    host = HostRecord(0, "a", "h", "::1", "boot", 0, 2, Phase.STOPPED, "[::1]:5", "broken", 102.5, "waits for b")
-    host = replace(
-        old.hosts[0], **{f: getattr(host, f) for f in ("phase", "engine_address", "error", "error_at", "waiting")}
-    )
-    rank = RankRecord(1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃", "/log", 102.125, 102.25)
-    new = replace(
-        old,
-        hosts=(host, old.hosts[1]),
-        ranks=(old.ranks[0], rank, *old.ranks[2:]),
-        state=JobState.STOPPING,
-        outcome=JobState.FAILED,
-        cancel_reason="cancelled",
-        reason="why",
-        started_at=1.5,
-        stopping_at=2.5,
-        finished_at=3.5,
-    )
+    rank = RankRecord(1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25)
+    more = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken", "waiting": "waits for b"}
+    host = replace(old.hosts[0], **more, error_clock=102.5, ranks=(old.ranks[0], rank))
     with store.transaction() as tx:
-        tx.save_job(tx.job("job-1") or old, new)
-    with store.transaction() as tx:
-        assert tx.job("job-1") == new
+        step = change(
+            stored(tx),
+            hosts=(host, old.hosts[1]),
+            state=JobState.STOPPING,
+            outcome=JobState.FAILED,
+            cancel_reason="cancelled",
+            reason="why",
+            started_at=1.5,
+            finished_at=3.5,
+            placed_clock=4.5,
+            stopping_clock=2.5,
+        )
+        assert not tx.save([step])
+    with store.read() as tx:
+        assert tx.job("job-1") == step.job and stored(tx) == step.stored
 
 
 def test_an_idempotency_key_is_taken_once(store: Store):
     with store.transaction() as tx:
-        assert tx.create_job(job("job-1"), "key")
-        assert not tx.create_job(job("job-2"), "key")
-        assert tx.create_job(job("job-3"), None) and tx.create_job(job("job-4"), None)
+        assert tx.create_job(job("job-1"), "key", "me")
+        assert not tx.create_job(job("job-2"), "key", "me")
+        assert tx.create_job(job("job-3"), None, "me") and tx.create_job(job("job-4"), None, "me")
         assert tx.job("job-2") is None
 
 
 def test_jobs_are_counted_by_state(store: Store):
     with store.transaction() as tx:
         for number in range(5):
-            tx.create_job(job(f"job-{number}", created_at=float(number)), None)
-        old = tx.job("job-3")
-        assert old is not None
-        tx.save_job(old, replace(old, state=JobState.FAILED))
-        assert list(tx.unfinished()) == ["job-0", "job-1", "job-2", "job-4"] == tx.pending()
+            tx.create_job(job(f"job-{number}", created_at=float(number)), None, "me")
+        tx.save([change(stored(tx, "job-3"), state=JobState.FAILED)])
+        assert tx.live() == {"job-0": 1, "job-1": 1, "job-2": 1, "job-4": 1}
         assert tx.job_counts() == {JobState.PENDING: 4, JobState.FAILED: 1}
 
 
 def test_events_are_numbered_within_their_job(store: Store):
     with store.transaction() as tx:
-        for name in ("job-1", "job-2"):
-            tx.create_job(job(name), None)
-            made = tx.save_job(job(name), job(name), [Event("a", "x", 0, 1.0), Event("b", "y", 0, 2.0)])
-            assert [event.seq for event in made] == [1, 2]
-        made = tx.save_job(job(), replace(job(), reason="new"), [Event("c", "z", 1, 3.0)])
-        assert made == (Event("c", "z", 1, 3.0, 3),)
-        assert [event.kind for event in tx.events("job-1", 1, 10)] == ["b", "c"]
+        tx.create_job(job("job-1"), None, "me", [Event("a", "x", 0, 1.0)])
+        tx.create_job(job("job-2"), None, "me", [Event("a", "x", 0, 1.0), Event("b", "y", 0, 2.0)])
+        more = (Event("b", "y", 0, 2.0), Event("c", "z", 1, 3.0))
+        tx.save([change(stored(tx, "job-1"), more), change(stored(tx, "job-2"), (Event("c", "z", 0, 4.0),))])
+        assert tx.events("job-1", 1, 10) == [Event("b", "y", 0, 2.0, 2), Event("c", "z", 1, 3.0, 3)]
         assert [event.kind for event in tx.events("job-1", 0, 1)] == ["a"]
-        assert len(tx.events("job-2", 0, 10)) == 2
+        assert [event.seq for event in tx.events("job-2", 0, 10)] == [1, 2, 3]
 
 
-def test_a_stale_result_is_dropped(store: Store):
+def test_a_stale_change_is_dropped_and_takes_no_other_along(store: Store):
     with store.transaction() as tx:
-        tx.create_job(job(), None)
+        for name in ("job-1", "job-2"):
+            tx.create_job(job(name), None, "me")
+        old, other = stored(tx), stored(tx, "job-2")
+        assert not tx.save([change(old, reason="faster")])
     with store.transaction() as tx:
-        old = tx.job("job-1")
-        assert old is not None
-        revision = dict(tx._revisions)
-        tx.save_job(old, replace(old, reason="faster"))
-    with pytest.raises(StaleError), store.transaction() as tx:
-        tx._revisions.update(revision)
-        tx.save_job(old, replace(old, reason="slower"), [Event("x", "y", 0, 1.0)])
-    with store.transaction() as tx:
-        found = tx.job("job-1")
-        assert found is not None and found.reason == "faster"
+        slower = change(old, (Event("x", "y", 0, 1.0),), reason="slower")
+        assert tx.save([slower, change(other, reason="fine")]) == {"job-1"}
+    with store.read() as tx:
+        assert (stored(tx).job.reason, stored(tx, "job-2").job.reason) == ("faster", "fine")
         assert tx.events("job-1", 0, 10) == []
 
 
 def test_an_exception_rolls_everything_back(store: Store):
     with pytest.raises(RuntimeError), store.transaction() as tx:
-        tx.create_job(job(), None)
+        tx.create_job(job(), None, "me")
         raise RuntimeError
     with store.transaction() as tx:
         assert tx.job("job-1") is None
 
 
 def test_a_big_job_is_written_and_read(store: Store):
+    records = [node(f"n{number:02}", 100) for number in range(20)]
     with store.transaction() as tx:
-        for number in range(20):
-            tx.put_node(node(f"n{number:02}", 100))
+        for record in records:
+            tx.put_node(record)
         wire = common_pb2.JobSpec(entry="t.py", nnodes=20, nproc_per_node=100)
-        old = replace(job(), spec=checked_spec(wire))
-        tx.create_job(old, None)
-        new, events = apply(old, decide(old, tx.node_views("me", 0.0), 101.0, OPTIONS), 101.0)
-        tx.save_job(old, new, events)
+        tx.create_job(replace(job(), spec=checked_spec(wire)), None, "me")
+        step = placement(stored(tx), records)
+        tx.save([step])
+    with store.read() as tx:
+        assert tx.job("job-1") == step.job
+        assert set(tx.used_slots().values()) == {100}
+
+
+def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database: Callable[[], sa.Engine]):
+    """However many hosts and ranks the job has, and however many jobs wait."""
+    engine = open_database()
+    store = Store(engine)
+    records = [node(f"n{number:02}", 8) for number in range(40)]
     with store.transaction() as tx:
+        for record in records:
+            tx.put_node(record)
+        tx.create_job(
+            replace(job(), spec=checked_spec(common_pb2.JobSpec(entry="t", nnodes=40, nproc_per_node=8))), None, "me"
+        )
+        step = placement(stored(tx), records)
+        tx.save([step])
+    written: list[int] = []
+
+    def count(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        if not statement.startswith(("BEGIN", "COMMIT")):
+            written.append(len(parameters) if executemany else 1)
+
+    fact = LocalJob("job-1", 1, Phase.STARTED, ranks=tuple(LocalRank(rank, RankState.RUNNING, 7) for rank in range(8)))
+    new, events = observe(step.job, "n00", "boot", fact, 102.0, 1e9)
+    sa.event.listen(engine, "after_cursor_execute", count)
+    with store.transaction() as tx:
+        assert not tx.save([Change(step.stored, new, events, "me")])
+    assert sum(written) <= 2 + len(events)  # the job, the host, and what happened
+    with store.read() as tx:
         assert tx.job("job-1") == new
-        assert all(view.free == 0 for view in tx.node_views("me", 0.0).values())
 
 
-# ---- leases
-
-
-def test_a_lease_belongs_to_one_until_it_expires(store: Store):
+def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store: Store):
     with store.transaction() as tx:
-        tx.create_job(job(), None)
-        assert tx.acquire_lease("job-1", "x", now=0.0, expires_at=10.0)
-        assert tx.acquire_lease("job-1", "x", now=1.0, expires_at=11.0)
-        assert not tx.acquire_lease("job-1", "y", now=10.9, expires_at=20.0)
-        assert not tx.release_lease("job-1", "y")
-        assert tx.renew_leases("x", expires_at=15.0) == 1
-        assert not tx.acquire_lease("job-1", "y", now=14.0, expires_at=20.0)
-        assert tx.acquire_lease("job-1", "y", now=15.0, expires_at=25.0)
-        assert tx.renew_leases("x", expires_at=99.0) == 0
-        assert tx.release_lease("job-1", "y")
-        assert tx.acquire_lease("job-1", "x", now=15.0, expires_at=16.0)
-        assert tx.release_leases("x") == 1
-        assert not tx.acquire_lease("no such job", "x", now=15.0, expires_at=16.0)
+        for number in range(6):
+            tx.create_job(job(f"job-{number}"), None, "me", [Event("a", "x", 0, 1.0)])
+            if number:
+                ended = change(stored(tx, f"job-{number}"), state=JobState.FAILED, finished_at=1_000.0 - number)
+                tx.save([ended])
+        assert tx.expired(0.0, 3, 10) == ["job-5", "job-4"]
+        assert tx.expired(997.5, 5, 10) == ["job-5", "job-4", "job-3"]
+        assert tx.expired(2_000.0, 0, 2) == ["job-5", "job-4"]
+        tx.delete_jobs(["job-5", "job-4"])
+        assert tx.expired(2_000.0, 0, 10) == ["job-3", "job-2", "job-1"]
+        assert tx.events("job-5", 0, 10) == [] and len(tx.events("job-3", 0, 10)) == 1
+
+
+# ---- coordinators
+
+
+def test_the_beat_of_a_coordinator_is_seen(store: Store):
+    with store.transaction() as tx:
+        tx.beat("x", 1.5)
+        tx.beat("y", 2.5)
+        tx.beat("x", 3.5)
+        assert tx.beats() == {"x": 3.5, "y": 2.5}
+
+
+def test_jobs_are_given_back_at_a_stop(store: Store):
+    with store.transaction() as tx:
+        tx.create_job(job("job-1"), None, "x")
+        tx.create_job(job("job-2"), None, "y")
+        assert tx.release_jobs("x") == 1
+        assert {found.job.job_id: found.owner for found in tx.stored(["job-1", "job-2"])} == {
+            "job-1": None,
+            "job-2": "y",
+        }
+        assert stored(tx).revision == 2  # so others see it
 
 
 # ---- nodes
@@ -211,134 +271,159 @@ def test_nodes_are_kept_and_replaced(store: Store):
         tx.put_node(node("a", slots=8, boot_id="other"))
         assert tx.node("a", lock=True) == node("a", slots=8, boot_id="other")
         assert tx.node("b") is None
-        assert tx.node_versions() == {"a": "1.0"}
+        assert [record.node_id for record in tx.nodes()] == ["a"]
 
 
-def test_connected_means_a_session_here_or_a_fresh_one_elsewhere(store: Store):
+def test_a_session_that_ended_does_not_end_a_newer_one(store: Store):
     with store.transaction() as tx:
         tx.put_node(node("mine"))
         tx.put_node(node("theirs", owner="they"))
-        tx.put_node(node("gone", owner=None))
-
-        def connected(since: float) -> list[str]:
-            return [name for name, view in tx.node_views("me", since).items() if view.connected]
-
-        assert connected(99.0) == ["mine", "theirs"]
-        assert connected(101.0) == ["mine"]
-        tx.touch_nodes(["mine", "theirs", "gone"], "they", 105.0)
-        assert connected(101.0) == ["mine", "theirs"]
         assert not tx.disconnect_node("theirs", "me", "boot", 106.0)
         assert not tx.disconnect_node("theirs", "they", "older boot", 106.0)
         assert tx.disconnect_node("theirs", "they", "boot", 106.0)
-        assert connected(101.0) == ["mine"]
+        found = tx.node("theirs")
+        assert found is not None and (found.owner, found.last_seen) == (None, 106.0)
         assert tx.disconnect_all("me") == 1
-        assert connected(0.0) == []
-        assert tx.node_views("me", 0.0, only=["gone", "nobody"]).keys() == {"gone"}
 
 
 def test_slots_are_taken_until_the_node_says_stopped_or_its_daemon_is_another(store: Store):
     first = placed(store)
 
     def used() -> dict[str, int]:
-        with store.transaction() as tx:
-            return {name: view.used for name, view in tx.node_views("me", 0.0).items()}
+        with store.read() as tx:
+            return tx.used_slots()
 
     assert used() == {"a": 2, "b": 2}
-    ended = replace(first, state=JobState.FAILED, hosts=(replace(first.hosts[0], phase=Phase.STOPPED), first.hosts[1]))
+    hosts = (replace(first.hosts[0], phase=Phase.STOPPED), first.hosts[1])
     with store.transaction() as tx:
-        tx.save_job(tx.job("job-1") or first, ended)
-        assert tx.jobs_on_node("b") == ["job-1"] and tx.jobs_on_node("a") == []
-    assert used() == {"a": 0, "b": 2}
+        tx.save([change(stored(tx), state=JobState.FAILED, hosts=hosts)])
+        assert list(tx.live()) == ["job-1"]  # something may be left on b
+    assert used() == {"b": 2}
     with store.transaction() as tx:
         tx.put_node(node("b", boot_id="restarted"))
-    assert used() == {"a": 0, "b": 0}
+    assert used() == {}
+
+
+def test_a_placement_that_does_not_fit_beside_others_is_stale(store: Store):
+    with store.transaction() as tx:
+        for name in ("a", "b"):
+            tx.put_node(node(name))
+        for name in ("job-1", "job-2"):
+            tx.create_job(job(name), None, "me")
+        steps = [placement(stored(tx, name), [node("a"), node("b")]) for name in ("job-1", "job-2")]
+        assert tx.save(steps, check_slots=True) == {"job-2"}
+        late = placement(stored(tx, "job-2"), [node("a", boot_id="older"), node("b")])
+        assert tx.save([late], check_slots=True) == {"job-2"}
+    with store.read() as tx:
+        assert tx.used_slots() == {"a": 2, "b": 2}
 
 
 # ---- use cases
 
 
-def service(engine: sa.Engine, owner: str, clock: Callable[[], float] = lambda: 200.0) -> Service:
-    return Service(Store(engine), owner, OPTIONS, clock, job_lease_s=10.0)
+async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine]):
+    async with at_work(Desk(open_database())) as desk:
+        sessions = {name: await desk.connect(name) for name in ("a", "b")}
+        submitted = await desk.service.submit(job().spec, "key")
+        assert (await desk.service.submit(job(nnodes=1).spec, "key")).job_id == submitted.job_id
+        job_id = submitted.job_id
+        await desk.until(lambda: not sessions["a"].outgoing.empty())
+        assert node_pb2.Directive.FromString(sessions["a"].outgoing.get_nowait()).run.generation == 1
+        assert (await desk.service.job(job_id)).state is JobState.STARTING
+        for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
+            over = tuple(LocalRank(rank, RankState.EXITED) for rank in ranks)
+            desk.reconciler.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
+        await desk.until(lambda: desk.board.job(job_id) is None)
+        assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
+        kinds = [event.kind for event in await desk.service.events(job_id, 0)]
+        assert kinds[:2] == ["submitted", "placed"] and kinds[-1] == "state"
+        assert (await desk.service.cancel(job_id, "too late")).state is JobState.SUCCEEDED
+        assert [(view.used, view.connected) for view in desk.service.nodes()] == [(0, True), (0, True)]
+        with pytest.raises(NotFoundError, match="no job 'job-unknown'"):
+            await desk.service.job("job-unknown")
+        with pytest.raises(NotFoundError, match="no job 'job-unknown'"):
+            await desk.service.cancel("job-unknown", "")
 
 
-def test_a_job_through_the_service(open_database: Callable[[], sa.Engine]):
-    cases = service(open_database(), "me")
-    for name in ("a", "b"):
-        assert not cases.node_hello(node(name, owner=None))
-    submitted = cases.submit(job().spec, "key")
-    assert cases.submit(job(nnodes=1).spec, "key").job_id == submitted.job_id
-    result = cases.reconcile(submitted.job_id)
-    assert result is not None and result.job.state is JobState.STARTING
-    for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
-        over = tuple(LocalRank(rank, RankState.EXITED) for rank in ranks)
-        seen = cases.observe(name, "boot", LocalJob(submitted.job_id, 1, Phase.STOPPED, ranks=over))
-        assert seen.changed and seen.freed
-        assert not cases.observe(name, "boot", LocalJob(submitted.job_id, 1, Phase.STOPPED, ranks=over)).changed
-    states = []
-    while not states or not states[-1].terminal:
-        result = cases.reconcile(submitted.job_id)
-        assert result is not None
-        states.append(result.job.state)
-    assert states == [JobState.STOPPING, JobState.SUCCEEDED]
-    assert [event.kind for event in cases.events(submitted.job_id, 0)][-1] == "state"
-    assert cases.cancel(submitted.job_id, "too late").state is JobState.SUCCEEDED
-    assert cases.observe("a", "boot", LocalJob("job-unknown", 1, Phase.STARTED)).unknown
-    with pytest.raises(NotFoundError, match="no job 'job-unknown'"):
-        cases.job("job-unknown")
+async def test_the_same_key_from_several_callers_makes_one_job(open_database: Callable[[], sa.Engine]):
+    async with at_work(Desk(open_database())) as desk:
+        found = await asyncio.gather(*(desk.service.submit(job().spec, "key") for _ in range(8)))
+        assert len({record.job_id for record in found}) == 1
 
 
-def test_two_coordinators_do_not_both_decide(open_database: Callable[[], sa.Engine]):
-    now = [200.0]
-    one, two = (service(open_database(), owner, lambda: now[0]) for owner in ("one", "two"))
-    for name in ("a", "b"):
-        one.node_hello(node(name))
-    job_id = one.submit(job().spec, "").job_id
-    first, second = one.reconcile(job_id), two.reconcile(job_id)
-    assert first is not None and first.mine and first.job.state is JobState.STARTING
-    assert second is not None and not second.mine and not second.changed and second.job == first.job
-    now[0] += 11.0  # the first one died
-    taken = two.reconcile(job_id)
-    assert taken is not None and taken.mine and taken.job.generation == 1
+async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], sa.Engine]):
+    """A job belongs to the one that took it in, until that one's beat stands still for a lease by the other's clock."""
+    one = Desk(open_database(), "one", shared=True)
+    two = Desk(open_database(), "two", shared=True)
+    async with at_work(two):
+        async with at_work(one):
+            for name in ("a", "b"):
+                await one.connect(name)
+            job_id = (await one.service.submit(job().spec, "")).job_id
+            await one.until(lambda: one.board.jobs[job_id].job.generation == 1)
+            for _ in range(3):
+                two.pass_time(1.5)
+                await two.until(lambda: two.board.job(job_id) == one.board.job(job_id))
+            assert two.counters.values["decisions", ""] == 0
+            assert two.board.jobs[job_id].owner == "one"
+            # One is killed: it gives nothing back.
+            one.reconciler.stop = no_stop  # type: ignore[method-assign]
+        for _ in range(12):
+            two.pass_time(1.5)
+            await asyncio.sleep(0.01)
+        await two.until(lambda: two.board.jobs[job_id].owner == "two")
+        await two.until(lambda: two.board.jobs[job_id].job.state is JobState.STOPPING)
+        assert "has not been heard of for 10 s" in two.board.jobs[job_id].job.reason
+        assert two.board.jobs[job_id].job.generation == 1
 
 
-def test_coordinators_that_race_never_oversubscribe(open_database: Callable[[], sa.Engine]):
-    """Twelve jobs of two slots for two nodes with four: two fit, whoever asks."""
-    cases = [service(open_database(), f"c{number}") for number in range(3)]
-    for name in ("a", "b"):
-        cases[0].node_hello(node(name, slots=2))
-    job_ids = [cases[0].submit(job(nnodes=1).spec, "").job_id for _ in range(12)]
-    barrier = threading.Barrier(3)
-
-    def race(case: Service) -> None:
-        barrier.wait(10)
-        for job_id in job_ids:
-            case.reconcile(job_id)
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(race, cases))
-    found = [cases[0].job(job_id) for job_id in job_ids]
-    assert [record.state for record in found].count(JobState.STARTING) == 2
-    assert {record.generation for record in found} == {0, 1}
-    views, _ = cases[0].nodes()
-    assert [(view.node_id, view.used) for view in views] == [("a", 2), ("b", 2)]
+async def no_stop() -> None:
+    """A killed process says nothing."""
 
 
-def test_the_same_key_from_several_callers_makes_one_job(open_database: Callable[[], sa.Engine]):
-    cases = service(open_database(), "me")
-    with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: cases.submit(job().spec, "key").job_id, range(8)))
-    assert len(found) == 1
+async def test_coordinators_that_race_never_oversubscribe(open_database: Callable[[], sa.Engine]):
+    """Twelve jobs of two slots for two nodes with two each: two fit, whoever asks."""
+    desks = [Desk(open_database(), f"c{number}", shared=True) for number in range(3)]
+    async with at_work(desks[0]), at_work(desks[1]), at_work(desks[2]):
+        for name in ("a", "b"):
+            await desks[0].connect(name)
+        for desk in desks[1:]:
+            await sees(desk, lambda desk=desk: len(desk.board.views) == 2)
+        wire = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=1e6)
+        calls = [desks[number % 3].service.submit(checked_spec(wire), "") for number in range(12)]
+        submitted = await asyncio.gather(*calls)
+        for desk in desks:
+            await sees(desk, lambda desk=desk: len(desk.board.jobs) == 12)
+            await sees(desk, lambda desk=desk: sum(view.used for view in desk.board.views.values()) == 4)
+        found = [await desks[0].service.job(record.job_id) for record in submitted]
+        assert [record.state for record in found].count(JobState.STARTING) == 2
+        assert {record.generation for record in found} == {0, 1}
 
 
-def test_a_node_id_in_use_with_another_coordinator_is_refused(open_database: Callable[[], sa.Engine]):
-    now = [200.0]
-    one, two = (service(open_database(), owner, lambda: now[0]) for owner in ("one", "two"))
-    one.node_hello(node("a"))
-    assert not two.node_hello(node("a"))  # the same daemon moved over
-    with pytest.raises(ConflictError, match="in use by another daemon, on host-a"):
-        one.node_hello(node("a", boot_id="other"))
-    now[0] += 11.0
-    assert one.node_hello(node("a", boot_id="other"))
+async def sees(desk: Desk, done: Callable[[], object]) -> None:
+    """Lets the coordinator look at the database until ``done()``."""
+    async with asyncio.timeout(30):
+        while not done():
+            desk.pass_time(1.0)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_node_id_in_use_with_another_coordinator_is_refused(open_database: Callable[[], sa.Engine]):
+    one, two = (Desk(open_database(), owner, shared=True) for owner in ("one", "two"))
+    async with at_work(one):
+        async with at_work(two):
+            moving = await one.connect("a")
+            await sees(two, lambda: "a" in two.board.views and two.board.views["a"].connected)
+            await two.connect("a")  # the same daemon moved over
+            one.leave(moving)
+            await sees(one, lambda: one.board.views["a"].connected)
+            with pytest.raises(ConflictError, match="in use by another daemon, on host-a"):
+                await one.connect("a", boot_id="other")
+            two.reconciler.stop = no_stop  # type: ignore[method-assign]
+        for _ in range(12):
+            one.pass_time(1.0)
+            await asyncio.sleep(0.01)
+        await one.connect("a", boot_id="other")
 
 
 # ---- schema
@@ -369,6 +454,44 @@ def test_an_empty_database_gets_the_newest_schema(open_database: Callable[[], sa
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert context.get_current_revision() == HEAD
         assert compare_metadata(context, models.metadata) == []
+
+
+def test_a_database_of_the_first_version_keeps_its_jobs(database_url: str):
+    engine = sa.create_engine(database_url)
+    wire = job().spec.wire
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+        for number, (name, state) in enumerate((("job-1", 3), ("job-2", 6), ("job-3", 1))):
+            values = {"id": name, "spec": wire, "state": state, "key": b"key", "now": 1e9 + number}
+            connection.execute(sa.text(_OLD_JOB), values)
+        for name, phase in (("job-1", 2), ("job-2", 3)):
+            for index in range(2):
+                values = {"id": name, "i": index, "node": "ab"[index], "first": 2 * index, "phase": phase}
+                connection.execute(sa.text(_OLD_HOST), values)
+                for local in range(2):
+                    values = {"id": name, "rank": 2 * index + local, "local": local, "node": "ab"[index]}
+                    connection.execute(sa.text(_OLD_RANK), values)
+    engine.dispose()
+    store = Store(open_engine(database_url))
+    with store.read() as tx:
+        assert set(tx.live()) == {"job-1", "job-3"}
+        running = tx.job("job-1")
+        assert running is not None and running.state is JobState.RUNNING
+        assert [(rank.rank, rank.node_id, rank.pid) for rank in running.ranks] == [
+            (0, "a", 100),
+            (1, "a", 101),
+            (2, "b", 102),
+            (3, "b", 103),
+        ]
+        ended = stored(tx, "job-2")
+        assert ended.job.finished_at == 1e9 and len(ended.job.ranks) == 4 and ended.owner is None
+    store.close()
+
+
+_OLD_JOB = """INSERT INTO jobs VALUES (:id, NULL, 'name', :spec, :state, 'why', NULL, NULL, 1, :now, :now, 0,
+    CASE WHEN :state = 6 THEN 1e9 ELSE 0 END, '::1', 20001, :key, 0, 4, 'somebody', 5e9)"""
+_OLD_HOST = """INSERT INTO job_hosts VALUES (:id, :i, :node, 'h', '::1', 'boot', :first, 2, :phase, '', '', 0, '')"""
+_OLD_RANK = """INSERT INTO job_ranks VALUES (:id, :rank, :local, :node, 2, 100 + :rank, 0, 0, '', '/log', 0, 0)"""
 
 
 def test_the_known_revisions_are_those_of_the_files(open_database: Callable[[], sa.Engine]):

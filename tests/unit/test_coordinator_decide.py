@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bagua.daemon.coordinator.decide import TRANSITIONS, Decision, apply, decide
-from bagua.daemon.coordinator.directives import Run, Stop, directives
+from bagua.daemon.coordinator.directives import Run, Stop, concerns, wish
 from bagua.daemon.coordinator.domain import (
     JobRecord,
     JobSpec,
@@ -21,15 +21,15 @@ from bagua.daemon.coordinator.domain import (
 )
 from bagua.daemon.coordinator.observe import forget, observe, rank_list
 
-OPTIONS = Options(lease_s=10, settle_s=1, started_at=0)
+OPTIONS = Options(lease_s=10, settle_s=1, start_s=600, fence_s=60)  # gone after 63 s
 
 
 def spec(nnodes: int = 2, nproc: int = 2, timeout: float = 30) -> JobSpec:
     return JobSpec("job", nnodes, nproc, timeout, 5.0, 0, b"")
 
 
-def node(name: str, slots: int = 2, used: int = 0, connected: bool = True, last_seen: float = 100.0) -> NodeView:
-    return NodeView(name, f"host-{name}", "10.0.0.1", "boot", slots, used, connected, last_seen)
+def node(name: str, slots: int = 2, used: int = 0, connected: bool = True, heard: float = 100.0) -> NodeView:
+    return NodeView(name, f"host-{name}", "10.0.0.1", "boot", slots, used, connected, heard)
 
 
 def nodes(*views: NodeView) -> dict[str, NodeView]:
@@ -39,19 +39,22 @@ def nodes(*views: NodeView) -> dict[str, NodeView]:
 AB = nodes(node("a"), node("b"))
 
 
+WALL = 1e9  # by the clock for people: no decision depends on it
+
+
 def job(**more) -> JobRecord:
-    return JobRecord("job-1", spec(), created_at=100.0, **more)
+    return JobRecord("job-1", spec(), created_at=WALL, submitted_clock=100.0, **more)
 
 
 def placed() -> JobRecord:
     start = job()
-    return apply(start, decide(start, AB, 100.0, OPTIONS), 100.0)[0]
+    return apply(start, decide(start, AB, 100.0, OPTIONS), 100.0, WALL)[0]
 
 
 def says(record: JobRecord, name: str, phase: Phase = Phase.STARTED, now: float = 101.0, **more) -> JobRecord:
     ranks = more.pop("ranks", ())
     fact = LocalJob(record.job_id, record.generation, phase, ranks=tuple(ranks), **more)
-    return observe(record, name, more.pop("boot_id", "boot"), fact, now)[0]
+    return observe(record, name, more.pop("boot_id", "boot"), fact, now, WALL)[0]
 
 
 def ran(*ranks: int) -> list[LocalRank]:
@@ -67,15 +70,21 @@ def running() -> JobRecord:
     return step(record, 102.0)
 
 
+def told(record: JobRecord) -> dict[str, Run | Stop]:
+    """Node -> its wish, for every node that has something to do."""
+    now = wish(record)
+    return {} if now is None else {host.node_id: now for host in record.hosts if concerns(now, host)}
+
+
 def step(record: JobRecord, now: float, views: dict[str, NodeView] = AB) -> JobRecord:
-    return apply(record, decide(record, views, now, OPTIONS), now)[0]
+    return apply(record, decide(record, views, now, OPTIONS), now, WALL + now)[0]
 
 
 # ---- placement
 
 
 def test_the_first_nodes_by_id_are_taken_and_ranks_are_contiguous():
-    record = apply(job(), decide(job(), nodes(node("c"), node("b", 4), node("a", 1)), 100, OPTIONS), 100)[0]
+    record = apply(job(), decide(job(), nodes(node("c"), node("b", 4), node("a", 1)), 100, OPTIONS), 100, WALL)[0]
     assert record.state is JobState.STARTING
     assert record.generation == 1
     assert [(host.node_id, host.first_rank, host.nranks) for host in record.hosts] == [("b", 0, 2), ("c", 2, 2)]
@@ -115,7 +124,7 @@ def test_waiting_ends_with_the_timeout():
 
 
 def test_after_a_restart_nodes_get_time_to_come_back():
-    options = replace(OPTIONS, started_at=500.0)
+    options = replace(OPTIONS, started_clock=500.0)
     assert decide(job(), {}, 501.0, options).state is None
     assert decide(job(), {}, 510.0, options).state is JobState.FAILED
 
@@ -130,7 +139,7 @@ def test_a_pending_job_is_cancelled_at_once():
 
 def test_running_when_every_rank_was_started():
     half = says(placed(), "a", ranks=ran(0, 1))
-    assert decide(half, AB, 101, OPTIONS) == Decision()
+    assert decide(half, AB, 101, OPTIONS) == Decision(wake_at=700.0)
     assert running().state is JobState.RUNNING
     assert running().reason == "all 4 ranks started"
 
@@ -144,21 +153,21 @@ def test_success_goes_through_a_stop_that_closes_the_engines():
     record = says(says(running(), "a", ranks=[over(0), over(1)]), "b", ranks=[over(2), over(3)])
     record = step(record, 103)
     assert (record.state, record.outcome) == (JobState.STOPPING, JobState.SUCCEEDED)
-    assert all(isinstance(wish, Stop) for wish in directives(record).values())
+    assert all(isinstance(wish, Stop) for wish in told(record).values())
     record = says(record, "a", Phase.STOPPED)
     assert step(record, 104).state is JobState.STOPPING
-    assert set(directives(record)) == {"b"}
+    assert set(told(record)) == {"b"}
     record = step(says(record, "b", Phase.STOPPED), 105)
     assert (record.state, record.reason) == (JobState.SUCCEEDED, "all 4 ranks ended with exit code 0")
-    assert record.finished_at == 105
-    assert directives(record) == {}
+    assert record.finished_at == WALL + 105
+    assert told(record) == {}
 
 
 def test_engine_addresses_are_sent_once_all_are_known():
     record = says(placed(), "a", engine_address="10.0.0.1:5")
-    assert directives(record)["b"] == Run("job-1", 1, 1)
+    assert told(record)["b"] == Run("job-1", 1)
     record = says(record, "b", engine_address="10.0.0.2:6")
-    assert directives(record)["b"] == Run("job-1", 1, 1, ("10.0.0.1:5", "10.0.0.2:6"))
+    assert told(record)["b"] == Run("job-1", 1, ("10.0.0.1:5", "10.0.0.2:6"))
 
 
 # ---- causes
@@ -227,24 +236,46 @@ def test_a_node_that_stops_a_job_by_itself_fails_it():
 
 
 def test_a_node_is_lost_after_a_lease_without_a_session():
-    away = nodes(node("a"), node("b", connected=False, last_seen=105.0))
+    away = nodes(node("a"), node("b", connected=False, heard=105.0))
     decision = decide(running(), away, 110.0, OPTIONS)
     assert (decision.state, decision.wake_at) == (None, 115.0)
     record = step(running(), 115.0, away)
     assert (record.outcome, record.reason) == (JobState.FAILED, "node b (host-b) has not been heard of for 10 s")
     record = says(record, "a", Phase.STOPPED)
-    assert step(record, 116.0, away).state is JobState.FAILED
+    # Its daemon ends the ranks when it can't renew its lease for 60 s: until then they may compute.
+    assert decide(record, away, 116.0, OPTIONS) == Decision(wake_at=168.0)
+    assert step(record, 167.9, away).state is JobState.STOPPING
+    assert step(record, 168.0, away).state is JobState.FAILED
+
+
+def test_a_lost_node_that_comes_back_as_another_run_is_not_waited_for():
+    away = nodes(node("a"), node("b", connected=False, heard=105.0))
+    record = says(step(running(), 115.0, away), "a", Phase.STOPPED)
+    record, _ = forget(record, "b", "another boot", 117.0, WALL)
+    assert step(record, 117.0, away).state is JobState.FAILED
+
+
+def test_without_fences_a_lost_node_is_gone_after_its_lease():
+    away = nodes(node("a"), node("b", connected=False, heard=105.0))
+    record = says(step(running(), 115.0, away), "a", Phase.STOPPED)
+    options = replace(OPTIONS, fence_s=0)
+    assert decide(record, away, 115.0, options).state is JobState.FAILED
 
 
 def test_a_restarted_coordinator_gives_every_node_a_lease():
-    away = nodes(node("a"), node("b", connected=False, last_seen=105.0))
-    options = replace(OPTIONS, started_at=200.0)
+    away = nodes(node("a"), node("b", connected=False, heard=105.0))
+    options = replace(OPTIONS, started_clock=200.0)
     assert decide(running(), away, 209.0, options) == Decision(wake_at=210.0)
     assert decide(running(), away, 210.0, options).state is JobState.STOPPING
 
 
-def test_a_connected_node_without_words_of_the_job_is_waited_for():
-    assert decide(placed(), AB, 10_000.0, OPTIONS) == Decision()
+def test_ranks_that_are_not_started_in_time_fail_the_job():
+    """Also if a node that counts as connected never says a word."""
+    record = says(placed(), "a", ranks=ran(0, 1))
+    assert decide(record, AB, 699.0, OPTIONS) == Decision(wake_at=700.0)
+    record = step(record, 700.0)
+    assert record.outcome is JobState.FAILED
+    assert record.reason == ("not all ranks were started within 600 s: missing on b; no word of the job came from b")
 
 
 # ---- stopping
@@ -258,51 +289,51 @@ def test_cancel_stops_and_the_reason_stays():
     assert (record.state, record.reason) == (JobState.CANCELLED, "cancelled: enough")
 
 
-def test_a_stop_does_not_wait_for_a_lost_node():
+def test_a_stop_waits_until_nothing_is_left_on_a_lost_node():
     record = step(replace(running(), cancel_reason="cancelled"), 103)
     record = says(record, "a", Phase.STOPPED)
-    away = nodes(node("a"), node("b", connected=False, last_seen=103.0))
-    assert decide(record, away, 104, OPTIONS) == Decision(wake_at=113.0)
-    assert step(record, 113, away).state is JobState.CANCELLED
-    assert set(directives(step(record, 113, away))) == {"b"}  # when it comes back
+    away = nodes(node("a"), node("b", connected=False, heard=103.0))
+    assert decide(record, away, 104, OPTIONS) == Decision(wake_at=166.0)
+    assert step(record, 166, away).state is JobState.CANCELLED
+    assert set(told(step(record, 166, away))) == {"b"}  # when it comes back
 
 
 def test_a_stop_does_not_wait_for_ever_for_a_node_that_does_not_answer():
     record = says(step(replace(running(), cancel_reason="cancelled"), 103), "a", Phase.STOPPED)
     overdue_at = 103 + record.spec.stop_grace_s + OPTIONS.stop_margin_s
     assert decide(record, AB, overdue_at - 1, OPTIONS) == Decision(wake_at=overdue_at)
-    ended, events = apply(record, decide(record, AB, overdue_at, OPTIONS), overdue_at)
+    ended, events = apply(record, decide(record, AB, overdue_at, OPTIONS), overdue_at, WALL)
     assert (ended.state, ended.reason) == (JobState.CANCELLED, "cancelled")
     assert "not stopped within" in events[0].reason and ": b;" in events[0].reason
-    assert set(directives(ended)) == {"b"}  # it is still told
+    assert set(told(ended)) == {"b"}  # it is still told
 
 
 # ---- facts
 
 
 def test_a_restarted_daemon_has_lost_its_jobs():
-    record, _ = forget(running(), "b", "another boot", 103)
+    record, _ = forget(running(), "b", "another boot", 103, WALL)
     assert step(record, 103).reason == "the daemon of node b was restarted"
     assert record.hosts[1].phase is Phase.STOPPED
 
 
 def test_a_restarted_daemon_that_still_cleans_up_is_waited_for():
-    record, _ = observe(running(), "b", "another boot", LocalJob("job-1", 1, Phase.STARTED), 103)
+    record, _ = observe(running(), "b", "another boot", LocalJob("job-1", 1, Phase.STARTED), 103, WALL)
     assert "was restarted" in step(record, 104.5).reason
     assert record.hosts[1].phase is Phase.STARTED
 
 
 def test_a_node_that_never_got_the_job_gets_it_again():
-    assert forget(placed(), "b", "boot", 103) == (placed(), ())
+    assert forget(placed(), "b", "boot", 103, WALL) == (placed(), ())
 
 
 def test_facts_are_idempotent_and_never_go_back():
     fact = LocalJob("job-1", 1, Phase.STARTED, "10.0.0.1:5", ranks=(over(0, exit_code=2), *ran(1)))
-    once, events = observe(placed(), "a", "boot", fact, 101)
+    once, events = observe(placed(), "a", "boot", fact, 101, WALL)
     assert [event.kind for event in events] == ["engine_ready", "rank_started", "rank_exited"]
-    assert observe(once, "a", "boot", fact, 102) == (once, ())
+    assert observe(once, "a", "boot", fact, 102, WALL) == (once, ())
     older = LocalJob("job-1", 1, Phase.PREPARING, ranks=(*ran(0), LocalRank(1, RankState.WAITING)))
-    assert observe(once, "a", "boot", older, 103) == (once, ())
+    assert observe(once, "a", "boot", older, 103, WALL) == (once, ())
 
 
 @pytest.mark.parametrize(
@@ -314,16 +345,16 @@ def test_facts_are_idempotent_and_never_go_back():
     ],
 )
 def test_facts_that_do_not_concern_the_job_change_nothing(name: str, fact: LocalJob):
-    assert observe(placed(), name, "boot", fact, 101) == (placed(), ())
+    assert observe(placed(), name, "boot", fact, 101, WALL) == (placed(), ())
 
 
 def test_what_a_node_says_is_bounded():
     record = replace(job(), spec=spec(1, 200))
-    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100)[0]
+    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100, WALL)[0]
     tail = "x" * 50_000 + "\nValueError: short"
     record = says(record, "a", error="y" * 50_000, ranks=[over(i, exit_code=1, error_tail=tail) for i in range(200)])
     assert len(record.hosts[0].error) == 2_000
-    assert len(observe(record, "a", "boot", LocalJob("job-1", 1, Phase.STOPPED), 103)[1]) == 1
+    assert len(observe(record, "a", "boot", LocalJob("job-1", 1, Phase.STOPPED), 103, WALL)[1]) == 1
     assert sum(len(rank.error_tail) for rank in record.ranks) < 300_000
     assert all(rank.error_tail.endswith("ValueError: short") for rank in record.ranks)
 
@@ -335,14 +366,14 @@ def test_the_table_has_a_row_for_every_state_and_ends():
 
 def test_a_step_that_the_table_forbids_is_refused():
     with pytest.raises(ValueError, match="PENDING to RUNNING"):
-        apply(job(), Decision(JobState.RUNNING, "no"), 1.0)
+        apply(job(), Decision(JobState.RUNNING, "no"), 1.0, WALL)
 
 
 def test_many_ranks_that_die_at_once_are_told_in_few_events():
     record = replace(job(), spec=spec(1, 200))
-    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100)[0]
+    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100, WALL)[0]
     fact = LocalJob("job-1", 1, Phase.STARTED, ranks=tuple(over(i, signal=9) for i in range(200)))
-    _, events = observe(record, "a", "boot", fact, 101)
+    _, events = observe(record, "a", "boot", fact, 101, WALL)
     assert len(events) == 18
     assert events[-1].reason == "ranks 16-199 on node a did not end well either"
 

@@ -9,6 +9,7 @@ import pytest
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.decide import apply, decide
+from bagua.daemon.coordinator.directives import Order, Run, wish
 from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView, Options
 from bagua.daemon.coordinator.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_spec
@@ -20,7 +21,7 @@ def placed() -> JobRecord:
     spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1))
     job = JobRecord("job-1", spec, 1.0)
     view = NodeView("a", "h", "::1", "boot", 1, 0, True, 1.0)
-    return apply(job, decide(job, {"a": view}, 1.0, Options()), 1.0)[0]
+    return apply(job, decide(job, {"a": view}, 1.0, Options()), 1.0, 1e9)[0]
 
 
 async def test_a_wish_is_told_once_per_session():
@@ -29,19 +30,35 @@ async def test_a_wish_is_told_once_per_session():
     sessions.add(session)
     job = placed()
     for _ in range(3):
-        sessions.tell(job)
+        sessions.tell(job, job.hosts)
     assert session.outgoing.qsize() == 1
-    assert session.outgoing.get_nowait().run.job_id == "job-1"
+    run = node_pb2.Directive.FromString(session.outgoing.get_nowait()).run
+    assert (run.job_id, run.host_index, run.spec.entry) == ("job-1", 0, "t.py")
     stopping = replace(job, state=JobState.STOPPING, reason="why", outcome=JobState.FAILED)
-    sessions.tell(stopping)
-    sessions.tell(stopping)
-    assert session.outgoing.get_nowait().stop.reason == "why"
+    sessions.tell(stopping, stopping.hosts)
+    sessions.tell(stopping, stopping.hosts)
+    assert node_pb2.Directive.FromString(session.outgoing.get_nowait()).stop.reason == "why"
     newer = NodeSession("a", "boot", "h")
     sessions.add(newer)
     assert session.closed.is_set() and not sessions.remove(session)
-    sessions.tell(stopping)
+    sessions.tell(stopping, stopping.hosts)
     assert newer.outgoing.qsize() == 1 and sessions.get("a") is newer
     assert sessions.remove(newer) and len(sessions) == 0
+
+
+def test_what_all_hosts_get_is_encoded_once_and_each_adds_its_index():
+    """The parts are one message, whatever the size."""
+    wire = common_pb2.JobSpec(entry="t.py", args=["x" * 300], nnodes=200, nproc_per_node=3)
+    views = {f"n{number:03}": NodeView(f"n{number:03}", "h", "::1", "boot", 3, 0, True, 1.0) for number in range(200)}
+    job = JobRecord("job-1", checked_spec(wire), 1.0, job_key=b"k" * 32, master_port=20_001)
+    job = apply(job, decide(job, views, 1.0, Options()), 1.0, 1e9)[0]
+    wanted = wish(job)
+    assert isinstance(wanted, Run)
+    order = Order(wanted, job)
+    for index in (0, 1, 127, 128, 199):
+        run = node_pb2.Directive.FromString(order.to(index)).run
+        assert run.host_index == index and run.spec == wire and run.job_key == b"k" * 32
+        assert [list(host.ranks) for host in run.hosts][index] == [3 * index, 3 * index + 1, 3 * index + 2]
 
 
 async def test_a_daemon_that_takes_nothing_loses_its_session():
@@ -53,13 +70,16 @@ async def test_a_daemon_that_takes_nothing_loses_its_session():
     assert session.closed.is_set() and "does not read its stream" in session.close_reason
 
 
-async def test_heartbeats_are_taken_once():
+async def test_silent_sessions_are_closed_after_a_lease():
     sessions = Sessions(lambda: None)
-    session = NodeSession("a", "boot", "h")
-    sessions.add(session)
-    assert (sessions.take_heard(), sessions.take_heard()) == (["a"], [])
-    session.note_heard()
-    assert sessions.take_heard() == ["a"]
+    silent, heard = NodeSession("a", "boot", "h"), NodeSession("b", "boot", "h")
+    for session in (silent, heard):
+        session.note_heard(5.0)
+        sessions.add(session)
+    heard.note_heard(6.0)
+    sessions.close_silent(15.0, 10.0)
+    assert silent.close_reason == "nothing was heard of this daemon for 10 s"
+    assert not heard.closed.is_set()
 
 
 async def test_a_log_chunk_of_another_nodes_session_is_dropped():

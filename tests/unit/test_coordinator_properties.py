@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide, lost_at
-from bagua.daemon.coordinator.directives import Run, directives
+from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide, silent_since
+from bagua.daemon.coordinator.directives import Run, wish
 from bagua.daemon.coordinator.domain import (
     JobRecord,
     JobSpec,
@@ -35,11 +35,12 @@ class Cluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
+        self.wall = 0.0  # jumps as it likes
         self.jobs: dict[str, JobRecord] = {}
         self.history: dict[str, list[JobRecord]] = {}
         self.boots = dict.fromkeys(NODES, 1)
         self.connected = dict.fromkeys(NODES, True)
-        self.last_seen = dict.fromkeys(NODES, 1_000.0)
+        self.heard = dict.fromkeys(NODES, 1_000.0)
 
     def views(self) -> dict[str, NodeView]:
         return {
@@ -51,7 +52,7 @@ class Cluster(RuleBasedStateMachine):
                 SLOTS,
                 self.used(name),
                 self.connected[name],
-                self.last_seen[name],
+                self.heard[name],
             )
             for name in NODES
         }
@@ -77,13 +78,14 @@ class Cluster(RuleBasedStateMachine):
     def submit(self, nnodes: int, nproc: int, timeout: float) -> None:
         job_id = f"job-{len(self.jobs)}"
         self.history[job_id] = []
-        self.put(JobRecord(job_id, JobSpec("", nnodes, nproc, timeout, 1.0, 0, b""), self.now))
+        spec = JobSpec("", nnodes, nproc, timeout, 1.0, 0, b"")
+        self.put(JobRecord(job_id, spec, 0.0, submitted_clock=self.now))
 
     @precondition(lambda self: self.jobs)
     @rule()
     def look(self) -> None:
         for job in list(self.jobs.values()):
-            new, events = apply(job, decide(job, self.views(), self.now, OPTIONS), self.now)
+            new, events = apply(job, decide(job, self.views(), self.now, OPTIONS), self.now, self.wall)
             assert (new == job) == (not events)
             self.put(new)
 
@@ -104,23 +106,27 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=nodes_of)
     def connect(self, name: str) -> None:
-        self.connected[name], self.last_seen[name] = True, self.now
+        self.connected[name], self.heard[name] = True, self.now
 
     @rule(name=nodes_of)
     def disconnect(self, name: str) -> None:
         if self.connected[name]:
-            self.connected[name], self.last_seen[name] = False, self.now
+            self.connected[name], self.heard[name] = False, self.now
 
     @rule(name=nodes_of)
     def restart_daemon(self, name: str) -> None:
         self.boots[name] += 1
-        self.connected[name], self.last_seen[name] = True, self.now
+        self.connected[name], self.heard[name] = True, self.now
         for job in self.hosted(name):
-            self.put(forget(job, name, str(self.boots[name]), self.now)[0])
+            self.put(forget(job, name, str(self.boots[name]), self.now, self.wall)[0])
 
     @rule(seconds=st.floats(0.1, 30))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
+
+    @rule(seconds=st.floats(-1e9, 1e9))
+    def the_wall_clock_is_set(self, seconds: float) -> None:
+        self.wall += seconds
 
     @rule(
         name=nodes_of,
@@ -144,8 +150,8 @@ class Cluster(RuleBasedStateMachine):
                 if only is None or rank == only
             )
             fact = LocalJob(job.job_id, job.generation, phase, "", error, "", ranks)
-            new, _ = observe(job, name, str(self.boots[name]), fact, self.now)
-            assert observe(new, name, str(self.boots[name]), fact, self.now + 1) == (new, ())
+            new, _ = observe(job, name, str(self.boots[name]), fact, self.now, self.wall)
+            assert observe(new, name, str(self.boots[name]), fact, self.now + 1, self.wall) == (new, ())
             self.put(new)
 
     # ---- what must hold
@@ -177,13 +183,11 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def wishes_fit_the_state(self) -> None:
         for job in self.jobs.values():
-            wishes = directives(job)
-            kinds = {isinstance(wish, Run) for wish in wishes.values()}
             if job.state in (JobState.STARTING, JobState.RUNNING):
-                assert kinds == {True}
-                assert len(wishes) == job.spec.nnodes
+                assert isinstance(wish(job), Run)
+                assert len(job.hosts) == job.spec.nnodes
             else:
-                assert True not in kinds
+                assert not isinstance(wish(job), Run)
 
     @invariant()
     def every_stop_ends_when_nodes_are_stopped_lost_or_overdue(self) -> None:
@@ -191,9 +195,10 @@ class Cluster(RuleBasedStateMachine):
         for job in self.jobs.values():
             if job.state is not JobState.STOPPING:
                 continue
-            losses = [lost_at(host, views, OPTIONS) for host in job.hosts if host.phase is not Phase.STOPPED]
-            overdue = self.now >= job.stopping_at + job.spec.stop_grace_s + OPTIONS.stop_margin_s
-            over = overdue or all(at is not None and self.now >= at for at in losses)
+            left = [host for host in job.hosts if host.phase is not Phase.STOPPED]
+            heard = [silent_since(host, views, OPTIONS) for host in left]
+            late = job.stopping_clock + job.spec.stop_grace_s + OPTIONS.stop_margin_s
+            over = all(self.now >= (late if at is None else at + OPTIONS.gone_s) for at in heard)
             decision = decide(job, views, self.now, OPTIONS)
             assert (decision.state is job.outcome) is over
             if not over:

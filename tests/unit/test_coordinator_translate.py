@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import InvalidRequestError
-from bagua.daemon.coordinator.directives import Run
+from bagua.daemon.coordinator.directives import Order, Run
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.translate import (
     MAX_FACT,
@@ -18,7 +18,6 @@ from bagua.daemon.coordinator.translate import (
     checked_hello,
     checked_progress,
     checked_spec,
-    directive_message,
     job_message,
     local_job,
     spec_from_wire,
@@ -91,7 +90,8 @@ def test_an_answer_has_the_last_lines_of_the_ranks_that_ended_first():
     ranks = [
         RankRecord(rank, rank, "a", RankState.EXITED, error_tail=tail, exited_at=9e3 - rank) for rank in range(4_000)
     ]
-    message = job_message(JobRecord("job-1", spec, 1.0, ranks=tuple(ranks)))
+    host = HostRecord(0, "a", "h", "::1", "boot", 0, 4_000, ranks=tuple(ranks))
+    message = job_message(JobRecord("job-1", spec, 1.0, hosts=(host,)))
     assert message.ByteSize() < 10_000_000
     assert message.ranks[3_999].error_tail == tail and not message.ranks[0].error_tail
     assert len(message.ranks) == 4_000
@@ -123,7 +123,7 @@ def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
     answer = job_message(job)
     assert dict(answer.spec.env) == {"HF_TOKEN": "***", "LR": "1"} and b"s3cret" not in answer.SerializeToString()
     assert dict(answer.spec.secret_env) == {"WANDB_API_KEY": "/run/secrets/wandb"}
-    run = directive_message(Run("job-1", 1, 0, ()), job).run
+    run = node_pb2.Directive.FromString(Order(Run("job-1", 1, ()), job).to(0)).run
     assert dict(run.spec.env) == {"HF_TOKEN": "s3cret", "LR": "1"}
 
 

@@ -291,6 +291,22 @@ def test_a_second_daemon_wins_over_a_dead_one(coordinator, client, connect):
     assert [node.connected for node in client.nodes()] == [True]
 
 
+def test_a_heartbeat_is_acknowledged_where_that_is_asked_for(coordinator, connect):
+    a = connect(coordinator, "a", welcome=False)
+    welcome = a.expect(n.Welcome)
+    assert (welcome.lease_s, welcome.fence_s, welcome.sole) == (1.5, 1.5, True)
+    a.send(n.NodeFact(heartbeat=n.Heartbeat()))
+    a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=2**40)))
+    assert a.expect(n.HeartbeatAck).seq == 2**40
+    answered: list[int] = []
+    for seq in range(1, 1_000):  # the daemon goes on asking until it has an answer
+        a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=seq)))
+        if not a.quiet(0.01):
+            answered.append(seq)
+            break
+    assert answered
+
+
 def test_unknown_jobs_are_stopped(shared, connect):
     held = n.LocalJob(job_id="job-of-another-database", generation=3, phase=n.LOCAL_PHASE_STARTED)
     a = connect(shared, "a", jobs=(held,))

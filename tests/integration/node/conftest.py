@@ -39,6 +39,11 @@ class CoordinatorEnd(NodeServiceServicer):
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
         self.missing: dict[int, int] = {}  # bytes of a log that are gone
         self.heartbeat_s = 0.2
+        self.fence_s = 0.0
+        self.sole = False
+        self.acknowledges = True
+        self.acknowledged = 0
+        self.older = asyncio.Event()  # set: the session ends
         self.context: Any = None
         self.changed = asyncio.Condition()
         self.writing = asyncio.Lock()
@@ -62,10 +67,27 @@ class CoordinatorEnd(NodeServiceServicer):
     async def Session(self, request_iterator: Any, context: Any) -> None:
         if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-        async for fact in request_iterator:
+        older = self.older
+        over = asyncio.ensure_future(older.wait())
+        while not older.is_set():
+            read = asyncio.ensure_future(context.read())
+            await asyncio.wait([read, over], return_when=asyncio.FIRST_COMPLETED)
+            if not read.done() or not isinstance(read.result(), node_pb2.NodeFact):
+                read.cancel()
+                break
             async with self.changed:
-                await self._take(fact, context)
+                await self._take(read.result(), context)
                 self.changed.notify_all()
+        over.cancel()
+
+    async def welcome_again(self, **terms: Any) -> None:
+        """Ends the stream; the daemon comes back and gets new terms."""
+        for name, value in terms.items():
+            setattr(self, name, value)
+        known = len(self.hellos)
+        self.older.set()
+        self.older = asyncio.Event()
+        await self.until(lambda: len(self.hellos) > known)
 
     async def _take(self, fact: node_pb2.NodeFact, context: Any) -> None:
         match fact.WhichOneof("fact"):
@@ -73,9 +95,13 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.hellos.append(fact.hello)
                 self.jobs.update({job.job_id: job for job in fact.hello.jobs})
                 self.context = context
-                await self.send(welcome=node_pb2.Welcome(heartbeat_s=self.heartbeat_s, lease_s=5))
+                terms = {"heartbeat_s": self.heartbeat_s, "lease_s": 5, "fence_s": self.fence_s, "sole": self.sole}
+                await self.send(welcome=node_pb2.Welcome(**terms))
             case "heartbeat":
                 self.heartbeats += 1
+                if fact.heartbeat.seq and self.acknowledges:
+                    await self.send(ack=node_pb2.HeartbeatAck(seq=fact.heartbeat.seq))
+                    self.acknowledged += 1
             case "job":
                 self.jobs[fact.job.job_id] = fact.job
                 self.history.append(fact.job)

@@ -1,0 +1,49 @@
+"""Two clocks: one for deadlines and leases, one for people.
+
+The service clock counts seconds during which a coordinator was awake. It never goes back, it knows nothing of the date,
+it stands still while no coordinator runs or while this one is frozen (a suspended machine, a starved processor), and
+what is stored by it means the same after a restart: its reading is kept in the database. So a wall clock that is set, a
+restart and a stalled process make no deadline come early, and no node is blamed for a time in which nobody listened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+START = 1.0  # the first reading: 0 means "not yet" in records
+
+
+class ServiceClock:
+    """``tick`` must be called every ``tick_s``: of a longer pause two ticks count."""
+
+    def __init__(
+        self,
+        tick_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.tick_s = tick_s
+        self._monotonic = monotonic
+        self._wall = wall
+        self._reading = START
+        self._at = monotonic()
+
+    def now(self) -> float:
+        """Seconds that coordinators of this database were awake."""
+        return self._reading + min(max(0.0, self._monotonic() - self._at), 2 * self.tick_s)
+
+    def wall(self) -> float:
+        """Seconds since the epoch, for people."""
+        return self._wall()
+
+    def tick(self) -> None:
+        """Time goes on."""
+        self._reading = self.now()
+        self._at = self._monotonic()
+
+    def catch_up(self, reading: float) -> None:
+        """The clock shows at least ``reading``: that of a former run, or of another coordinator."""
+        if reading > self.now():
+            self._reading = reading
+            self._at = self._monotonic()

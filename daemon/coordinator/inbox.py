@@ -1,0 +1,102 @@
+"""What has come and is not written yet: kept until it is, and bounded by its nature.
+
+Facts are levels, so of a node and a job the newest is enough. Calls of users and introductions of nodes carry a future:
+somebody waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from bagua.daemon.coordinator.domain import JobRecord, LocalJob, NodeRecord
+from bagua.daemon.coordinator.sessions import NodeSession
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a node says of a job; ``boot_id`` is the run of its daemon."""
+
+    node_id: str
+    boot_id: str
+    job: LocalJob
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """A newer fact with this key says all that an older one said."""
+        return self.node_id, self.job.job_id
+
+
+@dataclass(eq=False)
+class Introduction:
+    """A session begins. ``held``: the jobs that its daemon has."""
+
+    session: NodeSession
+    node: NodeRecord
+    held: frozenset[str]
+    done: asyncio.Future[bool]  # whether the daemon was restarted since it was seen last
+
+
+@dataclass(eq=False)
+class Submission:
+    """A new job."""
+
+    job: JobRecord
+    idempotency_key: str
+    done: asyncio.Future[JobRecord]
+
+
+@dataclass(eq=False)
+class Cancellation:
+    """Somebody asks for the end of a job."""
+
+    job_id: str
+    reason: str
+    done: asyncio.Future[JobRecord]
+
+
+@dataclass
+class Inbox:
+    """``take`` empties it; ``put_back`` returns what could not be written, where nothing newer has come."""
+
+    facts: dict[tuple[str, str], Fact] = field(default_factory=dict)
+    introductions: dict[str, Introduction] = field(default_factory=dict)  # by node
+    submissions: list[Submission] = field(default_factory=list)
+    cancellations: list[Cancellation] = field(default_factory=list)
+    gone: dict[str, NodeSession] = field(default_factory=dict)  # sessions whose end is not written yet, by node
+    looks: dict[str, None] = field(default_factory=dict)  # jobs to decide about
+    room: bool = False  # slots became free: look at the jobs that wait
+
+    def __bool__(self) -> bool:
+        return self.room or any(
+            (self.facts, self.introductions, self.submissions, self.cancellations, self.gone, self.looks)
+        )
+
+    def take(self, most_facts: int) -> Inbox:
+        """Everything, but ``most_facts`` facts at most: the rest stays for the next round."""
+        taken = Inbox(**vars(self))
+        rest: dict[tuple[str, str], Fact] = {}
+        if len(self.facts) > most_facts:
+            keys = list(self.facts)
+            rest = {key: self.facts[key] for key in keys[most_facts:]}
+            taken.facts = {key: self.facts[key] for key in keys[:most_facts]}
+        self.__init__()  # type: ignore[misc]
+        self.facts = rest
+        return taken
+
+    def put_back(self, taken: Inbox) -> None:
+        """After a failure. Calls with a future are not put back: their callers get the error and try again."""
+        self.facts = {**taken.facts, **self.facts}
+        self.gone = {**taken.gone, **self.gone}
+        self.looks = {**taken.looks, **self.looks}
+        self.room |= taken.room
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody waits any longer."""
+        waiting: list[asyncio.Future[Any]] = [came.done for came in self.introductions.values()]
+        waiting += [call.done for call in self.submissions]
+        waiting += [call.done for call in self.cancellations]
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error)

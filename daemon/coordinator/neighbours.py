@@ -1,0 +1,61 @@
+"""Other coordinators on the same database: who lives.
+
+A coordinator writes its service clock at each beat. Another one believes that it lives as long as it sees that value
+change, by its own clock: clocks of different machines are never compared. A beat is written in one transaction with the
+ends of sessions, so what a living coordinator has written about its sessions is never older than its beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.domain import NodeRecord, Stored
+
+
+class Neighbours:
+    """``lease_s``: so long after its last beat a coordinator's sessions don't count; ``job_lease_s``: and others may
+    decide about its jobs."""
+
+    def __init__(self, owner: str, clock: ServiceClock, lease_s: float, job_lease_s: float) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._lease_s = lease_s
+        self._job_lease_s = job_lease_s
+        self._seen: dict[str, tuple[float, float]] = {}  # owner -> (its beat, when it was seen to change)
+
+    def observe(self, beats: Mapping[str, float]) -> None:
+        """What the database says now."""
+        now = self._clock.now()
+        for owner, beat in beats.items():
+            if owner not in self._seen or self._seen[owner][0] != beat:
+                self._seen[owner] = (beat, now)
+
+    def heard(self, owner: str) -> float:
+        """When its beat was seen to change, by the service clock of this coordinator."""
+        return self._seen.get(owner, (0.0, 0.0))[1]
+
+    def lives(self, owner: str) -> bool:
+        """True if its sessions count."""
+        return self._within(owner, self._lease_s)
+
+    def may_live(self, owner: str) -> bool:
+        """The same of one that may have come a moment ago."""
+        return owner not in self._seen or self.lives(owner)
+
+    def connected(self, node: NodeRecord) -> bool:
+        """True if another coordinator, which lives, holds the session of the node."""
+        return node.owner is not None and node.owner != self._owner and self.lives(node.owner)
+
+    def orphans(self, jobs: Iterable[Stored]) -> list[str]:
+        """Unfinished jobs about which nobody decides."""
+        return [
+            stored.job.job_id
+            for stored in jobs
+            if stored.owner != self._owner
+            and not stored.job.state.terminal
+            and (stored.owner is None or not self._within(stored.owner, self._job_lease_s))
+        ]
+
+    def _within(self, owner: str, seconds: float) -> bool:
+        return owner in self._seen and self._clock.now() < self.heard(owner) + seconds

@@ -1,0 +1,187 @@
+"""One round of thinking: facts and wishes come in, changes to be written go out. It knows no clock and no database.
+
+A Stage lies over the board: it sees what this round has changed already, and the board learns of it only after it was
+written. If writing fails, the stage is thrown away and nothing was lost but the thinking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bagua.daemon.coordinator.board import Board, Shape
+from bagua.daemon.coordinator.decide import apply, decide
+from bagua.daemon.coordinator.domain import (
+    Change,
+    Event,
+    HostRecord,
+    JobRecord,
+    JobState,
+    LocalJob,
+    NodeView,
+    Options,
+    Phase,
+    Stored,
+)
+from bagua.daemon.coordinator.observe import Changed, forget, observe
+
+
+class Stage:
+    """``now`` by the service clock, ``wall`` for people; ``mine`` tells whether this coordinator decides about a job;
+    ``closed`` are nodes that get no new jobs in this round."""
+
+    def __init__(
+        self,
+        board: Board,
+        options: Options,
+        now: float,
+        wall: float,
+        mine: Callable[[Stored], bool],
+        closed: frozenset[str] = frozenset(),
+    ) -> None:
+        self._board = board
+        self._options = options
+        self._now = now
+        self._wall = wall
+        self._mine = mine
+        self._closed = closed
+        self._views = dict(board.views)
+        self._jobs: dict[str, JobRecord] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._owners: dict[str, str] = {}
+        self.wakes: dict[str, float] = {}  # job id -> when to look again, by the service clock
+        self.decisions = 0
+        self.freed = False  # slots became free: jobs that wait may fit
+
+    def job(self, job_id: str) -> JobRecord | None:
+        """As this round sees it."""
+        return self._jobs.get(job_id) or self._board.job(job_id)
+
+    def changes(self) -> list[Change]:
+        """To be written."""
+        found = []
+        for job_id in dict.fromkeys((*self._jobs, *self._owners)):
+            old = self._board.jobs[job_id]
+            owner = self._owners.get(job_id, old.owner)
+            found.append(Change(old, self._jobs.get(job_id, old.job), tuple(self._events.get(job_id, ())), owner))
+        return found
+
+    # ---- what came
+
+    def claim(self, job_id: str, owner: str) -> None:
+        """``owner`` decides about the job from now on."""
+        self._owners[job_id] = owner
+
+    def cancel(self, job_id: str, reason: str) -> bool:
+        """Somebody asks for the end of a job. False: it ends or has ended already."""
+        job = self.job(job_id)
+        if job is None or job.state.terminal or job.state is JobState.STOPPING or job.cancel_reason is not None:
+            return False
+        event = Event("cancel_requested", reason, job.generation, self._wall)
+        self._update(job_id, replace(job, cancel_reason=reason), [event])
+        return True
+
+    def observe(self, node_id: str, boot_id: str, fact: LocalJob) -> bool:
+        """Takes in what a node says of a job. False if the node should stop what it runs: nobody knows it, or it was
+        replaced, or its node had said before that nothing is left."""
+        job = self.job(fact.job_id)
+        if job is None or job.generation != fact.generation:
+            return False
+        index = job.host_index(node_id)
+        if index is not None and job.hosts[index].phase is Phase.STOPPED and fact.phase is not Phase.STOPPED:
+            return False
+        self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
+        return True
+
+    def forget(self, node_id: str, boot_id: str, job_id: str) -> None:
+        """Takes in that a node holds nothing of a job that was placed on it."""
+        job = self.job(job_id)
+        if job is not None:
+            self._take(job, forget(job, node_id, boot_id, self._now, self._wall))
+
+    # ---- what follows
+
+    def decide(self, job_id: str) -> None:
+        """Steps of one job, as many as are possible now."""
+        while (job := self.job(job_id)) is not None:
+            if job.state.terminal or not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
+                return
+            decision = decide(job, self._placeable() if job.state is JobState.PENDING else self._views, *self._when())
+            if decision.wake_at is not None:
+                self.wakes[job_id] = decision.wake_at
+            if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
+                return  # why it waits is told from memory: it changes with every slot, for every job that waits
+            new, events = apply(job, decision, self._now, self._wall)
+            if new is job:
+                return
+            self.decisions += 1
+            self._update(job_id, new, events)
+            if new.state is job.state:
+                return
+
+    def place(self, shapes: Iterable[Shape] | None = None) -> None:
+        """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""
+        waiting = self._board.waiting.by_shape()
+        queues = {
+            shape: iter(waiting[shape].items()) for shape in (waiting if shapes is None else shapes) if shape in waiting
+        }
+        heads = {shape: next(queue) for shape, queue in queues.items()}
+        free = self._free()
+        while heads:
+            shape, (job_id, _) = min(heads.items(), key=lambda item: item[1][1])
+            job = self.job(job_id)
+            fits = job is not None and job.state is JobState.PENDING
+            if fits and not _fits(shape, free):
+                del heads[shape]
+                continue
+            if fits:
+                self.decide(job_id)
+                free = self._free()
+            following = next(queues[shape], None)
+            if following is None:
+                del heads[shape]
+            else:
+                heads[shape] = following
+
+    # ---- helpers
+
+    def _when(self) -> tuple[float, Options]:
+        return self._now, self._options
+
+    def _placeable(self) -> dict[str, NodeView]:
+        if not self._closed:
+            return self._views
+        return {node_id: view for node_id, view in self._views.items() if node_id not in self._closed}
+
+    def _free(self) -> list[int]:
+        """Free slots of the nodes that take jobs, the largest first."""
+        return sorted((view.free for view in self._placeable().values() if view.connected and view.free), reverse=True)
+
+    def _take(self, job: JobRecord, changed: Changed) -> None:
+        new, events = changed
+        if new is not job:
+            self._update(job.job_id, new, events)
+
+    def _update(self, job_id: str, new: JobRecord, events: Iterable[Event]) -> None:
+        old = self.job(job_id)
+        assert old is not None
+        self._jobs[job_id] = new
+        self._events.setdefault(job_id, []).extend(events)
+        if new.generation != old.generation:
+            for host in new.hosts:
+                self._use(host, 1)
+            return
+        for host, before in zip(new.hosts, old.hosts, strict=True):
+            if host is not before and host.phase is Phase.STOPPED and before.phase is not Phase.STOPPED:
+                self._use(host, -1)
+                self.freed = True
+
+    def _use(self, host: HostRecord, sign: int) -> None:
+        view = self._views.get(host.node_id)
+        if view is not None and view.boot_id == host.boot_id:
+            self._views[host.node_id] = replace(view, used=view.used + sign * host.nranks)
+
+
+def _fits(shape: Shape, free: list[int]) -> bool:
+    nnodes, nproc = shape
+    return len(free) >= nnodes and free[nnodes - 1] >= nproc

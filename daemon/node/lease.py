@@ -1,0 +1,86 @@
+"""The node's lease: until when the coordinator surely counts on this node.
+
+The coordinator gives a node up when it has not heard of it for some time, and may then run its jobs again elsewhere. So
+a daemon that can't be sure to be heard ends its ranks first: a job never runs twice. Only the moment of *sending*
+something that was acknowledged later counts: the coordinator has heard of the node then, or after it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from bagua.proto import node_pb2
+
+
+def boottime() -> float:
+    """Seconds on the clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """Times are those of ``boottime``. ``on_change`` is called when ``deadline`` may have moved."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._renewed = 0.0
+        self._lease_s = 0.0
+        self._fence_s = 0.0  # 0: no coordinator has asked for a fence
+        self._sole = False
+        self._hello_at = 0.0
+        self._sent: dict[int, float] = {}  # heartbeats that wait for their acknowledgement
+        self._seq = 0
+
+    @property
+    def fence_s(self) -> float:
+        """Seconds without a renewal after which ranks are ended."""
+        return self._fence_s
+
+    @property
+    def sole(self) -> bool:
+        """True if nobody gives this node up while the coordinator's port refuses connections."""
+        return self._sole and self._fence_s > 0
+
+    @property
+    def deadline(self) -> float:
+        """When the ranks of this node must be gone."""
+        return self._renewed + self._fence_s if self._fence_s else math.inf
+
+    def hello(self, now: float) -> None:
+        """A stream begins; its first message is sent now."""
+        self._hello_at = now
+        self._sent.clear()
+        self._seq = 0
+
+    def welcome(self, welcome: node_pb2.Welcome) -> None:
+        """The coordinator has taken the Hello. Its terms replace the former ones."""
+        self._lease_s = welcome.lease_s
+        self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
+        self._sole = welcome.sole
+        self._renew(self._hello_at)
+
+    def beat(self, now: float) -> int:
+        """The number of a heartbeat that is sent now; 0: it needs no acknowledgement, the last one is young."""
+        if not self._fence_s or now < self._renewed + min(self._lease_s / 2, self._fence_s / 8):
+            return 0
+        self._seq += 1
+        self._sent[self._seq] = now
+        return self._seq
+
+    def acknowledged(self, seq: int) -> None:
+        """The coordinator has taken the heartbeat of that number, and so all before it."""
+        sent = self._sent.get(seq)
+        if sent is None:
+            return
+        self._sent = {number: at for number, at in self._sent.items() if number > seq}
+        self._renew(sent)
+
+    def refused(self, before: float) -> None:
+        """A connection that was tried after ``before`` was refused: nobody decides about this node then."""
+        if self.sole:
+            self._renew(before)
+
+    def _renew(self, at: float) -> None:
+        self._renewed = max(self._renewed, at)
+        self._on_change()

@@ -1,0 +1,138 @@
+"""A daemon that can't be sure to be heard ends its ranks, so that the coordinator may run their job elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+import psutil
+
+from bagua.proto import common_pb2, node_pb2
+
+FENCE_S = 1.5
+WORDS = f"node n could not reach the coordinator for {FENCE_S:g} s: its ranks were ended"
+WITH_CHILD = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
+
+
+async def running(end, script, nproc=2):
+    """A job that runs, each rank with a child: (pids of the ranks, pids of all)."""
+    await end.run_script("job", script(WITH_CHILD), nproc=nproc)
+
+    def complete(job):
+        ranks = [rank.pid for rank in job.ranks if rank.state == common_pb2.RANK_STATE_RUNNING]
+        return len(ranks) == nproc
+
+    job = await end.job_until("job", complete)
+    ranks = [rank.pid for rank in job.ranks]
+    while not all(psutil.Process(rank).children() for rank in ranks):
+        await asyncio.sleep(0.02)
+    return ranks, [*ranks, *(child.pid for rank in ranks for child in psutil.Process(rank).children())]
+
+
+async def test_ranks_end_when_nothing_is_acknowledged(end, daemon, script, until_gone):
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S, sole=True, acknowledges=False)
+    last = await end.stopped("job")
+    await until_gone(pids)
+    assert WORDS in last.error
+    assert {rank.signal for rank in last.ranks} == {signal.SIGKILL}
+
+
+async def test_ranks_stay_while_heartbeats_are_acknowledged(end, daemon, script, alive):
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=4.0)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged >= known + 12)  # one for each eighth of the time
+    assert all(alive(pid) for pid in pids) and end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
+
+
+async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
+    """Its keeper ends the ranks; a directive that lay unread meanwhile is not followed."""
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        await until_gone(pids, 60)
+        assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
+        await asyncio.sleep(FENCE_S)  # an acknowledgement that lies unread is old as well by then
+        await end.run_script("late", script(WITH_CHILD))
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    last = await end.stopped("job")
+    assert WORDS in last.error
+    await end.welcome_again()
+    assert all(job.job_id != "late" for job in end.hellos[-1].jobs)
+    assert "an old directive is not followed" in daemon.log()
+    await end.run_script("later", script(""))
+    await end.exited("later")
+
+
+async def test_a_keeper_that_ends_is_replaced(end, daemon, script, until_gone):
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S)
+    keeper = await other_keeper(daemon, None)
+    keeper.kill()
+    await other_keeper(daemon, keeper)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        await until_gone(pids, 60)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert WORDS in (await end.stopped("job")).error
+
+
+async def other_keeper(daemon, former):
+    """The keeper of ``daemon``, as soon as there is one that is not ``former``."""
+    async with asyncio.timeout(60):
+        while not (found := [keeper for keeper in keepers(daemon) if keeper != former]):
+            await asyncio.sleep(0.05)
+    return found[0]
+
+
+def keepers(daemon):
+    living = [child for child in psutil.Process(daemon.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if "bagua.daemon.node.keeper" in child.cmdline()]
+
+
+async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, alive):
+    """Its port refuses connections: nobody decides."""
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S, sole=True)
+    await end.stop()
+    await asyncio.sleep(3 * FENCE_S)
+    assert all(alive(pid) for pid in pids)
+    await end.start()
+    known = len(end.hellos)
+    await end.until(lambda: len(end.hellos) > known)
+    assert [job.phase for job in end.hellos[-1].jobs] == [node_pb2.LOCAL_PHASE_STARTED]
+
+
+async def test_a_coordinator_that_is_one_of_several_is_not_waited_for(end, daemon, script, until_gone):
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S, sole=False)
+    await end.stop()
+    await until_gone(pids, 60)
+    await end.start()
+    assert WORDS in (await end.stopped("job")).error
+
+
+async def test_a_port_that_is_silent(end, daemon, script, until_gone):
+    """Somebody listens there, and may have given this node up."""
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S, sole=True)
+    await end.stop()
+    with socket.create_server(("127.0.0.1", end.port)):
+        await until_gone(pids, 60)
+    await end.start()
+    assert WORDS in (await end.stopped("job")).error

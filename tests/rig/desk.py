@@ -1,0 +1,116 @@
+"""The heart of a coordinator without sockets: store, board, reconciler and service over a real database, with clocks
+that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from bagua.daemon.coordinator.board import Board
+from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.counters import Counters
+from bagua.daemon.coordinator.domain import LocalJob, NodeRecord, Options
+from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.service import Service
+from bagua.daemon.coordinator.sessions import NodeSession, Sessions
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.worker import Worker
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+WAIT_S = 30.0
+
+
+class Time:
+    """What both clocks of a coordinator show."""
+
+    def __init__(self) -> None:
+        self.monotonic = 0.0
+        self.wall = 1e9
+
+
+class Desk:
+    """One coordinator. ``shared``: there may be others on the database."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        owner: str = "me",
+        options: Options | None = None,
+        time: Time | None = None,
+        shared: bool = False,
+        worker: Worker | None = None,
+    ) -> None:
+        self.time = time or Time()
+        self.options = options or Options(lease_s=10, settle_s=1)
+        self.clock = ServiceClock(1e6, lambda: self.time.monotonic, lambda: self.time.wall)
+        self.store = Store(engine, shared)
+        self.worker = worker or Worker()
+        self.board = Board()
+        self.sessions = Sessions(lambda: None)
+        self.watchers = Watchers()
+        self.counters = Counters()
+        self.reconciler = Reconciler(
+            self.worker,
+            self.store,
+            owner,
+            self.options,
+            self.clock,
+            self.board,
+            self.sessions,
+            self.watchers,
+            self.counters,
+            lambda: None,
+        )
+        self.service = Service(self.worker, self.store, self.board, self.reconciler, self.clock)
+
+    async def connect(
+        self, name: str, slots: int = 2, boot_id: str = "boot", jobs: tuple[LocalJob, ...] = ()
+    ) -> NodeSession:
+        """A node introduces itself."""
+        session = NodeSession(name, boot_id, f"host-{name}")
+        session.note_heard(self.clock.now())
+        self.sessions.add(session)
+        node = NodeRecord(name, f"host-{name}", "127.0.0.1", slots, "1.0", boot_id, 0.0)
+        try:
+            await self.reconciler.introduce(session, node, list(jobs))
+        except BaseException:
+            self.leave(session)
+            raise
+        return session
+
+    def leave(self, session: NodeSession) -> None:
+        """Its stream ends."""
+        if self.sessions.remove(session):
+            self.reconciler.node_gone(session)
+
+    def pass_time(self, seconds: float) -> None:
+        """Both clocks go on."""
+        self.time.monotonic += seconds
+        self.time.wall += seconds
+        self.reconciler.look([])  # wakes it
+
+    async def until(self, done: Callable[[], object], what: str = "") -> None:
+        """Lets everything else go on until ``done()``."""
+        async with asyncio.timeout(WAIT_S):
+            while not done():
+                await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def at_work(desk: Desk) -> AsyncIterator[Desk]:
+    """The reconciler runs."""
+    await desk.reconciler.start()
+    task = asyncio.create_task(desk.reconciler.run())
+    try:
+        yield desk
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await desk.reconciler.stop()
+        desk.worker.close()

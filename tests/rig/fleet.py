@@ -1,0 +1,297 @@
+"""Many node daemons in one process that speak the protocol and run nothing: the control plane's cost, without ranks.
+
+Each has a connection and a stream of its own, and says what a real daemon would: a Hello, heartbeats, a LocalJob for
+each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped. They answer at
+once, and read of a directive only the few fields that they need: a RunJob for 1,000 hosts has 100 KB.
+
+``FleetProcess`` starts them in a process of their own, so that they don't share a lock with whoever measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from bagua.base.security import call_metadata
+from bagua.proto import common_pb2, node_pb2
+
+TRIVIAL = "/bin/true"
+CONNECTING = 50  # at once
+WAIT_S = 60.0
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
+
+
+def _lean_messages() -> tuple[Any, Any]:
+    """``Directive`` with the fields that are needed here, so that the rest is skipped without being parsed, and the
+    ``NodeFact`` of a heartbeat, also where the installed protocol is older and has no acknowledgements."""
+    file = descriptor_pb2.FileDescriptorProto(name="rig/lean.proto", package="rig", syntax="proto3")
+    field = descriptor_pb2.FieldDescriptorProto
+
+    def message(name: str, **fields: tuple[int, Any]) -> None:
+        made = file.message_type.add(name=name)
+        for label, (number, kind) in fields.items():
+            added = made.field.add(name=label, number=number, label=field.LABEL_OPTIONAL)
+            if isinstance(kind, str):
+                added.type, added.type_name = field.TYPE_MESSAGE, f".rig.{kind}"
+            else:
+                added.type = kind
+
+    message(
+        "Welcome",
+        heartbeat_s=(1, field.TYPE_DOUBLE),
+        lease_s=(2, field.TYPE_DOUBLE),
+        fence_s=(3, field.TYPE_DOUBLE),
+    )
+    message("Spec", entry=(2, field.TYPE_STRING), nproc_per_node=(9, field.TYPE_UINT32))
+    message(
+        "Job",
+        job_id=(1, field.TYPE_STRING),
+        generation=(2, field.TYPE_UINT64),
+        spec=(3, "Spec"),
+        host_index=(4, field.TYPE_UINT32),
+    )
+    message("Stop", job_id=(1, field.TYPE_STRING), generation=(2, field.TYPE_UINT64))
+    message("Ack", seq=(1, field.TYPE_UINT64))
+    message("Directive", welcome=(1, "Welcome"), run=(2, "Job"), stop=(3, "Stop"), ack=(6, "Ack"))
+    message("Fact", heartbeat=(2, "Ack"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    found = [pool.FindMessageTypeByName(f"rig.{name}") for name in ("Directive", "Fact")]  # type: ignore[no-untyped-call]
+    return message_factory.GetMessageClass(found[0]), message_factory.GetMessageClass(found[1])
+
+
+_Directive, _Fact = _lean_messages()
+
+
+@dataclass
+class Counts:
+    """What the daemons have seen and said; times by ``time.monotonic``, 0: not yet."""
+
+    connected: int = 0
+    broken: int = 0  # streams that ended before they should
+    directives: int = 0
+    acknowledged: int = 0  # heartbeats
+    finished: int = 0  # parts of jobs that ended by themselves
+    started: int = 0  # parts of jobs whose ranks run
+    stopped: int = 0  # parts of jobs that were stopped on request
+    last_started_at: float = 0.0
+    last_stopped_at: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+class Daemon:
+    """One node."""
+
+    def __init__(self, node_id: str, slots: int, counts: Counts) -> None:
+        self._hello = node_pb2.Hello(
+            node_id=node_id,
+            hostname=node_id,
+            address="127.0.0.1",
+            slots=slots,
+            version="rig",
+            boot_id=f"boot-of-{node_id}",
+        )
+        self._counts = counts
+        self._held: dict[str, node_pb2.LocalJob] = {}
+        self._call: Any = None
+        self._writing = asyncio.Lock()
+        self._renewed = 0.0
+        self._asked: dict[int, float] = {}  # number of a heartbeat -> when it was sent
+
+    async def session(self, channel: grpc.aio.Channel, token: str) -> None:
+        """One stream, until it ends. Raises AioRpcError."""
+        call: Any = channel.stream_stream("/bagua.v1.NodeService/Session")(metadata=call_metadata(token))
+        self._call = call
+        held = [job for job in self._held.values() if job.phase != node_pb2.LOCAL_PHASE_STOPPED]
+        hello = node_pb2.Hello(jobs=held)
+        hello.MergeFrom(self._hello)
+        await self._say(node_pb2.NodeFact(hello=hello))
+        first = await call.read()
+        if first is _EOF:
+            await self._say(node_pb2.NodeFact())  # raises the status of the call
+        self._counts.connected += 1
+        self._renewed = time.monotonic()
+        beat = asyncio.create_task(self._beat(_Directive.FromString(first).welcome))
+        try:
+            while (data := await call.read()) is not _EOF:
+                self._counts.directives += 1
+                directive = _Directive.FromString(data)
+                if directive.HasField("run"):
+                    await self._run(directive.run)
+                elif directive.HasField("stop"):
+                    await self._stop(directive.stop)
+                elif directive.HasField("ack") and directive.ack.seq in self._asked:
+                    self._renewed = self._asked.pop(directive.ack.seq)
+                    self._counts.acknowledged += 1
+        finally:
+            self._counts.connected -= 1
+            beat.cancel()
+            call.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+
+    async def _say(self, fact: Any) -> None:
+        async with self._writing:
+            await self._call.write(fact.SerializeToString())
+
+    async def _beat(self, welcome: Any) -> None:
+        """As a real daemon: an acknowledgement is asked for when the last one is old."""
+        await asyncio.sleep(random.uniform(0, welcome.heartbeat_s))  # daemons do not start at one moment
+        patience = min(welcome.lease_s / 2, welcome.fence_s / 8)
+        for seq in itertools.count(1):
+            fact, now = _Fact(heartbeat={}), time.monotonic()
+            if welcome.fence_s and now >= self._renewed + patience:
+                fact.heartbeat.seq = seq
+                self._asked[seq] = now
+            await self._say(fact)
+            await asyncio.sleep(welcome.heartbeat_s)
+
+    async def _run(self, run: Any) -> None:
+        held = self._held.get(run.job_id)
+        if held is not None and held.generation == run.generation:
+            await self._say(node_pb2.NodeFact(job=held))  # as a real daemon that learns addresses
+            return
+        job = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
+        first = run.host_index * run.spec.nproc_per_node
+        for local in range(run.spec.nproc_per_node):
+            job.ranks.add(rank=first + local, local_rank=local, state=common_pb2.RANK_STATE_WAITING)
+        self._held[run.job_id] = job
+        await self._say(node_pb2.NodeFact(job=job))
+        job.phase = node_pb2.LOCAL_PHASE_STARTED
+        job.engine_address = f"127.0.0.1:{10_000 + run.host_index}"
+        for rank in job.ranks:
+            rank.state, rank.pid = common_pb2.RANK_STATE_RUNNING, 1_000 + rank.rank
+            rank.log_path = f"/var/lib/bagua/node/jobs/{run.job_id}/rank-{rank.rank}.log"
+        await self._say(node_pb2.NodeFact(job=job))
+        self._counts.started += 1
+        self._counts.last_started_at = time.monotonic()
+        if run.spec.entry == TRIVIAL:
+            await self._end(job, signal=0)
+            self._counts.finished += 1
+
+    async def _stop(self, stop: Any) -> None:
+        job = self._held.get(stop.job_id)
+        if job is None:
+            job = node_pb2.LocalJob(job_id=stop.job_id, generation=stop.generation)
+        await self._end(job, signal=15)
+        self._counts.stopped += 1
+        self._counts.last_stopped_at = time.monotonic()
+
+    async def _end(self, job: node_pb2.LocalJob, signal: int) -> None:
+        job.phase = node_pb2.LOCAL_PHASE_STOPPED
+        for rank in job.ranks:
+            if rank.state != common_pb2.RANK_STATE_EXITED:
+                rank.state, rank.signal, rank.exit_code = common_pb2.RANK_STATE_EXITED, signal, -signal
+                rank.exited_at = time.time()
+        await self._say(node_pb2.NodeFact(job=job))
+
+
+async def keep(daemon: Daemon, address: str, token: str, turn: asyncio.Semaphore, counts: Counts) -> None:
+    """Keeps a daemon connected, as a real one would."""
+    while True:
+        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+            async with turn:
+                await channel.channel_ready()
+            try:
+                await daemon.session(channel, token)
+            except grpc.aio.AioRpcError as error:
+                counts.errors = [*counts.errors[-4:], error.details() or str(error.code())]
+            except asyncio.InvalidStateError as error:  # grpc.aio: the call ended under a write
+                counts.errors = [*counts.errors[-4:], str(error)]
+        counts.broken += 1
+        await asyncio.sleep(random.uniform(0.1, 1.0))
+
+
+async def serve(address: str, token: str, hosts: int, slots: int) -> None:
+    """Runs the daemons; answers each line on stdin with the counts as a line of JSON, until stdin ends."""
+    counts = Counts()
+    turn = asyncio.Semaphore(CONNECTING)
+    daemons = [Daemon(f"node-{number:04}", slots, counts) for number in range(hosts)]
+    tasks = [asyncio.create_task(keep(daemon, address, token, turn, counts)) for daemon in daemons]
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while await lines.readline():
+        print(json.dumps(asdict(counts)), flush=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class FleetProcess:
+    """``hosts`` daemons with ``slots`` slots each, in one child process."""
+
+    def __init__(self, address: str, token: str, hosts: int, slots: int) -> None:
+        arguments = json.dumps({"address": address, "token": token, "hosts": hosts, "slots": slots})
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._write(arguments)
+        self._hosts = hosts
+
+    def __enter__(self) -> FleetProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def counts(self) -> Counts:
+        """As they are now."""
+        self._write("")
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the simulated daemons have ended")
+        return Counts(**json.loads(line))
+
+    def wait_connected(self, deadline_s: float = WAIT_S) -> None:
+        """Returns when every daemon has its Welcome. Raises TimeoutError."""
+        self.wait(lambda counts: counts.connected == self._hosts, deadline_s, "daemons are not connected")
+
+    def wait(self, done: Any, deadline_s: float, what: str) -> Counts:
+        """The counts, as soon as ``done(counts)``. Raises TimeoutError."""
+        deadline = time.monotonic() + deadline_s
+        while not done(counts := self.counts()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} after {deadline_s:g} s: {counts}")
+            time.sleep(0.01)
+        return counts
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(WAIT_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+
+if __name__ == "__main__":
+    with open(0, "rb", buffering=0, closefd=False) as first:  # what comes after the first line is for the event loop
+        arguments = json.loads(first.readline())
+    asyncio.run(serve(**arguments))

@@ -1,0 +1,109 @@
+"""One life of a coordinator: its real reconciler, sessions, servicer and decisions, put together as the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy.exc import OperationalError
+
+from bagua.base.errors import ServiceError
+from bagua.daemon.coordinator.board import Board
+from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.counters import Counters
+from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.sessions import Sessions
+from bagua.daemon.coordinator.watchers import STOPPING, Watchers
+from bagua.proto import node_pb2
+from simulated.daemon import HEARTBEAT_S
+from simulated.database import Trouble, VirtualWorker
+from simulated.network import Stream
+
+OWNER = "the-coordinator"
+LEASE_S = 10.0
+TICK_S = 2.0
+OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0)
+WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPTIONS.fence_s, sole=True)
+
+
+class Life:
+    """``start``, then it serves until ``stop`` or ``kill``."""
+
+    make_board: Callable[..., Any] = Board
+    make_servicer: Callable[..., Any] = NodeServicer
+    make_reconciler: Callable[..., Any] = Reconciler
+
+    def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.store = store
+        self.worker = VirtualWorker(trouble, on_cancel)
+        self.board = self.make_board()
+        self.sessions = Sessions(lambda: None)
+        self.watchers = Watchers()
+        self.clock = ServiceClock(TICK_S, monotonic=loop.time, wall=loop.time)
+        parts: tuple[Any, ...] = (self.worker, store, OWNER, OPTIONS, self.clock, self.board, self.sessions)
+        self.reconciler = self.make_reconciler(*parts, self.watchers, Counters(), lambda: None)
+        self.servicer = self.make_servicer(self.reconciler, self.sessions, self.watchers, self.clock, WELCOME)
+        self.listens = False
+        self.streams: dict[asyncio.Task[None], Stream] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Raises OperationalError: then it must be started again."""
+        await self.reconciler.start()
+        if self.worker.killed:
+            raise ConnectionError("it was killed while it started")
+        for work in (self.reconciler.run(), self._keep_time()):
+            self._tasks.append(asyncio.get_running_loop().create_task(work))
+        self.listens = True
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(self.clock.tick_s)
+            self.clock.tick()
+            self.sessions.close_silent(self.clock.now(), LEASE_S)
+
+    def accept(self, stream: Stream) -> None:
+        """A daemon calls."""
+        task = asyncio.get_running_loop().create_task(self._serve(stream))
+        self.streams[task] = stream
+        stream.handler = task
+        task.add_done_callback(self._ended)
+
+    async def _serve(self, stream: Stream) -> None:
+        with contextlib.suppress(
+            ServiceError, ConnectionError, OperationalError
+        ):  # which the interceptor turns into a status
+            await self.servicer.Session(None, stream)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.streams.pop(task).down.end()
+        if not task.cancelled() and task.exception() is not None:
+            context = {"message": "a session failed", "exception": task.exception()}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def stop(self) -> None:
+        """In good order, as at SIGTERM."""
+        self.servicer.stopping = True
+        self.sessions.close_all(STOPPING)
+        self.watchers.close()
+        await self._end()
+        with contextlib.suppress(Exception):  # of the database
+            await self.reconciler.stop()
+        self.worker.killed = True
+
+    async def kill(self) -> None:
+        """SIGKILL: nothing more is written, and nobody is told."""
+        self.worker.killed = True
+        await self._end()
+
+    async def _end(self) -> None:
+        self.listens = False
+        tasks = [*self._tasks, *self.streams]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

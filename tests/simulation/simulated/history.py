@@ -1,0 +1,186 @@
+"""Histories: drawn from a seed, or one fixed course of events with trouble at one chosen question to the database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from simulated.coordinator import Life
+from simulated.database import Trouble
+from simulated.loop import VirtualLoop
+from simulated.store import MemoryStore
+from simulated.world import World
+
+MakeStore = Callable[[Callable[[], None]], Any]
+
+
+def play(story: Coroutine[Any, Any, int]) -> int:
+    """Runs a history to its end; returns how often the database was asked. Raises BrokenPromiseError."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(story)
+    finally:
+        loop.run_until_complete(_sweep())
+        loop.close()
+
+
+async def _sweep() -> None:
+    """Ends whatever still runs, and what that begins."""
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> int:
+    """Whatever the seed says happens, then all is healed, then every job is cancelled."""
+    rng = random.Random(seed)
+    trouble = Trouble(rng, rate=rng.choice((0.0, 0.05, 0.2, 0.5)))
+    world = World(rng, trouble, make_store, rng.choice((1, 1, 1, 2, 2, 3)), rng.choice((1, 2)), make_life)
+    await world.start_coordinator()
+    dead: set[str] = set()
+    world.submit(*_shape(rng))
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
+        await asyncio.sleep(rng.choice((0.0, 0.01, 0.5, 3.0, 12.0)) * rng.random())
+        rng.choice(ACTIONS)(world, rng, dead)
+    await asyncio.sleep(rng.choice((0.0, 0.0, 3.0, 12.0, 25.0)))
+    await _end_well(world, dead)
+    return trouble.asked
+
+
+async def fixed(plan: dict[int, str], seed: int = 0) -> int:
+    """Two daemons, a job on both and one that waits, a daemon that is lost, one that is restarted, a coordinator that
+    is replaced; trouble at the questions of ``plan``."""
+    rng = random.Random(seed)
+    trouble = Trouble(rng, 0.0, plan)
+    world = World(rng, trouble, MemoryStore, nodes=2, slots=1)
+    await world.start_coordinator()
+    world.submit(2, 1)
+    world.submit(1, 1)
+    await asyncio.sleep(4.0)
+    world.daemons[0].tear()
+    await asyncio.sleep(4.0)
+    world.daemons[1].link.silent_until = world.daemons[1].link.loop.time() + 30.0
+    await asyncio.sleep(34.0)
+    world.daemons[0].kill()
+    world.daemons[0].restart()
+    world.submit(1, 1)
+    await asyncio.sleep(3.0)
+    world.replace(gently=True, seconds=1.0)
+    await asyncio.sleep(5.0)
+    world.replace(gently=False, seconds=1.0)
+    await asyncio.sleep(5.0)
+    await _end_well(world, set())
+    return trouble.asked
+
+
+async def late_hello() -> int:
+    """A stream is held up on its way while a younger one passes, and a job begins by that one."""
+    trouble = Trouble(random.Random(0), 0.0)
+    world = World(random.Random(0), trouble, MemoryStore, nodes=1, slots=1)
+    daemon = world.daemons[0]
+    await world.start_coordinator()
+    while daemon.stream is None:
+        await asyncio.sleep(0.001)
+    held = daemon.stream
+    held.lost_until = held.link.loop.time() + 8.0  # a coordinator waits ten for the Hello
+    held.tear()
+    world.submit(1, 1)
+    await asyncio.sleep(30.0)
+    await _end_well(world, set())
+    return trouble.asked
+
+
+async def _end_well(world: World, dead: set[str]) -> None:
+    await world.heal(dead)
+    await world.rest(world.at_rest, "at rest")
+    for job_id in world.submitted:
+        world.cancel(job_id)
+    await world.rest(world.all_over, "at the end")
+
+
+def _shape(rng: random.Random) -> tuple[int, int]:
+    return rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
+
+
+# ---- what may happen
+
+
+def _submit(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.submit(*_shape(rng))
+
+
+def _cancel(world: World, rng: random.Random, dead: set[str]) -> None:
+    if world.acknowledged:
+        world.cancel(rng.choice(world.acknowledged))
+
+
+def _tear(world: World, rng: random.Random, dead: set[str]) -> None:
+    rng.choice(world.daemons).tear()
+
+
+def _silence(world: World, rng: random.Random, dead: set[str]) -> None:
+    link = rng.choice(world.daemons).link
+    link.silent_until = max(link.silent_until, link.loop.time() + rng.uniform(0.5, 40.0))
+
+
+def _reroute(world: World, rng: random.Random, dead: set[str]) -> None:
+    """A connection is held up while others pass; what it carries comes late."""
+    daemon = rng.choice(world.daemons)
+    if daemon.stream is not None:
+        daemon.stream.lost_until = daemon.link.loop.time() + rng.uniform(0.5, 40.0)
+        if rng.random() < 0.5:
+            daemon.stream.tear()
+
+
+def _freeze(world: World, rng: random.Random, dead: set[str]) -> None:
+    daemon = rng.choice(world.daemons)
+    daemon.frozen_until = max(daemon.frozen_until, daemon.link.loop.time() + rng.uniform(0.5, 40.0))
+
+
+def _kill(world: World, rng: random.Random, dead: set[str]) -> None:
+    daemon = rng.choice(world.daemons)
+    if daemon.alive:
+        daemon.kill()
+        if rng.random() < 0.5:
+            dead.add(daemon.node_id)
+        else:
+            daemon.link.loop.call_later(rng.uniform(0.0, 15.0), daemon.restart)
+
+
+def _ranks_end(world: World, rng: random.Random, dead: set[str]) -> None:
+    """A job ends by itself, well on all its nodes or badly on one."""
+    if not world.submitted:
+        return
+    job_id, code = rng.choice(world.submitted), rng.choice((0, 0, 1))
+    for daemon in world.daemons:
+        if daemon.alive and daemon.frozen_until <= daemon.link.loop.time():
+            daemon.rank_ends(job_id, code)
+
+
+def _disk_full(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.trouble.down_until = world.daemons[0].link.loop.time() + rng.uniform(0.1, 30.0)
+
+
+def _coordinator(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.replace(gently=rng.random() < 0.5, seconds=rng.choice((0.0, 1.0, 30.0)) * rng.random())
+
+
+ACTIONS = (
+    _submit,
+    _submit,
+    _cancel,
+    _tear,
+    _tear,
+    _silence,
+    _reroute,
+    _freeze,
+    _kill,
+    _ranks_end,
+    _ranks_end,
+    _disk_full,
+    _coordinator,
+)

@@ -1,0 +1,107 @@
+"""A stream between a daemon and a coordinator: it delays, holds everything back for a while, or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from bagua.proto import node_pb2
+
+DELAY_S = 0.003
+
+
+class Pipe:
+    """One direction, in order. What is sent while the stream is a black hole arrives when it is none any more."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._loop = stream.link.loop
+        self._items: deque[tuple[float, Any]] = deque()
+        self._came = asyncio.Event()
+        self.ended = False  # nothing more will come
+        self.cut = False  # and whoever reads knows it already
+
+    def send(self, item: Any) -> None:
+        self._items.append((self._loop.time() + DELAY_S, item))
+        self._came.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._came.set()
+
+    async def take(self) -> Any:
+        """The next item, or None at the end."""
+        while not self.cut:
+            if self._items:
+                at = max(self._items[0][0], self._stream.held_until)
+                if at <= self._loop.time():
+                    return self._items.popleft()[1]
+                await asyncio.sleep(at - self._loop.time())
+            elif self.ended:
+                if self._stream.held_until > self._loop.time():
+                    await asyncio.sleep(self._stream.held_until - self._loop.time())
+                return None
+            else:
+                self._came.clear()
+                await self._came.wait()
+        return None
+
+
+class Link:
+    """The network between a node and the coordinator."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.silent_until = 0.0
+
+    @property
+    def silent(self) -> bool:
+        return self.loop.time() < self.silent_until
+
+
+class Stream:
+    """One call of Session. To the coordinator it is the context of the call."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.lost_until = 0.0
+        self.up = Pipe(self)
+        self.down = Pipe(self)
+        self.handler: asyncio.Task[None] | None = None  # the coordinator's
+
+    @property
+    def held_until(self) -> float:
+        """Nothing passes before; what was sent is not lost."""
+        return max(self.link.silent_until, self.lost_until)
+
+    @property
+    def silent(self) -> bool:
+        return self.link.loop.time() < self.held_until
+
+    async def read(self) -> node_pb2.NodeFact | None:
+        """What the coordinator reads."""
+        fact: node_pb2.NodeFact | None = await self.up.take()
+        return fact
+
+    async def write(self, directive: node_pb2.Directive | bytes) -> None:
+        """What the coordinator writes."""
+        if self.up.ended and not self.silent:
+            raise ConnectionError("the stream is broken")
+        self.down.send(directive)
+
+    def tear(self) -> None:
+        """It breaks, or the daemon hangs up: the daemon knows at once, the coordinator when nothing is held up."""
+        self.up.end()
+        self.down.cut = True
+        self.down.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """gRPC cancels the handler of a call when it learns of its end."""
+        if self.handler is None or self.handler.done():
+            return
+        if self.silent:
+            self.link.loop.call_at(self.held_until, self._let_go)
+        else:
+            self.link.loop.call_later(DELAY_S, self.handler.cancel)

@@ -1,0 +1,123 @@
+"""A store in memory: what ``bagua.daemon.coordinator.store`` promises, without a database. The contract suite of stores
+runs over this one too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord, Phase, Stored
+
+
+class MemoryStore:
+    """``on_commit`` is called after each transaction that was committed."""
+
+    shared = False
+
+    def __init__(self, on_commit: Callable[[], None] = lambda: None) -> None:
+        self.jobs: dict[str, Stored] = {}
+        self.keys: dict[str, str] = {}
+        self.events: dict[str, tuple[Event, ...]] = {}
+        self.nodes: dict[str, NodeRecord] = {}
+        self.beats: dict[str, float] = {}
+        self._on_commit = on_commit
+
+    @contextmanager
+    def transaction(self) -> Iterator[MemoryTransaction]:
+        """Commits at the end, rolls back on an exception."""
+        before = {name: dict(getattr(self, name)) for name in ("jobs", "keys", "events", "nodes", "beats")}
+        try:
+            yield MemoryTransaction(self)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        self._on_commit()
+
+    @contextmanager
+    def read(self) -> Iterator[MemoryTransaction]:
+        """As of one moment."""
+        yield MemoryTransaction(self)
+
+
+class MemoryTransaction:
+    """The part of a transaction that a coordinator alone on its database needs."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def create_job(self, job: JobRecord, key: str | None, owner: str, events: Iterable[Event] = ()) -> bool:
+        if key is not None and key in self._store.keys:
+            return False
+        if key is not None:
+            self._store.keys[key] = job.job_id
+        added = tuple(events)
+        self._store.jobs[job.job_id] = Stored(job, 1, len(added), owner)
+        self._add(job.job_id, added)
+        return True
+
+    def job(self, job_id: str) -> JobRecord | None:
+        found = self._store.jobs.get(job_id)
+        return None if found is None else found.job
+
+    def job_by_key(self, key: str) -> JobRecord | None:
+        return self.job(self._store.keys[key]) if key in self._store.keys else None
+
+    def stored(self, job_ids: Sequence[str]) -> list[Stored]:
+        return [self._store.jobs[job_id] for job_id in job_ids if job_id in self._store.jobs]
+
+    def live(self) -> dict[str, int]:
+        return {
+            job_id: stored.revision
+            for job_id, stored in self._store.jobs.items()
+            if not stored.job.state.terminal or any(host.phase is not Phase.STOPPED for host in stored.job.hosts)
+        }
+
+    def save(self, changes: Sequence[Change], check_slots: bool = False) -> set[str]:
+        assert not check_slots
+        stale = set()
+        for change in changes:
+            job_id = change.job.job_id
+            known = self._store.jobs.get(job_id)
+            if known is None or known.revision != change.old.revision:
+                stale.add(job_id)
+                continue
+            self._store.jobs[job_id] = change.stored
+            self._add(job_id, change.events)
+        return stale
+
+    def events(self, job_id: str, after_seq: int, limit: int) -> list[Event]:
+        return list(self._store.events.get(job_id, ())[after_seq : after_seq + limit])
+
+    def beat(self, owner: str, clock: float) -> None:
+        self._store.beats[owner] = clock
+
+    def beats(self) -> dict[str, float]:
+        return dict(self._store.beats)
+
+    def put_node(self, node: NodeRecord) -> None:
+        self._store.nodes[node.node_id] = node
+
+    def node(self, node_id: str, lock: bool = False) -> NodeRecord | None:
+        return self._store.nodes.get(node_id)
+
+    def nodes(self) -> list[NodeRecord]:
+        return [self._store.nodes[node_id] for node_id in sorted(self._store.nodes)]
+
+    def disconnect_node(self, node_id: str, owner: str, boot_id: str, last_seen: float) -> bool:
+        known = self._store.nodes.get(node_id)
+        if known is None or (known.owner, known.boot_id) != (owner, boot_id):
+            return False
+        self._store.nodes[node_id] = replace(known, owner=None, last_seen=last_seen)
+        return True
+
+    def disconnect_all(self, owner: str) -> int:
+        found = [node for node in self._store.nodes.values() if node.owner == owner]
+        for node in found:
+            self._store.nodes[node.node_id] = replace(node, owner=None)
+        return len(found)
+
+    def _add(self, job_id: str, events: Iterable[Event]) -> None:
+        known = self._store.events.get(job_id, ())
+        new = tuple(replace(event, seq=len(known) + number) for number, event in enumerate(events, 1))
+        self._store.events[job_id] = (*known, *new)

@@ -1,0 +1,337 @@
+"""A cluster that things happen to, and the promises that must hold whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from bagua.base.errors import ServiceError
+from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.placement import Placement, place
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.proto import common_pb2
+from simulated.coordinator import OPTIONS, OWNER, Life
+from simulated.daemon import STOPPED, SimulatedDaemon
+from simulated.database import Trouble
+from simulated.network import Stream
+
+GRACE_S = 2.0
+# Everything must have come to rest so long after the last trouble: whatever waits, waits for one of these.
+REST_S = OPTIONS.start_s + OPTIONS.gone_s + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
+
+SPECS = {
+    shape: checked_spec(
+        common_pb2.JobSpec(
+            name="sim",
+            entry="sim.py",
+            nnodes=shape[0],
+            nproc_per_node=shape[1],
+            placement_timeout_s=10_000.0,
+            stop_grace_s=GRACE_S,
+        )
+    )
+    for shape in ((1, 1), (1, 2), (2, 1), (2, 2))
+}
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise does not hold; says which."""
+
+
+class World:
+    """``make_store(on_commit)`` gives the database."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        trouble: Trouble,
+        make_store: Callable[[Callable[[], None]], Any],
+        nodes: int,
+        slots: int,
+        make_life: Callable[..., Life] = Life,
+    ) -> None:
+        self.rng = rng
+        self.trouble = trouble
+        self.store = make_store(self._committed)
+        self.life: Life | None = None
+        self.replacing: list[asyncio.Task[None]] = []
+        self._make_life = make_life
+        self._folder = asyncio.Lock()  # of the state: one coordinator uses it
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._unexpected)
+        self.broken: list[str] = []
+        self.calls: set[asyncio.Task[None]] = set()
+        self.submitted: list[str] = []
+        self.acknowledged: list[str] = []  # jobs that their callers know of
+        self.cancelled: set[str] = set()  # and those that are to end, as somebody was told
+        self._seen_ended: set[str] = set()
+        self.daemons = [SimulatedDaemon(f"n{number}", slots, rng, self._connect) for number in range(nodes)]
+
+    # ---- what happens
+
+    async def start_coordinator(self) -> None:
+        """A new life, on the same database, when the former one is over; a supervisor does not give up."""
+        while self.life is None:
+            async with self._folder:
+                if self.life is not None:
+                    return
+                self.life = life = self._make_life(self.store, self.trouble, self._cut_somebody_off)
+                try:
+                    await life.start()
+                except Exception:  # of the database, or it was killed
+                    if self.life is life:
+                        self.life = None
+            await asyncio.sleep(0.5)
+
+    async def end_coordinator(self, gently: bool) -> None:
+        life, self.life = self.life, None
+        if life is None:
+            return
+        if not gently:
+            life.worker.killed = True
+        async with self._folder:
+            await (life.stop() if gently else life.kill())
+
+    def submit(self, nnodes: int, nproc: int) -> None:
+        """Somebody submits a job; its answer comes later."""
+        life = self.life
+        if life is None or not life.listens:
+            return
+        job_id = f"job-{len(self.submitted)}"
+        self.submitted.append(job_id)
+        job = JobRecord(
+            job_id,
+            SPECS[nnodes, nproc],
+            created_at=self._loop.time(),
+            reason="submitted",
+            submitted_clock=life.clock.now(),
+            master_port=20_000,
+            job_key=bytes(32),
+        )
+
+        async def call() -> None:
+            await life.reconciler.submit(job, "")
+            self.acknowledged.append(job_id)
+            self._must(self._stored([job_id]), f"{job_id} was acknowledged and is not stored")
+
+        self._call(call())
+
+    def cancel(self, job_id: str) -> None:
+        """Somebody cancels a job."""
+        life = self.life
+        if life is None or not life.listens:
+            return
+
+        async def call() -> None:
+            await life.reconciler.cancel(job_id, "cancelled")
+            self.cancelled.add(job_id)
+
+        self._call(call())
+
+    def _call(self, work: Any) -> None:
+        async def quietly() -> None:
+            try:
+                await work
+            except (ServiceError, OSError):
+                pass
+            except Exception as error:
+                if "database is locked" not in str(error):
+                    raise
+
+        task = self._loop.create_task(quietly())
+        self.calls.add(task)
+        task.add_done_callback(self._called)
+
+    def _called(self, task: asyncio.Task[None]) -> None:
+        self.calls.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.broken.append(f"a call failed: {task.exception()!r}")
+
+    def _connect(self, daemon: SimulatedDaemon) -> Stream | None:
+        if self.life is None or not self.life.listens:
+            return None
+        stream = Stream(daemon.link)
+        self.life.accept(stream)
+        return stream
+
+    def _cut_somebody_off(self) -> None:
+        """Whoever waits for the database may be cancelled: a stream, a caller, or the coordinator by its death."""
+        life = self.life
+        if self.trouble.over or life is None:
+            return
+        tasks: list[Any] = [*life.streams, *self.calls]
+        chosen = self.rng.randrange(len(tasks) + 1)
+        if chosen < len(tasks):
+            tasks[chosen].cancel()
+        else:
+            self.replace(gently=False, seconds=self.rng.uniform(0.0, 5.0))
+
+    def replace(self, gently: bool, seconds: float) -> None:
+        """The coordinator ends, and another one comes up after a while."""
+
+        async def replaced() -> None:
+            await self.end_coordinator(gently)
+            await asyncio.sleep(0.0 if self.trouble.over else seconds)
+            await self.start_coordinator()
+
+        self.replacing.append(self._loop.create_task(replaced()))
+
+    def _stored(self, job_ids: list[str]) -> dict[str, Stored]:
+        with self.store.read() as tx:
+            return {stored.job.job_id: stored for stored in tx.stored(job_ids)}
+
+    def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.broken.append(f"{context['message']}: {context.get('exception')!r}")
+
+    def _must(self, holds: object, text: str) -> None:
+        if not holds:
+            self.broken.append(text)
+
+    # ---- promises that hold at every moment
+
+    def _committed(self) -> None:
+        """A transaction was committed."""
+        left = [job_id for job_id in self.submitted if job_id not in self._seen_ended]
+        for job_id, stored in self._stored(left).items():
+            if stored.job.state.terminal:
+                self._seen_ended.add(job_id)
+                self._ended(stored.job)
+
+    def _ended(self, job: JobRecord) -> None:
+        with self.store.read() as tx:
+            said = tx.events(job.job_id, 0, 1_000)[-1].reason
+        for daemon in self.daemons:
+            part = daemon.parts.get(job.job_id)
+            if part is not None and part.computing and "not stopped within" not in said:
+                self.broken.append(f"{job.job_id} is {job.state.name}, and {daemon.node_id} computes it still")
+        if job.state is JobState.SUCCEEDED:
+            well = {
+                d.node_id
+                for d in self.daemons
+                for job_id, part in d.history
+                if job_id == job.job_id and part.ended_well
+            }
+            self._must(well >= {host.node_id for host in job.hosts}, f"{job.job_id} SUCCEEDED falsely")
+
+    # ---- promises that hold when all has come to rest
+
+    async def rest(self, check: Callable[[], list[str]], what: str) -> None:
+        """Returns when ``check`` finds nothing. Raises BrokenPromiseError with what it finds after REST_S."""
+        until = self._loop.time() + REST_S
+        while True:
+            if self.broken:
+                raise BrokenPromiseError("; ".join(self.broken))
+            found = check()
+            if not found:
+                return
+            if self._loop.time() > until:
+                raise BrokenPromiseError(f"{what}: {'; '.join(found)}")
+            await asyncio.sleep(1.0)
+
+    async def heal(self, dead: set[str]) -> None:
+        """No more trouble; the daemons of ``dead`` are gone for good."""
+        self.trouble.over = True
+        for daemon in self.daemons:
+            daemon.link.silent_until = min(daemon.link.silent_until, self._loop.time())
+            daemon.frozen_until = min(daemon.frozen_until, self._loop.time())
+            if daemon.node_id in dead:
+                if daemon.alive:
+                    daemon.kill()
+            else:
+                daemon.restart()
+        while self.replacing:
+            await self.replacing.pop()
+        await self.start_coordinator()
+
+    def at_rest(self) -> list[str]:
+        """What is not as it must be when nothing has happened for long."""
+        life = self.life
+        if life is None or not life.listens:
+            return ["the coordinator is away"]
+        found = [f"{len(self.calls)} calls have no answer"] if self.calls else []
+        if life.reconciler._inbox or life.worker.waiting:
+            found.append("something is not written")
+        stored_jobs = self._stored(self.submitted)
+        with self.store.read() as tx:
+            live, nodes = tx.live(), {node.node_id: node for node in tx.nodes()}
+        if live.keys() != life.board.jobs.keys():
+            found.append("the board has other jobs than the database")
+        for job_id, stored in life.board.jobs.items():
+            if stored_jobs.get(job_id) != stored:
+                found.append(f"the board has another {job_id} than the database")
+        for daemon in self.daemons:
+            found += self._node(life, daemon, nodes.get(daemon.node_id), stored_jobs)
+        for job_id, stored in stored_jobs.items():
+            found += self._job(life, stored.job)
+            if job_id in self.cancelled and not stored.job.state.terminal:
+                found.append(f"{job_id} was cancelled and is {stored.job.state.name}")
+        return found
+
+    def _node(
+        self, life: Life, daemon: SimulatedDaemon, record: NodeRecord | None, jobs: dict[str, Stored]
+    ) -> list[str]:
+        name = daemon.node_id
+        view = life.board.views.get(name)
+        seen = (
+            daemon.connected,
+            life.sessions.get(name) is not None,
+            view is not None and view.connected,
+            record is not None and record.owner == OWNER,
+        )
+        found = []
+        if set(seen) != {daemon.alive}:
+            found.append(f"{name}: (it, session, board, database) say connected {seen}, it lives: {daemon.alive}")
+        if not daemon.alive or view is None:
+            return found
+        held = sum(len(part.fact.ranks) for part in daemon.parts.values() if part.fact.phase != STOPPED)
+        if view.used != held:
+            found.append(f"{name}: {view.used} slots are taken, {held} are held")
+        for job_id, part in daemon.parts.items():
+            stored = jobs.get(job_id)
+            job = None if stored is None else stored.job
+            if part.computing and (job is None or job.state is not JobState.RUNNING):
+                found.append(f"{name} computes {job_id}, which is {job and job.state.name}")
+            if job is not None and not job.state.terminal and (index := job.host_index(name)) is not None:
+                host = job.hosts[index]
+                told = (part.fact.phase, [(rank.state, rank.exit_code) for rank in part.fact.ranks])
+                if told != (host.phase.value, [(rank.state.value, rank.exit_code) for rank in host.ranks]):
+                    found.append(f"{name} said {told} of {job_id}, known is {host}")
+        return found
+
+    def _job(self, life: Life, job: JobRecord) -> list[str]:
+        name = f"{job.job_id} is {job.state.name}"
+        if job.state is JobState.PENDING:
+            fits = isinstance(place(job.spec, life.board.views.values()), Placement)
+            return [f"{name} though there is room"] if fits else []
+        if job.state in (JobState.STARTING, JobState.STOPPING):
+            return [f"{name} ({job.reason})"]
+        found = []
+        for host in job.hosts:
+            daemon = next(daemon for daemon in self.daemons if daemon.node_id == host.node_id)
+            part = daemon.parts.get(job.job_id)
+            same = daemon.alive and daemon.boot_id == host.boot_id and part is not None
+            over = host.phase is Phase.STOPPED  # its ranks have ended well, those of others run on
+            if job.state is JobState.RUNNING and not over and not (same and part is not None and part.computing):
+                found.append(f"{name}, but not on {host.node_id}")
+            if job.state.terminal and same and host.phase is not Phase.STOPPED:
+                found.append(f"{name}, but {host.node_id} has not stopped it for the coordinator")
+        return found
+
+    def all_over(self) -> list[str]:
+        """What is left when every job was cancelled."""
+        found = self.at_rest()
+        found += [
+            f"{job_id} is {stored.job.state.name}"
+            for job_id, stored in self._stored(self.submitted).items()
+            if not stored.job.state.terminal
+        ]
+        if self.life is not None:
+            alive = {daemon.node_id for daemon in self.daemons if daemon.alive}
+            found += [
+                f"{view.used} slots of {name} are held by nobody"
+                for name, view in self.life.board.views.items()
+                if view.used and name in alive
+            ]
+        return found

@@ -1,0 +1,287 @@
+"""The coordinator tells the truth whatever the database, the clocks and the nodes do: real store, real reconciler."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rig.desk import Desk, Time, at_work
+
+from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Options, Phase, RankState
+from bagua.daemon.coordinator.sessions import NodeSession
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.proto import common_pb2, node_pb2
+
+LEASE_S, FENCE_S, GONE_S = 10.0, 60.0, 63.0
+OPTIONS = Options(lease_s=LEASE_S, settle_s=1, fence_s=FENCE_S)
+
+
+def spec(nproc: int = 1, timeout: float = 1_800.0) -> JobSpec:
+    return checked_spec(
+        common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=nproc, placement_timeout_s=timeout, stop_grace_s=1)
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "bagua.db"
+
+
+def desk_on(path: Path, patience_ms: int = 50, **more: Any) -> Desk:
+    """A coordinator that waits so long for a locked database."""
+    engine = open_engine(sqlite_url(path))
+    engine.dispose()
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        connection.execute(f"PRAGMA busy_timeout={patience_ms}")
+
+    return Desk(engine, options=OPTIONS, **more)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Somebody else has the write lock of the database."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def owner_of(path: Path, node_id: str) -> str | None:
+    with closing(sqlite3.connect(path)) as database:
+        found = database.execute("SELECT owner FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
+        return None if found is None else found[0]
+
+
+def fact(job_id: str, state: RankState, phase: Phase = Phase.STARTED, nproc: int = 1) -> LocalJob:
+    return LocalJob(job_id, 1, phase, ranks=tuple(LocalRank(rank, state, 7) for rank in range(nproc)))
+
+
+async def running(desk: Desk, session: NodeSession) -> str:
+    """A job that runs on the node."""
+    job_id = (await desk.service.submit(spec(), "")).job_id
+    await desk.until(lambda: state_of(desk, job_id) is JobState.STARTING)
+    desk.reconciler.fact(session, fact(job_id, RankState.RUNNING))
+    await desk.until(lambda: state_of(desk, job_id) is JobState.RUNNING)
+    return job_id
+
+
+def state_of(desk: Desk, job_id: str) -> JobState | None:
+    job = desk.board.job(job_id)
+    return None if job is None else job.state
+
+
+def errors(desk: Desk) -> int:
+    return desk.counters.values["reconcile_errors", ""]
+
+
+# ---- the database is away
+
+
+async def test_the_loss_of_a_node_is_tried_again_until_it_is_stored(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        with locked(path):
+            desk.leave(session)
+            assert not desk.service.nodes()[0].connected  # at once: a session lives or does not
+            desk.pass_time(LEASE_S + 0.1)
+            await desk.until(lambda: errors(desk) >= 2)
+            assert owner_of(path, "a") == "me" and state_of(desk, job_id) is JobState.RUNNING
+        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+        assert owner_of(path, "a") is None
+        later = await desk.service.submit(spec(), "")
+        await asyncio.sleep(0)
+        assert (await desk.service.job(later.job_id)).state is JobState.PENDING
+
+
+async def test_facts_are_kept_until_they_are_stored(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        with locked(path):
+            desk.reconciler.fact(session, fact(job_id, RankState.EXITED))
+            await desk.until(lambda: errors(desk) >= 2)
+            assert state_of(desk, job_id) is JobState.RUNNING
+            desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))  # a newer one takes its place
+        await desk.until(lambda: job_id not in desk.board.jobs)
+        assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
+
+
+async def test_callers_get_the_error_and_what_failed_did_not_happen(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        with locked(path):
+            with pytest.raises(sa.exc.OperationalError, match="locked"):
+                await desk.service.submit(spec(), "")
+            with pytest.raises(sa.exc.OperationalError, match="locked"):
+                await desk.service.cancel(job_id, "")
+            assert (await desk.service.job(job_id)).cancel_reason is None  # reading goes on
+        assert [job.job_id for job in (await desk.service.jobs([], 0, ""))[0]] == [job_id]
+        assert (await desk.service.cancel(job_id, "")).cancel_reason == "cancelled"
+
+
+async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(path: Path):
+    async with at_work(desk_on(path, patience_ms=20_000)) as desk:
+        with locked(path):
+            task = asyncio.create_task(desk.connect("a"))
+            await desk.until(lambda: desk.sessions.get("a") is not None and not desk.reconciler._inbox)
+            await asyncio.sleep(0.05)  # the writer waits for the lock now
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await desk.connect("b")  # a round later
+        assert owner_of(path, "a") is None
+        assert [(node.node_id, node.connected) for node in desk.service.nodes() if node.connected] == [("b", True)]
+        job = await desk.service.submit(spec(nproc=2), "")
+        await desk.until(lambda: state_of(desk, job.job_id) is JobState.STARTING)
+        assert desk.board.jobs[job.job_id].job.hosts[0].node_id == "b"
+
+
+async def test_a_stopped_coordinator_answers_everybody(path: Path):
+    desk = desk_on(path, patience_ms=1_000)
+    async with at_work(desk):
+        with locked(path):
+            calls = [asyncio.create_task(desk.service.submit(spec(), "")) for _ in range(3)]
+            calls.append(asyncio.create_task(desk.connect("a")))  # type: ignore[arg-type]
+            await desk.until(lambda: not desk.reconciler._inbox and desk.sessions.get("a"))
+    found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+    assert all(isinstance(error, Exception) for error in found)
+    with pytest.raises(Exception, match="is stopping"):
+        await desk.service.submit(spec(), "")
+
+
+# ---- clocks
+
+
+@pytest.mark.parametrize("jump", [7_200.0, -3_600.0])
+async def test_a_wall_clock_that_is_set_changes_no_deadline(path: Path, jump: float):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        waits = (await desk.service.submit(spec(nproc=9), "")).job_id
+        desk.time.wall += jump
+        desk.pass_time(1_000.0)
+        session.note_heard(desk.clock.now())
+        await desk.connect("b")  # a round later
+        assert state_of(desk, waits) is JobState.PENDING and state_of(desk, job_id) is JobState.RUNNING
+        desk.leave(session)
+        desk.time.wall += jump
+        desk.pass_time(LEASE_S + 0.1)
+        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+        assert state_of(desk, waits) is JobState.PENDING
+        desk.pass_time(800.0)
+        await desk.until(lambda: state_of(desk, waits) is None)
+        assert "waited 1800 s" in (await desk.service.job(waits)).reason
+
+
+async def test_what_a_job_has_waited_adds_up_over_restarts(path: Path):
+    """Time in which no coordinator ran does not count, however the wall clock was set."""
+    async with at_work(desk_on(path)) as first:
+        job_id = (await first.service.submit(spec(timeout=100.0), "")).job_id
+        first.pass_time(60.0)
+        await first.connect("a", slots=0)  # what is written keeps the clock
+    time = Time()
+    time.wall = 5e9
+    async with at_work(desk_on(path, time=time)) as second:
+        second.pass_time(30.0)
+        await second.connect("a", slots=0)
+        assert state_of(second, job_id) is JobState.PENDING
+        second.pass_time(11.0)
+        await second.until(lambda: state_of(second, job_id) is None)
+        assert "waited 100 s" in (await second.service.job(job_id)).reason
+
+
+# ---- silent nodes
+
+
+async def test_a_silent_node_is_given_up_a_lease_after_its_last_word(path: Path):
+    """Not a lease after its session was closed for silence. Over is the job when its daemon has ended the ranks."""
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        desk.pass_time(LEASE_S - 0.1)
+        desk.sessions.close_silent(desk.clock.now(), LEASE_S)
+        assert not session.closed.is_set()
+        desk.pass_time(0.2)
+        desk.sessions.close_silent(desk.clock.now(), LEASE_S)
+        assert session.closed.is_set()
+        desk.leave(session)
+        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+        desk.pass_time(GONE_S - LEASE_S - 1.0)
+        await desk.connect("b", slots=0)  # a round later
+        assert state_of(desk, job_id) is JobState.STOPPING
+        desk.pass_time(1.0)
+        await desk.until(lambda: state_of(desk, job_id) is JobState.FAILED)
+        assert desk.board.jobs[job_id].job.reason == "node a (host-a) has not been heard of for 10 s"
+
+
+async def test_a_node_that_comes_back_within_its_lease_loses_nothing(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        desk.leave(session)
+        desk.pass_time(LEASE_S - 1.0)
+        again = await desk.connect("a", jobs=(fact(job_id, RankState.RUNNING),))
+        desk.pass_time(LEASE_S - 1.0)
+        await desk.connect("b", slots=0)
+        assert state_of(desk, job_id) is JobState.RUNNING
+        assert node_pb2.Directive.FromString(again.outgoing.get_nowait()).run.job_id == job_id
+
+
+async def test_a_node_that_says_it_still_runs_a_job_that_is_over_is_told_to_stop(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+        await desk.until(lambda: job_id not in desk.board.jobs)
+        while not session.outgoing.empty():
+            session.outgoing.get_nowait()
+        desk.reconciler.fact(session, fact(job_id, RankState.RUNNING))
+        await desk.until(lambda: not session.outgoing.empty())
+        told = session.outgoing.get_nowait()
+        assert isinstance(told, node_pb2.Directive) and told.stop.job_id == job_id
+
+
+# ---- what a step costs
+
+
+@pytest.mark.parametrize("kind", ["waiting", "hosts"])
+async def test_what_is_written_does_not_grow_with_what_is_there(path: Path, kind: str):
+    """Rows that one trivial job writes: beside few and beside many jobs that wait, few and many nodes."""
+    async with at_work(desk_on(path, patience_ms=20_000)) as desk:
+        session = await desk.connect("a")
+        few = await rows_of_one_job(desk, session)
+        if kind == "waiting":
+            await asyncio.gather(*(desk.service.submit(spec(nproc=9), "") for _ in range(300)))
+        else:
+            await asyncio.gather(*(desk.connect(f"n{number}", slots=0) for number in range(300)))
+        await desk.until(lambda: all(found.job.reason != "submitted" for found in desk.board.jobs.values()))
+        assert await rows_of_one_job(desk, session) <= few + 4  # rounds may be cut differently
+
+
+async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
+    rows = [0]
+
+    def count(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        if statement.startswith(("INSERT", "UPDATE", "DELETE")) and "coordinators" not in statement:
+            rows[0] += len(parameters) if executemany else 1
+
+    engine = desk.store._engine
+    sa.event.listen(engine, "after_cursor_execute", count)
+    job_id = await running(desk, session)
+    desk.reconciler.fact(session, fact(job_id, RankState.EXITED))
+    await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+    desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+    await desk.until(lambda: job_id not in desk.board.jobs)
+    sa.event.remove(engine, "after_cursor_execute", count)
+    return rows[0]

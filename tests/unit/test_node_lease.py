@@ -1,0 +1,76 @@
+"""When a node's lease ends: the clock is an argument."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bagua.daemon.node.lease import Lease
+from bagua.proto import node_pb2
+
+
+def welcome(fence_s: float = 60.0, sole: bool = False) -> node_pb2.Welcome:
+    return node_pb2.Welcome(heartbeat_s=2.0, lease_s=10.0, fence_s=fence_s, sole=sole)
+
+
+@pytest.fixture
+def changes() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def lease(changes: list[int]) -> Lease:
+    return Lease(lambda: changes.append(1))
+
+
+def test_nothing_is_fenced_before_a_welcome(lease: Lease) -> None:
+    lease.hello(100.0)
+    lease.refused(100.0)
+    assert lease.deadline == math.inf and lease.beat(1e9) == 0
+
+
+@pytest.mark.parametrize("fence_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_coordinator_without_fences(lease: Lease, fence_s: float) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome(fence_s, sole=True))
+    assert lease.deadline == math.inf and not lease.sole and lease.beat(1e9) == 0
+
+
+def test_the_moment_of_sending_counts(lease: Lease, changes: list[int]) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome())
+    assert lease.deadline == 160.0 and changes == [1]
+    assert lease.beat(104.9) == 0  # half of the lease has not passed yet
+    assert [lease.beat(at) for at in (105.0, 107.0, 109.0)] == [1, 2, 3]
+    lease.acknowledged(2)
+    assert lease.deadline == 167.0
+    lease.acknowledged(1)  # out of order, and never sent
+    lease.acknowledged(99)
+    assert lease.deadline == 167.0
+    lease.acknowledged(3)
+    assert lease.deadline == 169.0 and lease.beat(113.9) == 0 and lease.beat(114.0) == 4
+
+
+def test_acknowledgements_of_an_older_stream_do_not_count(lease: Lease) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome())
+    assert lease.beat(110.0) == 1
+    lease.hello(120.0)
+    lease.acknowledged(1)
+    assert lease.deadline == 160.0  # no Welcome yet
+    lease.welcome(welcome(30.0))
+    assert lease.deadline == 150.0 and lease.fence_s == 30.0
+
+
+def test_refusals_count_where_nobody_else_decides(lease: Lease) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome(sole=False))
+    lease.refused(150.0)
+    assert lease.deadline == 160.0
+    lease.hello(155.0)
+    lease.welcome(welcome(sole=True))
+    lease.refused(200.0)
+    assert lease.deadline == 260.0
+    lease.refused(190.0)  # never backwards
+    assert lease.deadline == 260.0
