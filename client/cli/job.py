@@ -54,6 +54,7 @@ def submit(
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
+    secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     python: str = typer.Option("", help="Interpreter of the ranks. Default: the daemon's.", show_default=False),
@@ -70,6 +71,9 @@ def submit(
     from bagua.proto import common_pb2
 
     options.check_entry(script, module, no_python)
+    variables = options.job_env(env, algorithm, enable_bagua_net)
+    secret_files = options.parse_secret_env(secret_env, variables)
+    options.warn_of_secrets(variables)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.
     spec = common_pb2.JobSpec(
         name=name or default_name(script, module),
@@ -77,7 +81,8 @@ def submit(
         is_module=module,
         no_python=no_python,
         args=args or [],
-        env=options.job_env(env, algorithm, enable_bagua_net),
+        env=variables,
+        secret_env=secret_files,
         workdir=str((workdir or Path.cwd()).absolute()),
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from bagua.base.scope import Scope, read_scope
 from bagua.base.security import METADATA_KEY
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -14,25 +15,27 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True)
 class Identity:
-    """The bearer of a token that this coordinator knows."""
+    """The bearer of a token that this coordinator knows. ``scope``: what it is good for; None: everything."""
 
-    name: str
+    scope: Scope | None = None
 
 
 Authenticate: TypeAlias = Callable[[Metadata], Identity | None]
 """Who shows the metadata of a call; None: a stranger."""
 
-CLUSTER = Identity("cluster")
-"""Whoever holds the cluster's token: may do everything."""
-
 
 def bearer_of(token: str) -> Authenticate:
-    """Knows one token: the cluster's."""
+    """Knows the cluster's token, and those for one job that were made from it."""
     expected = f"Bearer {token}".encode()
 
     def authenticate(metadata: Metadata) -> Identity | None:
         shown = shown_credential(metadata)
-        return CLUSTER if shown is not None and hmac.compare_digest(shown, expected) else None
+        if shown is None:
+            return None
+        if hmac.compare_digest(shown, expected):
+            return Identity()
+        scope = read_scope(token, shown.decode(errors="replace").removeprefix("Bearer "))
+        return None if scope is None else Identity(scope)
 
     return authenticate
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -17,6 +18,8 @@ from google.protobuf.message import DecodeError
 
 from bagua.base.errors import InvalidRequestError, ServiceError, TooMuchError, UnavailableError
 from bagua.base.rpc import code_of
+from bagua.base.scope import Scope
+from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.identity import Authenticate
 
@@ -69,7 +72,7 @@ class Errors:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets in whoever shows a token. Calls of strangers end after ``patience_s``."""
+    """Lets in whoever shows a token, as far as that reaches. Calls of strangers end after ``patience_s``."""
 
     def __init__(self, authenticate: Authenticate, door: Door, counters: Counters, patience_s: float) -> None:
         self._authenticate = authenticate
@@ -91,10 +94,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._counters.add("bad_calls", "unknown_method")
             return handler
         self._counters.add("rpcs", method)
-        if self._authenticate(handler_call_details.invocation_metadata or ()) is not None:
-            return self._for_bearers(handler)
+        identity = self._authenticate(handler_call_details.invocation_metadata or ())
         if method.startswith(_OPEN):
-            return self._for_strangers(handler)
+            return self._for_strangers(handler) if identity is None else self._for_bearers(handler, _enter_all)
+        if identity is not None:
+            return self._for_bearers(handler, partial(_enter, identity.scope, method))
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _: Any, context: Any) -> None:
@@ -103,24 +107,32 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._counters.add("bad_calls", "unauthenticated")
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
 
-    def _for_bearers(self, handler: Handler) -> Handler:
-        """The same kind of handler. It parses what comes, and answers what is raised."""
+    def _for_bearers(self, handler: Handler, enter: Callable[[], None]) -> Handler:
+        """The same kind of handler. It parses what comes, and answers what is raised. ``enter`` is called before it, in
+        the call's own context."""
         behaviour = _behaviour(handler)
         parse = _parser(handler)
 
-        async def call(request: Any, context: Any) -> Any:
+        def admit(request: Any, context: Any) -> Any:
             self._door.admitted(context.peer())
+            enter()
+            if handler.request_streaming:
+                return request
+            parsed = parse(request)
+            scopes.check_request(parsed)
+            return parsed
+
+        async def call(request: Any, context: Any) -> Any:
             try:
-                return await behaviour(request if handler.request_streaming else parse(request), context)
+                return await behaviour(admit(request, context), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
                 await self._errors.answer(error, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            self._door.admitted(context.peer())
             try:
-                async for message in behaviour(request if handler.request_streaming else parse(request), context):
+                async for message in behaviour(admit(request, context), context):
                     yield message
             except grpc.aio.AbortError:
                 raise
@@ -161,6 +173,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 self._strangers -= 1
 
         return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
+
+
+def _enter_all() -> None:
+    """For what every bearer may ask."""
+
+
+def _enter(scope: Scope | None, method: str) -> None:
+    """Raises ForbiddenError if the token does not reach as far as that method."""
+    if scope is not None:
+        scopes.check_method(scope, method)
+        scopes.CURRENT.set(scope)
 
 
 def _behaviour(handler: Handler) -> Any:

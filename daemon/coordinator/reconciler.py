@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import NotFoundError, UnavailableError
+from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
@@ -172,8 +172,8 @@ class Reconciler:
                 try:
                     await self._round()
                     retry_s = FIRST_RETRY_S
-                except sa.exc.DBAPIError as error:  # nothing is lost, it is tried again
-                    log.warning("not_written", error=str(error.orig), again_in_s=retry_s)
+                except (ServiceError, sa.exc.DBAPIError) as error:  # nothing is lost, it is tried again
+                    log.warning("not_written", error=str(error), again_in_s=retry_s)
                     self._counters.add("reconcile_errors")
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)

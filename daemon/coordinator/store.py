@@ -33,6 +33,7 @@ from bagua.daemon.coordinator.domain import (
     Stored,
 )
 from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
+from bagua.daemon.coordinator.trouble import told_in_words
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
@@ -52,14 +53,15 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Commits at the end, rolls back on an exception."""
-        with self._engine.begin() as connection:
+        """Commits at the end, rolls back on an exception. Raises UnavailableError or ServiceError with words for what
+        is wrong with the database, at the beginning, at any query, or at the commit."""
+        with told_in_words(self._engine.url), self._engine.begin() as connection:
             yield Transaction(connection)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """As of one moment. Waits for no writer, and no writer waits for it."""
-        with self._engine.connect() as connection:
+        """As of one moment. Waits for no writer, and no writer waits for it. Raises as ``transaction``."""
+        with told_in_words(self._engine.url), self._engine.connect() as connection:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def close(self) -> None:

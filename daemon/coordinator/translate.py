@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bagua.base.errors import InvalidRequestError
 from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
+from bagua.base.secrets import HIDDEN, looks_secret, shown
 from bagua.daemon.coordinator.domain import (
     Event,
     JobRecord,
@@ -68,11 +69,9 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     _check_text("python", spec.python, MAX_PATH)
     _check_many("args", spec.args, MAX_ARGS)
     _check_many("env", [f"{key}={value}" for key, value in spec.env.items()], MAX_ENV)
-    for key in spec.env:
-        if not key or "=" in key:
-            raise InvalidRequestError(f"spec.env: {key[:MAX_NAME]!r} can't be the name of an environment variable.")
     if spec.ByteSize() > MAX_SPEC_BYTES:
         raise InvalidRequestError(too_large_spec(spec.ByteSize()))
+    _check_variables(spec)
     _check_size(spec)
     _check_seconds("placement_timeout_s", spec.placement_timeout_s, MAX_WAIT_S)
     _check_seconds("stop_grace_s", spec.stop_grace_s, 3_600.0)
@@ -80,6 +79,26 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     if spec.master_port > 65_535:
         raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
     return _summary(spec, spec.SerializeToString(deterministic=True))
+
+
+def _check_variables(spec: common_pb2.JobSpec) -> None:
+    _check_many("secret_env", [f"{key}={value}" for key, value in spec.secret_env.items()], MAX_ENV)
+    for field, names in (("env", spec.env), ("secret_env", spec.secret_env)):
+        for name in names:
+            if not name or "=" in name:
+                raise InvalidRequestError(
+                    f"spec.{field}: {name[:MAX_NAME]!r} can't be the name of an environment variable."
+                )
+    for name, path in spec.secret_env.items():
+        if name in spec.env:
+            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} is in spec.env, too.")
+        if not path.startswith("/") or len(path) > MAX_PATH:
+            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} needs the absolute path of a file.")
+    for name, value in spec.env.items():
+        if value == HIDDEN and looks_secret(name):  # a spec that came out of an answer
+            raise InvalidRequestError(
+                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which stands for one that is not shown."
+            )
 
 
 def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
@@ -202,7 +221,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None) -> 
     """A job as users see it."""
     return job_pb2.Job(
         job_id=job.job_id,
-        spec=common_pb2.JobSpec.FromString(job.spec.wire),
+        spec=_shown_spec(job.spec.wire),
         state=common_pb2.JobState.ValueType(job.state),
         reason=job.reason,
         generation=job.generation,
@@ -239,6 +258,14 @@ def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
         if room < 0:
             rank.ClearField("error_tail")
     return found
+
+
+def _shown_spec(wire: bytes) -> common_pb2.JobSpec:
+    """The stored spec without the values of secrets."""
+    spec = common_pb2.JobSpec.FromString(wire)
+    for name, value in shown(spec.env).items():
+        spec.env[name] = value
+    return spec
 
 
 def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:

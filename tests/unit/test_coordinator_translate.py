@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import InvalidRequestError
+from bagua.daemon.coordinator.directives import Order, Run
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.translate import (
     MAX_FACT,
@@ -113,3 +114,31 @@ def test_a_hello_with_a_nul_is_refused(field: str):
     setattr(hello, field, "x\0")
     with pytest.raises(InvalidRequestError, match=f"hello.{field}"):
         checked_hello(hello)
+
+
+def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
+    spec = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, env={"HF_TOKEN": "s3cret", "LR": "1"})
+    spec.secret_env["WANDB_API_KEY"] = "/run/secrets/wandb"
+    job = JobRecord("job-1", checked_spec(spec), 1.0, hosts=(HostRecord(0, "n", "h", "127.0.0.1", "b", 0, 1),))
+    answer = job_message(job)
+    assert dict(answer.spec.env) == {"HF_TOKEN": "***", "LR": "1"} and b"s3cret" not in answer.SerializeToString()
+    assert dict(answer.spec.secret_env) == {"WANDB_API_KEY": "/run/secrets/wandb"}
+    run = node_pb2.Directive.FromString(Order(Run("job-1", 1), job).to(0)).run
+    assert dict(run.spec.env) == {"HF_TOKEN": "s3cret", "LR": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"env": {"HF_TOKEN": "***"}}, r"'HF_TOKEN' is '\*\*\*'"),
+        ({"secret_env": {"A": "relative"}}, "absolute path"),
+        ({"secret_env": {"A": ""}}, "absolute path"),
+        ({"secret_env": {"A": "/" + "x" * 5000}}, "absolute path"),
+        ({"secret_env": {"A=B": "/f"}}, "can't be the name"),
+        ({"secret_env": {"A": "/f\0"}}, "NUL"),
+        ({"secret_env": {"A": "/f"}, "env": {"A": "1"}}, "is in spec.env, too"),
+    ],
+)
+def test_variables_that_make_no_sense(more, words: str):
+    with pytest.raises(InvalidRequestError, match=words):
+        checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, **more))
