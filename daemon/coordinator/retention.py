@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, ServiceError
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
@@ -72,8 +72,8 @@ class Retention:
             try:
                 while await self.step():
                     await asyncio.sleep(_PAUSE_S)
-            except sa.exc.SQLAlchemyError:
-                log.exception("old_jobs_stay")
+            except (ServiceError, sa.exc.SQLAlchemyError) as error:
+                log.warning("old_jobs_stay", error=str(error))
             await asyncio.sleep(_EVERY_S)
 
     async def step(self) -> int:

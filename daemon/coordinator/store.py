@@ -60,8 +60,8 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """As of one moment. Waits for no writer, and no writer waits for it."""
-        with self._engine.connect() as connection:
+        """As of one moment. Waits for no writer, and no writer waits for it. Raises as ``transaction``."""
+        with told_in_words(self._engine.url), self._engine.connect() as connection:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def close(self) -> None:

@@ -377,6 +377,19 @@ async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], s
         assert two.board.jobs[job_id].job.generation == 1
 
 
+async def test_a_coordinator_that_stood_still_blames_no_node_when_its_clock_catches_up(
+    open_database: Callable[[], sa.Engine],
+):
+    one, two = (Desk(open_database(), owner, shared=True) for owner in ("one", "two"))
+    async with at_work(one), at_work(two):
+        session = await one.connect("a")
+        two.time.monotonic += 500.0
+        await two.connect("b", slots=0)  # what is written carries its clock
+        await sees(one, lambda: one.clock.now() > 500.0)
+        one.sessions.close_silent(one.clock.now(), OPTIONS.lease_s)
+        assert not session.closed.is_set()
+
+
 async def no_stop() -> None:
     """A killed process says nothing."""
 
