@@ -32,6 +32,11 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
 BUILT_APART = ("tools", "device", "cuda", "nccl_net")
 """Folders that are no part of the core: programs, the GPU leg, its kernels, the network plugin."""
+JOINED = {"base": "", "bindings": "O1", "channel": "O1", "collective": "O1", "engine": "O1", "transport": "O1"}
+"""Folders of which each is compiled as one unit, and how far their code is optimised where -O3 is in vain: they decide,
+wait and call what computes. Most of the compiler's time went into the same headers of the standard library and of
+pybind11, again for every file, and into code that runs once for each operation. Not codec and kernel, which compute,
+and not net, where headers of two of the system's families would meet."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,28 @@ def _sources(extension: Extension = CORE) -> list[Path]:
 
 
 def _units(extension: Extension) -> list[Path]:
-    """What the compiler gets. Of the other folders an extension takes headers alone."""
+    """What is compiled. Of the other folders an extension takes headers alone."""
     units = (path for path in _sources(extension) if path.suffix == ".cpp")
     folder = SOURCE_DIR / extension.kind
     return [path for path in units if extension.folders is None or folder in path.parents]
+
+
+def _joined(extension: Extension, folder: Path) -> list[Path]:
+    """What the compiler gets: files of ``folder`` that include all of a folder's, and the other units by themselves."""
+    of_folder: dict[str, list[Path]] = {}
+    alone = []
+    for unit in _units(extension):
+        top = unit.relative_to(SOURCE_DIR).parts[0]
+        if top in JOINED:
+            of_folder.setdefault(top, []).append(unit)
+        else:
+            alone.append(unit)
+    joined = [folder / f"joined_{top}.cpp" for top in of_folder]
+    for path, (top, units) in zip(joined, of_folder.items(), strict=True):
+        lines = [f'#pragma GCC optimize("{JOINED[top]}")'] if JOINED[top] else []
+        lines += [f'#include "{unit.relative_to(SOURCE_DIR).as_posix()}"' for unit in units]
+        path.write_text("\n".join(lines) + "\n")
+    return [*joined, *alone]
 
 
 def _compile_flags() -> list[str]:
@@ -102,7 +125,7 @@ def core_key(extension: Extension = CORE) -> str:
     return build_cache.key(
         [
             build_cache.digest(SOURCE_DIR, _sources(extension)),
-            " ".join([*_compile_flags(), *extension.link_flags]),
+            " ".join([*_compile_flags(), *extension.link_flags, str(JOINED)]),
             torch_version(),
             _cuda_version(),
             sysconfig.get_config_var("SOABI") or sys.version,
@@ -177,7 +200,7 @@ def _compile(extension: Extension, folder: Path) -> None:
 
     cpp_extension.load(
         name=extension.module,
-        sources=[str(path) for path in _units(extension)],
+        sources=[str(path) for path in _joined(extension, folder)],
         extra_include_paths=[str(SOURCE_DIR)],
         extra_cflags=_compile_flags(),
         extra_ldflags=list(extension.link_flags),

@@ -46,6 +46,9 @@ class Engine:
         measure_ring: bool = True,
         # Large chunks leave without a copy into the kernel; given up by itself for a stream where it copies anyway.
         zero_copy: bool = False,
+        # Which connections to other hosts are encrypted: "beyond loopback", "always" or "never". Both ends must come to
+        # the same.
+        encryption: str = "beyond loopback",
     ) -> None: ...
     def address(self) -> str:
         """``host:port`` of the TCP listener; empty with one host."""
@@ -64,7 +67,8 @@ class Engine:
         """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
     def stats(self) -> dict[str, int]:
         """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
-        residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying)."""
+        residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying), bytes_encrypted (of
+        bytes_sent), frames_refused (damaged or not authentic)."""
     def close(self) -> None:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from collections.abc import MutableMapping
+from typing import Any, TextIO
 
 import structlog
+
+from bagua.base.text import printable
+
+
+def _visible(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names and errors come from elsewhere: a terminal on which a log is read must not obey them."""
+    return {key: printable(value, lines=True) if isinstance(value, str) else value for key, value in line.items()}
+
+
+class _Lenient:
+    """A stream whose errors nobody meets: a service goes on when the disk of its log is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def configure_logging(as_json: bool) -> Any:
@@ -17,10 +41,11 @@ def configure_logging(as_json: bool) -> Any:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            _visible,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_Lenient(sys.stderr)),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
     return structlog.get_logger()

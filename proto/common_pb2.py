@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61gua/proto/common.proto\x12\x08\x62\x61gua.v1\"\xe7\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65ntry\x18\x02 \x01(\t\x12\x11\n\tis_module\x18\x03 \x01(\x08\x12\x11\n\tno_python\x18\x04 \x01(\x08\x12\x0c\n\x04\x61rgs\x18\x05 \x03(\t\x12\'\n\x03\x65nv\x18\x06 \x03(\x0b\x32\x1a.bagua.v1.JobSpec.EnvEntry\x12\x0f\n\x07workdir\x18\x07 \x01(\t\x12\x0e\n\x06nnodes\x18\x08 \x01(\r\x12\x16\n\x0enproc_per_node\x18\t \x01(\r\x12\x0e\n\x06python\x18\n \x01(\t\x12\x1b\n\x13placement_timeout_s\x18\x0b \x01(\x01\x12\x14\n\x0cstop_grace_s\x18\x0c \x01(\x01\x12\r\n\x05\x61\x64opt\x18\r \x01(\x08\x12\x13\n\x0bmaster_port\x18\x0e \x01(\r\x12\x16\n\x0ejoin_timeout_s\x18\x11 \x01(\x01\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcc\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\"\n\x05state\x18\x04 \x01(\x0e\x32\x13.bagua.v1.RankState\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x11\n\texit_code\x18\x06 \x01(\x05\x12\x0e\n\x06signal\x18\x07 \x01(\x05\x12\x12\n\nerror_tail\x18\x08 \x01(\t\x12\x10\n\x08log_path\x18\t \x01(\t\x12\x11\n\texited_at\x18\n \x01(\x01\"\xb8\x01\n\x08Progress\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x30\n\x07metrics\x18\x05 \x03(\x0b\x32\x1f.bagua.v1.Progress.MetricsEntry\x12\x0f\n\x07message\x18\x06 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"q\n\x08LogChunk\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0b\n\x03\x65of\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x0f\n\x07missing\x18\x06 \x01(\x04\x12\x0c\n\x04more\x18\x07 \x01(\x08*\xcb\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x16\n\x12JOB_STATE_STARTING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x16\n\x12JOB_STATE_STOPPING\x10\x04\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x05\x12\x14\n\x10JOB_STATE_FAILED\x10\x06\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x07*n\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RANK_STATE_WAITING\x10\x01\x12\x16\n\x12RANK_STATE_RUNNING\x10\x02\x12\x15\n\x11RANK_STATE_EXITED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61gua/proto/common.proto\x12\x08\x62\x61gua.v1\"\xcf\x03\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65ntry\x18\x02 \x01(\t\x12\x11\n\tis_module\x18\x03 \x01(\x08\x12\x11\n\tno_python\x18\x04 \x01(\x08\x12\x0c\n\x04\x61rgs\x18\x05 \x03(\t\x12\'\n\x03\x65nv\x18\x06 \x03(\x0b\x32\x1a.bagua.v1.JobSpec.EnvEntry\x12\x0f\n\x07workdir\x18\x07 \x01(\t\x12\x0e\n\x06nnodes\x18\x08 \x01(\r\x12\x16\n\x0enproc_per_node\x18\t \x01(\r\x12\x0e\n\x06python\x18\n \x01(\t\x12\x1b\n\x13placement_timeout_s\x18\x0b \x01(\x01\x12\x14\n\x0cstop_grace_s\x18\x0c \x01(\x01\x12\r\n\x05\x61\x64opt\x18\r \x01(\x08\x12\x13\n\x0bmaster_port\x18\x0e \x01(\r\x12\x16\n\x0ejoin_timeout_s\x18\x11 \x01(\x01\x12\x34\n\nsecret_env\x18\x0f \x03(\x0b\x32 .bagua.v1.JobSpec.SecretEnvEntry\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eSecretEnvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcc\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\"\n\x05state\x18\x04 \x01(\x0e\x32\x13.bagua.v1.RankState\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x11\n\texit_code\x18\x06 \x01(\x05\x12\x0e\n\x06signal\x18\x07 \x01(\x05\x12\x12\n\nerror_tail\x18\x08 \x01(\t\x12\x10\n\x08log_path\x18\t \x01(\t\x12\x11\n\texited_at\x18\n \x01(\x01\"\xb8\x01\n\x08Progress\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x30\n\x07metrics\x18\x05 \x03(\x0b\x32\x1f.bagua.v1.Progress.MetricsEntry\x12\x0f\n\x07message\x18\x06 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"q\n\x08LogChunk\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0b\n\x03\x65of\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x0f\n\x07missing\x18\x06 \x01(\x04\x12\x0c\n\x04more\x18\x07 \x01(\x08*\xcb\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x16\n\x12JOB_STATE_STARTING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x16\n\x12JOB_STATE_STOPPING\x10\x04\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x05\x12\x14\n\x10JOB_STATE_FAILED\x10\x06\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x07*n\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RANK_STATE_WAITING\x10\x01\x12\x16\n\x12RANK_STATE_RUNNING\x10\x02\x12\x15\n\x11RANK_STATE_EXITED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBSPEC_ENVENTRY']._loaded_options = None
   _globals['_JOBSPEC_ENVENTRY']._serialized_options = b'8\001'
+  _globals['_JOBSPEC_SECRETENVENTRY']._loaded_options = None
+  _globals['_JOBSPEC_SECRETENVENTRY']._serialized_options = b'8\001'
   _globals['_PROGRESS_METRICSENTRY']._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=910
-  _globals['_JOBSTATE']._serialized_end=1113
-  _globals['_RANKSTATE']._serialized_start=1115
-  _globals['_RANKSTATE']._serialized_end=1225
+  _globals['_JOBSTATE']._serialized_start=1014
+  _globals['_JOBSTATE']._serialized_end=1217
+  _globals['_RANKSTATE']._serialized_start=1219
+  _globals['_RANKSTATE']._serialized_end=1329
   _globals['_JOBSPEC']._serialized_start=39
-  _globals['_JOBSPEC']._serialized_end=398
-  _globals['_JOBSPEC_ENVENTRY']._serialized_start=356
-  _globals['_JOBSPEC_ENVENTRY']._serialized_end=398
-  _globals['_RANKSTATUS']._serialized_start=401
-  _globals['_RANKSTATUS']._serialized_end=605
-  _globals['_PROGRESS']._serialized_start=608
-  _globals['_PROGRESS']._serialized_end=792
-  _globals['_PROGRESS_METRICSENTRY']._serialized_start=746
-  _globals['_PROGRESS_METRICSENTRY']._serialized_end=792
-  _globals['_LOGCHUNK']._serialized_start=794
-  _globals['_LOGCHUNK']._serialized_end=907
+  _globals['_JOBSPEC']._serialized_end=502
+  _globals['_JOBSPEC_ENVENTRY']._serialized_start=410
+  _globals['_JOBSPEC_ENVENTRY']._serialized_end=452
+  _globals['_JOBSPEC_SECRETENVENTRY']._serialized_start=454
+  _globals['_JOBSPEC_SECRETENVENTRY']._serialized_end=502
+  _globals['_RANKSTATUS']._serialized_start=505
+  _globals['_RANKSTATUS']._serialized_end=709
+  _globals['_PROGRESS']._serialized_start=712
+  _globals['_PROGRESS']._serialized_end=896
+  _globals['_PROGRESS_METRICSENTRY']._serialized_start=850
+  _globals['_PROGRESS_METRICSENTRY']._serialized_end=896
+  _globals['_LOGCHUNK']._serialized_start=898
+  _globals['_LOGCHUNK']._serialized_end=1011
 # @@protoc_insertion_point(module_scope)

@@ -97,6 +97,22 @@ class JobSpec(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class SecretEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     NAME_FIELD_NUMBER: builtins.int
     ENTRY_FIELD_NUMBER: builtins.int
     IS_MODULE_FIELD_NUMBER: builtins.int
@@ -112,6 +128,7 @@ class JobSpec(google.protobuf.message.Message):
     ADOPT_FIELD_NUMBER: builtins.int
     MASTER_PORT_FIELD_NUMBER: builtins.int
     JOIN_TIMEOUT_S_FIELD_NUMBER: builtins.int
+    SECRET_ENV_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -135,7 +152,15 @@ class JobSpec(google.protobuf.message.Message):
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """In answers, values of names that look like secrets (HF_TOKEN) are "***"."""
+
+    @property
+    def secret_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Variables whose values nobody but the nodes sees: name -> absolute path of a file that each node of the job has, and
+        that is not open to other users there. The node's daemon reads it when it starts the ranks.
+        """
+
     def __init__(
         self,
         *,
@@ -154,8 +179,9 @@ class JobSpec(google.protobuf.message.Message):
         adopt: builtins.bool = ...,
         master_port: builtins.int = ...,
         join_timeout_s: builtins.float = ...,
+        secret_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
 

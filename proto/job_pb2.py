@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from bagua.proto import common_pb2 as bagua_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61gua/proto/job.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"L\n\x10SubmitJobRequest\x12\x1f\n\x04spec\x18\x01 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"\x96\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.bagua.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x12\x12\n\nstarted_at\x18\x07 \x01(\x01\x12\x13\n\x0b\x66inished_at\x18\x08 \x01(\x01\x12#\n\x05ranks\x18\t \x03(\x0b\x32\x14.bagua.v1.RankStatus\x12\x0f\n\x07waiting\x18\n \x01(\t\x12$\n\x08progress\x18\x0b \x01(\x0b\x32\x12.bagua.v1.Progress\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"D\n\x0fListJobsRequest\x12\"\n\x06states\x18\x01 \x03(\x0e\x32\x12.bagua.v1.JobState\x12\r\n\x05limit\x18\x02 \x01(\r\",\n\rListJobsReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.bagua.v1.Job\"W\n\x08JobEvent\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"6\n\x11ListEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"5\n\x0fListEventsReply\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.bagua.v1.JobEvent\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"4\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x80\x01\n\tJobUpdate\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\r.bagua.v1.JobH\x00\x12#\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x12.bagua.v1.JobEventH\x00\x12&\n\x08progress\x18\x03 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x42\x08\n\x06update\"T\n\x0fReadLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_lines\x18\x04 \x01(\r\"\x12\n\x10ListNodesRequest\"\x94\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nused_slots\x18\x05 \x01(\r\x12\x11\n\tconnected\x18\x06 \x01(\x08\x12\x11\n\tlast_seen\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\"/\n\x0eListNodesReply\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.bagua.v1.Node2\xf2\x03\n\nJobService\x12\x36\n\tSubmitJob\x12\x1a.bagua.v1.SubmitJobRequest\x1a\r.bagua.v1.Job\x12\x30\n\x06GetJob\x12\x17.bagua.v1.GetJobRequest\x1a\r.bagua.v1.Job\x12>\n\x08ListJobs\x12\x19.bagua.v1.ListJobsRequest\x1a\x17.bagua.v1.ListJobsReply\x12\x44\n\nListEvents\x12\x1b.bagua.v1.ListEventsRequest\x1a\x19.bagua.v1.ListEventsReply\x12\x36\n\tCancelJob\x12\x1a.bagua.v1.CancelJobRequest\x1a\r.bagua.v1.Job\x12<\n\x08WatchJob\x12\x19.bagua.v1.WatchJobRequest\x1a\x13.bagua.v1.JobUpdate0\x01\x12;\n\x08ReadLogs\x12\x19.bagua.v1.ReadLogsRequest\x1a\x12.bagua.v1.LogChunk0\x01\x12\x41\n\tListNodes\x12\x1a.bagua.v1.ListNodesRequest\x1a\x18.bagua.v1.ListNodesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61gua/proto/job.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"L\n\x10SubmitJobRequest\x12\x1f\n\x04spec\x18\x01 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"\x96\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.bagua.v1.JobSpec\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.bagua.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x12\x12\n\nstarted_at\x18\x07 \x01(\x01\x12\x13\n\x0b\x66inished_at\x18\x08 \x01(\x01\x12#\n\x05ranks\x18\t \x03(\x0b\x32\x14.bagua.v1.RankStatus\x12\x0f\n\x07waiting\x18\n \x01(\t\x12$\n\x08progress\x18\x0b \x01(\x0b\x32\x12.bagua.v1.Progress\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"X\n\x0fListJobsRequest\x12\"\n\x06states\x18\x01 \x03(\x0e\x32\x12.bagua.v1.JobState\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"E\n\rListJobsReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.bagua.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0e\x46indJobRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"\x1e\n\x0c\x46indJobReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"W\n\x08JobEvent\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"6\n\x11ListEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"5\n\x0fListEventsReply\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.bagua.v1.JobEvent\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"4\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x80\x01\n\tJobUpdate\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\r.bagua.v1.JobH\x00\x12#\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x12.bagua.v1.JobEventH\x00\x12&\n\x08progress\x18\x03 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x42\x08\n\x06update\"T\n\x0fReadLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_lines\x18\x04 \x01(\r\"5\n\x10ListNodesRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x94\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nused_slots\x18\x05 \x01(\r\x12\x11\n\tconnected\x18\x06 \x01(\x08\x12\x11\n\tlast_seen\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\"H\n\x0eListNodesReply\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.bagua.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xaf\x04\n\nJobService\x12\x36\n\tSubmitJob\x12\x1a.bagua.v1.SubmitJobRequest\x1a\r.bagua.v1.Job\x12\x30\n\x06GetJob\x12\x17.bagua.v1.GetJobRequest\x1a\r.bagua.v1.Job\x12>\n\x08ListJobs\x12\x19.bagua.v1.ListJobsRequest\x1a\x17.bagua.v1.ListJobsReply\x12;\n\x07\x46indJob\x12\x18.bagua.v1.FindJobRequest\x1a\x16.bagua.v1.FindJobReply\x12\x44\n\nListEvents\x12\x1b.bagua.v1.ListEventsRequest\x1a\x19.bagua.v1.ListEventsReply\x12\x36\n\tCancelJob\x12\x1a.bagua.v1.CancelJobRequest\x1a\r.bagua.v1.Job\x12<\n\x08WatchJob\x12\x19.bagua.v1.WatchJobRequest\x1a\x13.bagua.v1.JobUpdate0\x01\x12;\n\x08ReadLogs\x12\x19.bagua.v1.ReadLogsRequest\x1a\x12.bagua.v1.LogChunk0\x01\x12\x41\n\tListNodes\x12\x1a.bagua.v1.ListNodesRequest\x1a\x18.bagua.v1.ListNodesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETJOBREQUEST']._serialized_start=420
   _globals['_GETJOBREQUEST']._serialized_end=451
   _globals['_LISTJOBSREQUEST']._serialized_start=453
-  _globals['_LISTJOBSREQUEST']._serialized_end=521
-  _globals['_LISTJOBSREPLY']._serialized_start=523
-  _globals['_LISTJOBSREPLY']._serialized_end=567
-  _globals['_JOBEVENT']._serialized_start=569
-  _globals['_JOBEVENT']._serialized_end=656
-  _globals['_LISTEVENTSREQUEST']._serialized_start=658
-  _globals['_LISTEVENTSREQUEST']._serialized_end=712
-  _globals['_LISTEVENTSREPLY']._serialized_start=714
-  _globals['_LISTEVENTSREPLY']._serialized_end=767
-  _globals['_CANCELJOBREQUEST']._serialized_start=769
-  _globals['_CANCELJOBREQUEST']._serialized_end=819
-  _globals['_WATCHJOBREQUEST']._serialized_start=821
-  _globals['_WATCHJOBREQUEST']._serialized_end=873
-  _globals['_JOBUPDATE']._serialized_start=876
-  _globals['_JOBUPDATE']._serialized_end=1004
-  _globals['_READLOGSREQUEST']._serialized_start=1006
-  _globals['_READLOGSREQUEST']._serialized_end=1090
-  _globals['_LISTNODESREQUEST']._serialized_start=1092
-  _globals['_LISTNODESREQUEST']._serialized_end=1110
-  _globals['_NODE']._serialized_start=1113
-  _globals['_NODE']._serialized_end=1261
-  _globals['_LISTNODESREPLY']._serialized_start=1263
-  _globals['_LISTNODESREPLY']._serialized_end=1310
-  _globals['_JOBSERVICE']._serialized_start=1313
-  _globals['_JOBSERVICE']._serialized_end=1811
+  _globals['_LISTJOBSREQUEST']._serialized_end=541
+  _globals['_LISTJOBSREPLY']._serialized_start=543
+  _globals['_LISTJOBSREPLY']._serialized_end=612
+  _globals['_FINDJOBREQUEST']._serialized_start=614
+  _globals['_FINDJOBREQUEST']._serialized_end=646
+  _globals['_FINDJOBREPLY']._serialized_start=648
+  _globals['_FINDJOBREPLY']._serialized_end=678
+  _globals['_JOBEVENT']._serialized_start=680
+  _globals['_JOBEVENT']._serialized_end=767
+  _globals['_LISTEVENTSREQUEST']._serialized_start=769
+  _globals['_LISTEVENTSREQUEST']._serialized_end=823
+  _globals['_LISTEVENTSREPLY']._serialized_start=825
+  _globals['_LISTEVENTSREPLY']._serialized_end=878
+  _globals['_CANCELJOBREQUEST']._serialized_start=880
+  _globals['_CANCELJOBREQUEST']._serialized_end=930
+  _globals['_WATCHJOBREQUEST']._serialized_start=932
+  _globals['_WATCHJOBREQUEST']._serialized_end=984
+  _globals['_JOBUPDATE']._serialized_start=987
+  _globals['_JOBUPDATE']._serialized_end=1115
+  _globals['_READLOGSREQUEST']._serialized_start=1117
+  _globals['_READLOGSREQUEST']._serialized_end=1201
+  _globals['_LISTNODESREQUEST']._serialized_start=1203
+  _globals['_LISTNODESREQUEST']._serialized_end=1256
+  _globals['_NODE']._serialized_start=1259
+  _globals['_NODE']._serialized_end=1407
+  _globals['_LISTNODESREPLY']._serialized_start=1409
+  _globals['_LISTNODESREPLY']._serialized_end=1481
+  _globals['_JOBSERVICE']._serialized_start=1484
+  _globals['_JOBSERVICE']._serialized_end=2043
 # @@protoc_insertion_point(module_scope)

@@ -106,8 +106,11 @@ class ListJobsRequest(google.protobuf.message.Message):
 
     STATES_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
     limit: builtins.int
-    """0: 100; newest first"""
+    """of one answer. 0: 100; 1,000 at most"""
+    page_token: builtins.str
+    """next_page_token of the answer before; empty: from the newest"""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[bagua.proto.common_pb2.JobState.ValueType]:
         """empty: all"""
@@ -117,8 +120,9 @@ class ListJobsRequest(google.protobuf.message.Message):
         *,
         states: collections.abc.Iterable[bagua.proto.common_pb2.JobState.ValueType] | None = ...,
         limit: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token", "states", b"states"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 
@@ -127,16 +131,52 @@ class ListJobsReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """empty: there are no more"""
     @property
-    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Job]: ...
+    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Job]:
+        """spec has name, entry, is_module, no_python, nnodes and nproc_per_node alone; ranks and waiting are left out."""
+
     def __init__(
         self,
         *,
         jobs: collections.abc.Iterable[global___Job] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token"]) -> None: ...
 
 global___ListJobsReply = ListJobsReply
+
+@typing.final
+class FindJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    prefix: builtins.str
+    def __init__(
+        self,
+        *,
+        prefix: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prefix", b"prefix"]) -> None: ...
+
+global___FindJobRequest = FindJobRequest
+
+@typing.final
+class FindJobReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+global___FindJobReply = FindJobReply
 
 @typing.final
 class JobEvent(google.protobuf.message.Message):
@@ -174,6 +214,7 @@ class ListEventsRequest(google.protobuf.message.Message):
     AFTER_SEQ_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     after_seq: builtins.int
+    """0: from the first; the next page begins after the last seq of the one before"""
     def __init__(
         self,
         *,
@@ -295,9 +336,19 @@ global___ReadLogsRequest = ReadLogsRequest
 class ListNodesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    limit: builtins.int
+    """of one answer. 0 and the most: 1,000"""
+    page_token: builtins.str
+    """next_page_token of the answer before"""
     def __init__(
         self,
+        *,
+        limit: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token"]) -> None: ...
 
 global___ListNodesRequest = ListNodesRequest
 
@@ -343,13 +394,19 @@ class ListNodesReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """empty: there are no more"""
     @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]: ...
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
+        """by id"""
+
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "nodes", b"nodes"]) -> None: ...
 
 global___ListNodesReply = ListNodesReply

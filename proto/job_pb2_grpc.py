@@ -52,6 +52,11 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.ListJobsReply.FromString,
                 _registered_method=True)
+        self.FindJob = channel.unary_unary(
+                '/bagua.v1.JobService/FindJob',
+                request_serializer=bagua_dot_proto_dot_job__pb2.FindJobRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.FindJobReply.FromString,
+                _registered_method=True)
         self.ListEvents = channel.unary_unary(
                 '/bagua.v1.JobService/ListEvents',
                 request_serializer=bagua_dot_proto_dot_job__pb2.ListEventsRequest.SerializeToString,
@@ -97,7 +102,15 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The newest first, in pages, without what makes specifications large.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindJob(self, request, context):
+        """The one job whose id is the prefix or begins with it. FAILED_PRECONDITION with the candidates if several do.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -152,6 +165,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ListJobs,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.ListJobsRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.ListJobsReply.SerializeToString,
+            ),
+            'FindJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindJob,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.FindJobRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.FindJobReply.SerializeToString,
             ),
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
@@ -262,6 +280,33 @@ class JobService(object):
             '/bagua.v1.JobService/ListJobs',
             bagua_dot_proto_dot_job__pb2.ListJobsRequest.SerializeToString,
             bagua_dot_proto_dot_job__pb2.ListJobsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/FindJob',
+            bagua_dot_proto_dot_job__pb2.FindJobRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.FindJobReply.FromString,
             options,
             channel_credentials,
             insecure,

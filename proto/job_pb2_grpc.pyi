@@ -38,6 +38,13 @@ class JobServiceStub:
         bagua.proto.job_pb2.ListJobsRequest,
         bagua.proto.job_pb2.ListJobsReply,
     ]
+    """The newest first, in pages, without what makes specifications large."""
+
+    FindJob: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.FindJobRequest,
+        bagua.proto.job_pb2.FindJobReply,
+    ]
+    """The one job whose id is the prefix or begins with it. FAILED_PRECONDITION with the candidates if several do."""
 
     ListEvents: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListEventsRequest,
@@ -87,6 +94,13 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ListJobsRequest,
         bagua.proto.job_pb2.ListJobsReply,
     ]
+    """The newest first, in pages, without what makes specifications large."""
+
+    FindJob: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.FindJobRequest,
+        bagua.proto.job_pb2.FindJobReply,
+    ]
+    """The one job whose id is the prefix or begins with it. FAILED_PRECONDITION with the candidates if several do."""
 
     ListEvents: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListEventsRequest,
@@ -141,7 +155,16 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.ListJobsReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListJobsReply]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.ListJobsReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListJobsReply]]:
+        """The newest first, in pages, without what makes specifications large."""
+
+    @abc.abstractmethod
+    def FindJob(
+        self,
+        request: bagua.proto.job_pb2.FindJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.FindJobReply, collections.abc.Awaitable[bagua.proto.job_pb2.FindJobReply]]:
+        """The one job whose id is the prefix or begins with it. FAILED_PRECONDITION with the candidates if several do."""
 
     @abc.abstractmethod
     def ListEvents(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -31,9 +32,10 @@ def make_private_dir(path: Path) -> Path:
         status = path.stat()
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
             path.chmod(0o700)
-        probe = path / f".write-test-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        # Not by writing: a full disk is no reason against a folder that has its files already.
+        if not os.access(path, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
     except OSError as error:
         raise ConfigError(
             f"The folder {path} can't be written: {error.strerror}. Give another with --state-dir or BAGUA_STATE_DIR."

@@ -30,6 +30,7 @@ CODES: tuple[tuple[type[ServiceError], grpc.StatusCode], ...] = (
 )
 
 MAX_REQUEST_BYTES = 4 << 20  # what a server accepts in one message
+MAX_SPEC_BYTES = 1 << 20  # the specification of a job: arguments, environment and all
 MAX_REPLY_BYTES = 64 << 20  # what a client accepts: a job of 100,000 ranks
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -41,6 +42,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel tries at once, whatever an older one has met
 )
+
+
+def too_large_spec(size: int) -> str:
+    """Says so, before it is sent and where it comes in."""
+    return (
+        f"spec has {size} bytes; {MAX_SPEC_BYTES} is the limit of a job's specification. Pass large inputs in files "
+        "that the nodes can read."
+    )
 
 
 def code_of(error: ServiceError) -> grpc.StatusCode:

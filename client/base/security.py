@@ -18,6 +18,7 @@ import grpc
 
 from bagua.base.address import is_loopback, split_address
 from bagua.base.errors import ConfigError
+from bagua.base.secrets import read_private
 
 METADATA_KEY = "authorization"
 
@@ -36,11 +37,11 @@ class TlsFiles:
         return TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(ca, cert, key). Raises ConfigError naming the file that can't be read."""
+        """(ca, cert, key). Raises ConfigError naming the file that can't be read, and a key that others can read."""
         found = []
         for path in (self.ca, self.cert, self.key):
             try:
-                found.append(path.read_bytes())
+                found.append(read_private(path, "The private key") if path is self.key else path.read_bytes())
             except OSError as error:
                 raise ConfigError(
                     f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it."
@@ -68,9 +69,15 @@ def create_token(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in ``path``. Raises ConfigError if there is none."""
+    """The token in ``path``. Raises ConfigError if there is none, or if others can read it: whoever has it may run any
+    command on every node."""
     try:
-        token = path.read_text().strip()
+        token = read_private(path, "The token file").decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"The token file {path} is damaged: a token is plain text. Remove it and start the coordinator again, then "
+            "copy the new one to wherever the old one was used."
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, "

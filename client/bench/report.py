@@ -6,7 +6,6 @@ rename. Times are milliseconds, bandwidths GB/s (1e9 bytes), null where there is
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.base.errors import ConfigError
+from bagua.base.text import json_text
 from bagua.bench.units import size_text
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ def document(benchmark: str, command: str, settings: Mapping[str, Any], rows: Se
 def save(report: Mapping[str, Any], path: Path) -> None:
     """Writes the document. Raises ConfigError if that can't be."""
     try:
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json_text(report, indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"--save {path}: {error.strerror}") from error
 

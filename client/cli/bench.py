@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -14,6 +13,7 @@ import typer
 
 from bagua.base.algorithm_choice import CODECS, check
 from bagua.base.errors import ConfigError
+from bagua.base.text import json_text
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, check_possible
 from bagua.bench.units import Network, choose, parse_network, parse_sizes
@@ -96,7 +96,7 @@ def finish(
     if plot is not None:
         draw(found, plot)
     if output is Output.json:
-        print(json.dumps(found), flush=True)
+        print(json_text(found), flush=True)
         return
     if shape is not None:
         table(*shape(found["rows"]))

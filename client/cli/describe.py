@@ -73,6 +73,11 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
     }
 
 
+def summary_document(job: job_pb2.Job) -> dict[str, Any]:
+    """One job of a list: null where lists don't tell."""
+    return {**job_document(job), "args": None, "workdir": None, "waiting": None}
+
+
 def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
     """One event of a job."""
     return {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import typer
 
+from bagua.base.text import json_text
 from bagua.cli.options import Output, OutputOption
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def doctor(
     findings.append(core(build))
     fit = all(finding.status != FAIL for finding in findings)
     if output is Output.json:
-        print(json.dumps({"fit": fit, "checks": [dataclasses.asdict(finding) for finding in findings]}))
+        print(json_text({"fit": fit, "checks": [dataclasses.asdict(finding) for finding in findings]}))
     else:
         show(findings, fit)
     raise typer.Exit(0 if fit else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from bagua.base.text import json_text, printable, printable_output
 from bagua.cli import options
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 from bagua.cli.run import default_name
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 jobs = typer.Typer(help="Submit, show and cancel jobs of a service.", no_args_is_help=True)
 nodes = typer.Typer(help="The node daemons of a service.", no_args_is_help=True)
-
-NEWEST = 1000
-"""So many jobs can be listed, and found by the beginning of their ids."""
 
 JobArgument = typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")
 
@@ -41,25 +38,8 @@ def connect(coordinator: str | None, token_file: Path | None, tls: Path | None) 
         yield client
 
 
-def find_job(client: Client, prefix: str) -> str:
-    """The id of the one job whose id begins with ``prefix``. Raises ServiceError if there is none, or more than one."""
-    from bagua.base.errors import NotFoundError, ServiceError
-
-    found = [job.job_id for job in client.list(limit=NEWEST) if job.job_id.startswith(prefix)]
-    if prefix in found:
-        return prefix
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        try:
-            return client.get(prefix).job_id  # an old one, by its whole id
-        except NotFoundError:
-            raise NotFoundError(f"There is no job {prefix}. `bagua job list` shows the newest.") from None
-    raise ServiceError(f"{prefix} is the beginning of {len(found)} jobs: {', '.join(found[:5])}. Give more of the id.")
-
-
 def print_json(document: Any) -> None:
-    print(json.dumps(document), flush=True)
+    print(json_text(document), flush=True)
 
 
 @jobs.command(context_settings=options.PASS_ON, no_args_is_help=True)
@@ -74,6 +54,7 @@ def submit(
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
+    secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     python: str = typer.Option("", help="Interpreter of the ranks. Default: the daemon's.", show_default=False),
@@ -90,6 +71,9 @@ def submit(
     from bagua.proto import common_pb2
 
     options.check_entry(script, module, no_python)
+    variables = options.job_env(env, algorithm, enable_bagua_net)
+    secret_files = options.parse_secret_env(secret_env, variables)
+    options.warn_of_secrets(variables)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.
     spec = common_pb2.JobSpec(
         name=name or default_name(script, module),
@@ -97,7 +81,8 @@ def submit(
         is_module=module,
         no_python=no_python,
         args=args or [],
-        env=options.job_env(env, algorithm, enable_bagua_net),
+        env=variables,
+        secret_env=secret_files,
         workdir=str((workdir or Path.cwd()).absolute()),
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
@@ -150,20 +135,20 @@ def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
 
 @jobs.command("list")
 def list_jobs(
-    limit: int = typer.Option(50, min=1, max=NEWEST, help="The newest so many."),
+    limit: int = typer.Option(50, min=1, help="The newest so many."),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
 ) -> None:
-    """Lists jobs, newest first."""
-    from bagua.cli.describe import job_document
+    """Lists jobs, newest first. Without arguments, ranks, and what a job waits for: `bagua job show` tells them."""
+    from bagua.cli.describe import summary_document
     from bagua.cli.tables import print_jobs
 
     with connect(coordinator, token_file, tls) as client:
         found = client.list(limit=limit)
     if output is Output.json:
-        print_json({"jobs": [job_document(job) for job in found]})
+        print_json({"jobs": [summary_document(job) for job in found]})
     else:
         print_jobs(found)
 
@@ -181,7 +166,7 @@ def show(
     from bagua.cli.tables import print_job
 
     with connect(coordinator, token_file, tls) as client:
-        found = find_job(client, job_id)
+        found = client.find(job_id)
         job, events = client.get(found), list(client.events(found))
     if output is Output.json:
         print_json({**job_document(job), "events": [event_document(event) for event in events]})
@@ -203,19 +188,19 @@ def logs(
     """Prints what the ranks of a job printed. With --output json: one document {"lines": [{"rank", "text"}]}; with -f
     one document per line instead."""
     with connect(coordinator, token_file, tls) as client:
-        found = find_job(client, job_id)
-        job = client.get(found)
+        job = client.get(client.find(job_id))
         prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
-        chunks = client.logs(found, ranks=rank or (), follow=follow, tail=tail)
+        chunks = client.logs(job.job_id, ranks=rank or (), follow=follow, tail=tail)
         lines = _lines(chunks)
         if output is Output.json and not follow:
-            print_json({"job_id": found, "lines": [{"rank": number, "text": text} for number, text in lines]})
+            print_json({"job_id": job.job_id, "lines": [{"rank": number, "text": text} for number, text in lines]})
             return
         for number, text in lines:
             if output is Output.json:
                 print_json({"rank": number, "text": text})
             else:
-                print(f"[rank {number}] {text}" if prefixed else text, flush=True)
+                shown = printable_output(text) if sys.stdout.isatty() else text  # files get what the rank printed
+                print(f"[rank {number}] {shown}" if prefixed else shown, flush=True)
 
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
@@ -225,7 +210,7 @@ def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
     assemblers: dict[int, LineAssembler] = {}
     for chunk in chunks:
         if chunk.error:
-            print(f"The output of rank {chunk.rank} can't be read: {chunk.error}", file=sys.stderr)
+            print(f"The output of rank {chunk.rank} can't be read: {printable(chunk.error)}", file=sys.stderr)
         assembler = assemblers.setdefault(chunk.rank, LineAssembler())
         if chunk.missing:
             yield from ((chunk.rank, text) for text in assembler.finish())
@@ -250,7 +235,7 @@ def cancel(
     from bagua.cli.describe import job_document, job_state
 
     with connect(coordinator, token_file, tls) as client:
-        job = client.cancel(find_job(client, job_id), reason=reason)
+        job = client.cancel(client.find(job_id), reason=reason)
     if output is Output.json:
         print_json(job_document(job))
     else:

@@ -9,8 +9,10 @@ import signal
 import sys
 from typing import NoReturn
 
+from bagua.base.disk import FULL, disk_words
 from bagua.base.errors import BaguaError
 from bagua.base.platforms import require_linux
+from bagua.base.text import printable
 
 
 def main() -> None:
@@ -21,7 +23,11 @@ def main() -> None:
         require_linux()
         _run()
     except BaguaError as error:
-        _fail(error, 1)
+        _fail(str(error), 1)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _fail(disk_words(error), 1)
 
 
 def _run() -> None:
@@ -31,11 +37,11 @@ def _run() -> None:
     try:
         app(prog_name="bagua")
     except UsageError as error:
-        _fail(error, 2)
+        _fail(str(error), 2)
 
 
-def _fail(error: BaguaError, code: int) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+def _fail(words: str, code: int) -> NoReturn:
+    print(f"error: {printable(words, lines=True)}", file=sys.stderr)
     sys.exit(code)
 
 

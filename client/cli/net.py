@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shlex
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import typer
 
 from bagua.base.errors import BuildError, ServiceError
+from bagua.base.text import json_text
 from bagua.cli.options import Output, OutputOption
 
 net = typer.Typer(help="Bagua-Net: faster TCP for every program that uses NCCL.", no_args_is_help=True)
@@ -79,7 +79,7 @@ def path(output: OutputOption = Output.text) -> None:
     """Prints where the plugin lies, libnccl-net-bagua.so. It is built at the
     first time."""
     found = built_plugin()
-    print(json.dumps({"path": str(found)}) if output is Output.json else found)
+    print(json_text({"path": str(found)}) if output is Output.json else found)
 
 
 @net.command()
@@ -95,7 +95,7 @@ def env(output: OutputOption = Output.text) -> None:
 
     found = variables(built_plugin(), os.environ)
     if output is Output.json:
-        print(json.dumps(found))
+        print(json_text(found))
         return
     for name, value in found.items():
         print(f"export {name}={shlex.quote(value)};")  # with the semicolon it may also go through $(…) without quotes
@@ -111,7 +111,7 @@ def show(output: OutputOption = Output.text) -> None:
     library = built_plugin()
     found = devices(library)
     if output is Output.json:
-        print(json.dumps({"path": str(library), "devices": found}))
+        print(json_text({"path": str(library), "devices": found}))
         return
     rows = [(str(row["device"]), row["interface"], f"{row['mbits']}", row["pci"] or "-") for row in found]
     table(("device", "interface", "Mbit/s", "PCI device"), rows)

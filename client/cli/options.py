@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +63,16 @@ EnvOption = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="K=V", help="A variable for the ranks; may be repeated.", show_default=False),
 ]
+SecretEnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret-env",
+        metavar="K=FILE",
+        help="A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
+        "repeated.",
+        show_default=False,
+    ),
+]
 AlgorithmOption = Annotated[
     str,
     typer.Option(
@@ -99,6 +111,29 @@ def parse_env(pairs: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--env {pair!r}: write NAME=VALUE.")
         found[name] = value
     return found
+
+
+def parse_secret_env(pairs: list[str] | None, variables: Collection[str]) -> dict[str, str]:
+    """``["A=file"]`` -> ``{"A": "/here/file"}``: paths are absolute, and those of files on the nodes, which may have
+    others than this machine. Raises UsageError for what names no file, or one of ``variables``, which have values."""
+    found = {}
+    for pair in pairs or []:
+        name, separator, path = pair.partition("=")
+        if not separator or not name or not path:
+            raise UsageError(f"--secret-env {name}: write NAME=FILE.")  # not the rest: it may be the secret itself
+        if name in variables:
+            raise UsageError(f"{name} is given twice: with --env and with --secret-env.")
+        found[name] = str(Path(path).expanduser().absolute())
+    return found
+
+
+def warn_of_secrets(variables: Mapping[str, str]) -> None:
+    """A line on standard error for values that a service that lasts would keep in the clear."""
+    from bagua.base.secrets import looks_secret
+
+    if names := [name for name, value in variables.items() if looks_secret(name, value)]:
+        kept = f"note: the coordinator's database keeps the value of {', '.join(names)}."
+        print(f"{kept} --secret-env NAME=FILE keeps it out.", file=sys.stderr)
 
 
 def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagua.base.text import json_text
 from bagua.cli import options
 from bagua.cli.options import Output
 
@@ -48,6 +48,7 @@ class RunOptions:
     name: str
     workdir: Path
     env: dict[str, str]
+    secret_env: dict[str, str]
     log_dir: Path | None
     keep_state: bool
     output: Output
@@ -64,6 +65,7 @@ class RunOptions:
             no_python=self.no_python,
             args=self.args,
             env=self.env,
+            secret_env=self.secret_env,
             workdir=str(self.workdir),
             nnodes=self.nnodes,
             nproc_per_node=self.nproc_per_node,
@@ -213,7 +215,7 @@ def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int
         terminal.note(summary(job, seconds, logs))
     if options.output is Output.json:
         document: dict[str, Any] = {**job_document(job), "exit_code": code, "duration_s": round(seconds, 3)}
-        print(json.dumps({**document, "log_dir": logs or None}), flush=True)
+        print(json_text({**document, "log_dir": logs or None}), flush=True)
 
 
 def show_first_error(terminal: Terminal, job: job_pb2.Job) -> None:
@@ -277,6 +279,7 @@ def run(
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
     env: options.EnvOption = None,
+    secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there.", show_default=False),
@@ -314,6 +317,7 @@ def run(
         name=name or default_name(script, module),
         workdir=folder,
         env=variables,
+        secret_env=options.parse_secret_env(secret_env, variables),
         log_dir=log_dir.absolute() if log_dir else None,
         keep_state=keep_state,
         output=output,

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bagua.base.text import printable
 from bagua.cli.describe import ENDED, duration, job_state, rank_state
 from bagua.cli.terminal import metrics_text
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bagua.proto import common_pb2, job_pb2
 
 PLAIN_WIDTH = 10_000  # columns where nobody looks: into a file or a pipe, lines are not cut
+MAX_COMMAND = 1_000  # characters; --output json has all
 COLOURS = {"succeeded": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
 
 
@@ -29,12 +31,12 @@ def console() -> Console:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None:
-    """Prints rows below headings; text is shown as it is."""
+    """Prints rows below headings. Texts, also those that come from elsewhere, are shown, never obeyed."""
     made = Table(box=None, pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        made.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     console().print(made)
 
 
@@ -75,25 +77,35 @@ def print_jobs(jobs: Sequence[job_pb2.Job]) -> None:
 
 def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     """One job in full."""
-    print(f"job        {job.job_id} ({job.spec.name})")
-    print(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
-    print(f"runs       {' '.join([job.spec.entry, *job.spec.args])}  (in {job.spec.workdir}, {shape(job)} ranks)")
-    print(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}")
+    _say(f"job        {job.job_id} ({job.spec.name})")
+    _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
+    _say(f"runs       {command(job.spec)}  (in {job.spec.workdir}, {shape(job)} ranks)")
+    _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}")
     if job.HasField("progress"):
         steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)
-        print(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())
+        _say(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())
     if job.waiting:
-        print(f"waits      {job.waiting}")
+        _say(f"waits      {job.waiting}")
     if job.ranks:
         print()
         rows = [(str(r.rank), r.node_id, rank_state(r.state), str(r.pid or ""), _end(r), r.log_path) for r in job.ranks]
         table(("rank", "node", "state", "pid", "exit", "log"), rows)
     for rank in job.ranks:
         if rank.error_tail.strip():
-            print(f"\nlast lines of rank {rank.rank}:\n{rank.error_tail.rstrip()}")
+            print(f"\nlast lines of rank {rank.rank}:\n{printable(rank.error_tail.rstrip(), lines=True)}")
     if events:
         print()
         table(("time", "event", "reason"), [(clock(event.time), event.kind, event.reason) for event in events])
+
+
+def command(spec: common_pb2.JobSpec) -> str:
+    """The entry with as many arguments as fit into some lines of a terminal."""
+    text = " ".join([spec.entry, *spec.args])
+    return text if len(text) <= MAX_COMMAND else f"{text[:MAX_COMMAND]}… ({len(spec.args)} arguments)"
+
+
+def _say(line: str) -> None:
+    print(printable(line))
 
 
 def _end(rank: common_pb2.RankStatus) -> str:

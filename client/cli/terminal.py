@@ -10,6 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bagua.base.text import printable, printable_output
+
 if TYPE_CHECKING:
     from bagua.proto import common_pb2
 
@@ -35,7 +37,7 @@ class Terminal:
     def line(self, text: str) -> None:
         """A line of a rank."""
         output = sys.stderr if self.aside else sys.stdout
-        output.write(text + "\n")
+        output.write((printable_output(text) if output.isatty() else text) + "\n")
         output.flush()
 
     def status(self, text: str) -> None:
@@ -54,7 +56,7 @@ class Terminal:
 
     def error(self, text: str) -> None:
         """A line of ours that --quiet does not silence."""
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text, lines=True) + "\n")
         sys.stderr.flush()
 
     def progress(self, progress: common_pb2.Progress) -> None:
@@ -109,22 +111,22 @@ class BarTerminal(Terminal):
         if self._shared:
             from rich.text import Text
 
-            self._console.print(Text.from_ansi(text), soft_wrap=True)
+            self._console.print(Text.from_ansi(printable_output(text)), soft_wrap=True)
         else:
             super().line(text)
 
     def status(self, text: str) -> None:
-        self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=printable(text))
 
     def passing(self, text: str) -> None:
         self.status(text)
 
     def error(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text, lines=True), markup=False, soft_wrap=True)
 
     def progress(self, progress: common_pb2.Progress) -> None:
         steps = f"{progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
-        extra = "  ".join(filter(None, (metrics_text(dict(progress.metrics)), progress.message)))
+        extra = printable("  ".join(filter(None, (metrics_text(dict(progress.metrics)), progress.message))))
         self._bar.update(self._task, completed=progress.step, total=progress.total or None, steps=steps, metrics=extra)
 
     def close(self) -> None:

@@ -13,12 +13,13 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from bagua.base.errors import UnavailableError
-from bagua.base.rpc import CHANNEL_OPTIONS, error_of
+from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
 from bagua.client.reach import find_reach
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
+PAGE = 1_000  # jobs in one answer
 TIMEOUT_S = 15.0  # of every call that is not a stream
 PATIENCE_S = 60.0  # how long ``watch`` waits for a coordinator that is being restarted
 _FIRST_PAUSE_S = 0.2
@@ -71,17 +72,32 @@ class Client:
 
     def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job:
         """Submits a job. The same ``idempotency_key`` again returns the first job: with one, a call that failed half-
-        way can be repeated."""
+        way can be repeated. Raises InvalidRequestError if the specification is too large."""
+        if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
+            raise InvalidRequestError(too_large_spec(spec.ByteSize()))
         return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
 
     def get(self, job_id: str) -> job_pb2.Job:
         """The job with its ranks."""
         return self._call(self._stub.GetJob, job_pb2.GetJobRequest(job_id=job_id))
 
+    def find(self, prefix: str) -> str:
+        """The id of the one job that has ``prefix`` as its id or at its beginning. Raises NotFoundError if there is
+        none, ConflictError if there are several."""
+        return self._call(self._stub.FindJob, job_pb2.FindJobRequest(prefix=prefix)).job_id
+
     def list(self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100) -> Sequence[job_pb2.Job]:
-        """The newest jobs in one of ``states`` (none: all), the newest first, without their ranks; 1,000 at most."""
-        request = job_pb2.ListJobsRequest(states=list(states), limit=limit)
-        return tuple(self._call(self._stub.ListJobs, request).jobs)
+        """The ``limit`` newest jobs in one of ``states`` (none: all), the newest first. Of the specification each has
+        only name, entry and sizes; ranks and what is waited for are left out, too: ``get`` tells all."""
+        request = job_pb2.ListJobsRequest(states=list(states))
+        found: list[job_pb2.Job] = []
+        while True:
+            request.limit = min(limit - len(found), PAGE)
+            reply = self._call(self._stub.ListJobs, request)
+            found += reply.jobs
+            request.page_token = reply.next_page_token
+            if len(found) >= limit or not reply.next_page_token:
+                return tuple(found[:limit])
 
     def events(self, job_id: str, after_seq: int = 0) -> Iterator[job_pb2.JobEvent]:
         """What happened to the job so far, in order."""
@@ -143,7 +159,14 @@ class Client:
 
     def nodes(self) -> Sequence[job_pb2.Node]:
         """All node daemons that were ever seen."""
-        return tuple(self._call(self._stub.ListNodes, job_pb2.ListNodesRequest()).nodes)
+        request = job_pb2.ListNodesRequest()
+        found: list[job_pb2.Node] = []
+        while True:
+            reply = self._call(self._stub.ListNodes, request)
+            found += reply.nodes
+            request.page_token = reply.next_page_token
+            if not reply.next_page_token:
+                return tuple(found)
 
     # ---- helpers
 

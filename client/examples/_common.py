@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.base.algorithm_choice import VARIABLE, parse
+from bagua.base.text import json_text
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
@@ -96,7 +96,7 @@ class Outcome:
     def print(self, output: str) -> None:
         """Prints a table, or one line of JSON if ``output`` is json."""
         if output == "json":
-            print(json.dumps(asdict(self)), flush=True)
+            print(json_text(asdict(self)), flush=True)
             return
         identical = "yes, all bit-identical" if self.replicas_identical else "NO, they differ"
         rows = {

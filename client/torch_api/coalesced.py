@@ -70,8 +70,9 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
 
     The object travels as a pickle, and unpickling runs code of the sender's choice. The sender is a rank of the same
     job, which runs the same user's program: its messages come through memory of this host's daemon, or over connections
-    that were authenticated with the job's own key before a byte was read. Nobody else can send one. Those
-    connections are not encrypted.
+    between the job's hosts, whose every byte beyond loopback is encrypted and authenticated with keys of this job.
+    Nobody else can send one or change one. With ``bagua daemon --plain-data`` that holds only as far as the network
+    between the hosts is protected: whoever can change what passes there can then run code in the ranks.
 
     Raises what pickling raises on ``src``, and CommunicationError with its words on the others.
     """

@@ -70,7 +70,16 @@ py::dict counters_dict(const Counters& counters) {
   values["residual_bytes"] = counters.residual_bytes.load();
   values["zero_copy_bytes"] = counters.zero_copy_bytes.load();
   values["zero_copy_off"] = counters.zero_copy_off.load();
+  values["bytes_encrypted"] = counters.bytes_encrypted.load();
+  values["frames_refused"] = counters.frames_refused.load();
   return values;
+}
+
+Encryption encryption_of(const std::string& name) {
+  if (name == "beyond loopback") return Encryption::kBeyondLoopback;
+  if (name == "always") return Encryption::kAlways;
+  if (name == "never") return Encryption::kNever;
+  throw py::value_error("encryption must be 'beyond loopback', 'always' or 'never'");
 }
 
 std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int host_index,
@@ -78,9 +87,9 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
-                                    bool measure_ring, bool zero_copy) {
+                                    bool measure_ring, bool zero_copy, const std::string& encryption) {
   EngineOptions options;
-  options.job_id = std::move(job_id);
+  options.credentials.job_id = std::move(job_id);
   options.generation = generation;
   options.host_index = host_index;
   options.hosts = std::move(hosts);
@@ -89,8 +98,10 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
     const std::string bytes = token;
     options.tokens.emplace_back(rank, std::vector<uint8_t>(bytes.begin(), bytes.end()));
   }
-  if (job_key.size() != options.job_key.size()) throw py::value_error("job_key must have 32 bytes");
-  std::copy(job_key.begin(), job_key.end(), options.job_key.begin());
+  JobKey& key = options.credentials.key;
+  if (job_key.size() != key.size()) throw py::value_error("job_key must have 32 bytes");
+  std::copy(job_key.begin(), job_key.end(), key.begin());
+  options.credentials.encryption = encryption_of(encryption);
   options.listen = std::move(listen);
   options.streams = streams;
   if (chunk_bytes < 0) throw py::value_error("chunk_bytes must be positive");
@@ -126,7 +137,7 @@ void bind_engine(py::module_* module) {
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
-           py::arg("measure_ring") = true, py::arg("zero_copy") = false)
+           py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback")
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },

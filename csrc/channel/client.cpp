@@ -35,6 +35,12 @@ Status dial(const std::string& path, int64_t deadline_ns, Fd* out) {
   return Status::ok();
 }
 
+// By all members of its communicator, in order.
+bool matched(const Descriptor& descriptor) {
+  const Kind kind = static_cast<Kind>(descriptor.kind);
+  return kind != Kind::kSend && kind != Kind::kRecv;
+}
+
 Status wait_readable(int fd, int64_t deadline_ns) {
   for (;;) {
     const int64_t left = deadline_ns - now_ns();
@@ -76,6 +82,9 @@ void ChannelClient::find_members() {
   if (n > kArrivalRanks) return;
   for (uint32_t i = 0; i < n; ++i) local_ranks_.push_back(static_cast<int>(page()->ranks[i]));
   note_members(0, local_ranks_);
+  const auto own = std::find(local_ranks_.begin(), local_ranks_.end(), rank_);
+  if (!one_host_ || n < 2 || n > kMeetingRanks || own == local_ranks_.end()) return;
+  meeting_ = std::make_unique<Meeting>(page(), static_cast<uint32_t>(own - local_ranks_.begin()), n, spins_);
 }
 
 void ChannelClient::note_members(uint32_t comm, const std::vector<int>& members) {
@@ -280,8 +289,7 @@ bool ChannelClient::on_one_host(uint32_t comm) {
 }
 
 bool ChannelClient::completes(const Descriptor& descriptor) {
-  const Kind kind = static_cast<Kind>(descriptor.kind);
-  if (kind == Kind::kSend || kind == Kind::kRecv) return true;
+  if (!matched(descriptor)) return true;
   const auto found = groups_.find(descriptor.comm);
   if (found == groups_.end() || !found->second.counted) return true;
   Group& group = found->second;
@@ -294,7 +302,23 @@ bool ChannelClient::completes(const Descriptor& descriptor) {
   return true;
 }
 
-Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket) {
+Status ChannelClient::meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt,
+                           bool* met) {
+  if (Status status = check_usable(); !status) return status;
+  std::lock_guard<std::mutex> one(meeting_mutex_);
+  uint32_t number;
+  {
+    std::lock_guard<std::mutex> lock(submit_mutex_);
+    number = ++world_calls_;
+  }
+  const auto usable = [this] {
+    if (Status status = check_usable(); !status) return status;
+    return daemon_gone() ? Status{Code::kUnavailable, error()} : Status::ok();
+  };
+  return meeting_->attend(number, descriptor, src, dst, usable, interrupt, met);
+}
+
+Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, bool counted) {
   if (Status status = check_usable(); !status) return status;
   bool ring = false;
   {
@@ -314,6 +338,7 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket) {
     const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
     channel()->ring[tail % kSlots] = index;
     channel()->tail.store(tail + 1, std::memory_order_release);
+    if (descriptor.comm == 0 && !counted && matched(descriptor)) ++world_calls_;
     ring = completes(descriptor);
   }
   JobPage* job = page();

@@ -1,7 +1,8 @@
 // One rank's end of the channel: joins the daemon, gets memory, hands over operations and waits for them.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
-// submit_mutex_ and areas_mutex_ before nothing else; none is held while waiting for an operation.
+// meeting_mutex_ before submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else; none but meeting_mutex_ is
+// held while waiting for an operation.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@
 #include "base/status.h"
 #include "channel/futex.h"
 #include "channel/layout.h"
+#include "channel/meeting.h"
 #include "channel/memory.h"
 #include "channel/protocol.h"
 
@@ -49,7 +51,13 @@ class ChannelClient {
   Status destroy_comm(uint32_t comm);
 
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
-  Status submit(const Descriptor& descriptor, uint64_t* ticket);
+  // `counted`: meet() has been called with it.
+  Status submit(const Descriptor& descriptor, uint64_t* ticket, bool counted = false);
+  // Whether meet() is to be called before this operation is submitted: the same on all ranks.
+  bool meets(const Descriptor& descriptor) const { return meeting_ != nullptr && Meeting::takes(descriptor); }
+  // Tries a small all-reduce without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
+  // to be submitted. One at a time: others wait until the ranks have met.
+  Status meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt, bool* met);
   // All members of the communicator are ranks of this host; false if it is unknown.
   bool on_one_host(uint32_t comm);
   // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
@@ -119,6 +127,10 @@ class ChannelClient {
   std::vector<uint64_t> tickets_;  // of every slot; 0: none
   uint64_t next_ticket_ = 1;
   std::map<uint32_t, Group> groups_;
+  uint32_t world_calls_ = 0;  // collectives on the communicator of all ranks, with and without the daemon
+
+  std::mutex meeting_mutex_;          // one meeting at a time
+  std::unique_ptr<Meeting> meeting_;  // constant after connect(); nullptr: this job's ranks don't meet
 
   std::mutex areas_mutex_;                             // guards the next two
   std::map<const char*, Area> areas_;                  // segments of this rank, by address

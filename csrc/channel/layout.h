@@ -27,8 +27,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "4";
-constexpr uint32_t kLayoutVersion = 4;
+constexpr const char* kCoreVersion = "5";
+constexpr uint32_t kLayoutVersion = 5;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -72,6 +72,8 @@ constexpr size_t kLabelBytes = 40;
 constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
+constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
+constexpr size_t kMeetingBytes = 64 << 10;
 
 struct Descriptor {
   uint8_t kind;
@@ -127,11 +129,33 @@ struct Counters {
   std::atomic<uint64_t> residual_bytes;   // memory of error feedback held now
   std::atomic<uint64_t> zero_copy_bytes;  // of bytes_sent, those that were to leave without a copy
   std::atomic<uint64_t> zero_copy_off;    // streams that went back to copying
+  std::atomic<uint64_t> bytes_encrypted;  // of bytes_sent, those on encrypted connections
+  std::atomic<uint64_t> frames_refused;   // damaged or not authentic: the first of them fails the job
 };
 
 // Collectives of one communicator that each local rank has submitted, by its position among the host's ranks.
 struct alignas(64) Arrivals {
   std::atomic<uint64_t> submitted[kArrivalRanks];
+};
+
+// Small all-reduces of all ranks of a job on one host, without the daemon; see meeting.h.
+struct MeetingCall {
+  uint64_t count;
+  uint32_t dtype, op;
+};
+
+struct Seat {
+  alignas(64) std::atomic<uint32_t> number;  // the meeting that the rank has come to; written after the rest
+  MeetingCall call;
+  alignas(64) char data[kMeetingBytes];
+};
+
+struct MeetingRoom {
+  alignas(64) std::atomic<uint32_t> verdict;  // number of a meeting * 4 + MeetingState; futex word of those who wait
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> met;  // the last meeting that had a result
+  alignas(64) char result[kMeetingBytes];
+  Seat seats[kMeetingRanks];  // by position among the ranks of the host
 };
 
 enum ErrorState : uint32_t { kNoError = 0, kErrorWriting = 1, kErrorSet = 2 };
@@ -151,6 +175,7 @@ struct JobPage {
   char error[kErrorBytes];
   uint32_t ranks[kArrivalRanks];  // global numbers of the host's ranks, if there are not more
   Arrivals arrivals[kArrivalComms];
+  MeetingRoom room;
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");

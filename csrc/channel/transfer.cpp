@@ -104,7 +104,7 @@ Status Transfer::submit(uint64_t number) {
     descriptor.dst_offset = descriptor.src_offset;
   }
   uint64_t ticket = 0;
-  if (Status status = client_->submit(descriptor, &ticket); !status) return status;
+  if (Status status = client_->submit(descriptor, &ticket, met_); !status) return status;
   flying_.push_back({ticket, number});
   return Status::ok();
 }
@@ -121,7 +121,16 @@ void Transfer::take_out(uint64_t number) {
   }
 }
 
+Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {
+  const bool whole = request_.src != nullptr && request_.dst != nullptr && pieces_ == 1;
+  if (met_ || !whole || !client_->meets(request_.descriptor)) return Status::ok();
+  met_ = true;
+  return client_->meet(request_.descriptor, request_.src, request_.dst, interrupt, &over_);
+}
+
 Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {
+  const Status tried = meet(interrupt);
+  if (over_ || (!tried && tried.code() != Code::kAborted)) return tried;
   if (slot_bytes_ != 0 && stage_.memory == nullptr) {
     if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
   }
@@ -130,6 +139,7 @@ Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interr
       if (Status status = submit(next_); !status) return status;
       ++next_;
     }
+    if (!tried) return tried;  // the other ranks need it all the same
     // From a stage in order, to have its slot again. In shared memory the last one first: one wait for all.
     const bool in_order = slot_bytes_ != 0;
     const Piece piece = in_order ? flying_.front() : flying_.back();

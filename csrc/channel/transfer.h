@@ -72,6 +72,8 @@ class Transfer {
 
   void plan();
   Status submit(uint64_t number);
+  // Small ones are tried without the daemon, once.
+  Status meet(const ChannelClient::Interrupt& interrupt);
   void take_out(uint64_t number);
   uint64_t begin_of(uint64_t number) const { return number * piece_; }
   uint64_t elements_of(uint64_t number) const;
@@ -92,6 +94,7 @@ class Transfer {
   ChannelClient::Allocation stage_;
   uint64_t next_ = 0;  // piece to submit
   std::deque<Piece> flying_;
+  bool met_ = false;  // meet() has been tried
   bool over_ = false;
 };
 

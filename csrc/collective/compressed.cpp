@@ -30,8 +30,8 @@ constexpr size_t kLargestRaw = 4;           // has at most four times chunk_byte
 constexpr uint64_t kPieces = 8;             // and a block has so many chunks at least, to overlap its stages,
 constexpr uint64_t kSmallestChunk = 16384;  // but none has fewer elements
 constexpr size_t kLeadBytes = 2 << 20;      // partials on their way before the first result is: covers the delay of
-constexpr size_t kLeastLead = 4, kMostLead = 32;  // a round trip
-constexpr size_t kWindow = 8, kSmallWindow = 4;   // messages of one peer that wait; with more than two peers
+constexpr size_t kLeastLead = 4, kMostLead = 32;        // a round trip
+constexpr size_t kMessageWindow = 8, kSmallWindow = 4;  // messages of one peer that wait; with more than two peers
 
 class Compressed {
  public:
@@ -42,7 +42,7 @@ class Compressed {
     const size_t message = encoded_bytes(encoding_, chunk_), n = peers_.size();
     lead_ = std::clamp(kLeadBytes / (message * n), kLeastLead, kMostLead);
     for (int h = 0; h < b->hosts(); ++h) blocks_.push_back(chunks_of(block(h)));
-    const size_t window = n > 2 ? kSmallWindow : kWindow, mine = own().size();
+    const size_t window = n > 2 ? kSmallWindow : kMessageWindow, mine = own().size();
     for (const int peer : peers_) {
       const size_t theirs = chunks_at(peer).size();
       outgoing_.emplace_back(b, std::min(window, theirs), message);

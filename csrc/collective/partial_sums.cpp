@@ -6,7 +6,7 @@ namespace bagua::collective {
 
 namespace {
 
-constexpr size_t kWindow = 4;  // chunks in flight for each pair of hosts
+constexpr size_t kChunkWindow = 4;  // chunks in flight for each pair of hosts
 
 // The other hosts, starting after ours so that not all send to the same one first.
 std::vector<int> others(const Builder& b) {
@@ -51,7 +51,7 @@ void receive_sum(Builder* b, int member, uint64_t at, uint64_t count, std::vecto
 std::vector<Window> windows_for(Builder* b, size_t peers, uint64_t count) {
   std::vector<Window> windows;
   for (size_t p = 0; p < peers; ++p) {
-    windows.emplace_back(b, kWindow, std::min<uint64_t>(b->chunk_bytes(), count * b->element()));
+    windows.emplace_back(b, kChunkWindow, std::min<uint64_t>(b->chunk_bytes(), count * b->element()));
   }
   return windows;
 }

@@ -20,7 +20,7 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-uint64_t digest_of(const std::vector<int>& members) {
+uint64_t instance_digest(const std::vector<int>& members) {
   std::string text;
   for (const int member : members) text += std::to_string(member) + ",";
   return crc32c(text.data(), text.size());
@@ -30,7 +30,7 @@ uint64_t digest_of(const std::vector<int>& members) {
 
 Communicator::Communicator(uint32_t id, std::vector<int> members, const std::vector<std::vector<int>>& hosts,
                            int host_index, uint32_t incarnation)
-    : id_(id), instance_(digest_of(members) << 32 | incarnation), members_(std::move(members)) {
+    : id_(id), instance_(instance_digest(members) << 32 | incarnation), members_(std::move(members)) {
   for (size_t h = 0; h < hosts.size(); ++h) {
     std::vector<int> there;
     for (size_t i = 0; i < members_.size(); ++i) {

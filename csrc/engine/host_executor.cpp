@@ -16,7 +16,7 @@ constexpr int64_t kNever = INT64_MAX / 4;
 MeshOptions mesh_options(EngineState& state, const Communicator& comm) {
   const EngineOptions& options = state.options();
   MeshOptions mesh;
-  mesh.job_id = options.job_id;
+  mesh.job_id = options.credentials.job_id;
   mesh.generation = options.generation;
   mesh.comm = comm.id();
   mesh.host = comm.topology().host;
@@ -84,11 +84,11 @@ void HostExecutor::wake() {
   mesh_.wake();
 }
 
-bool HostExecutor::attach(int host, int stream, Socket socket) {
+bool HostExecutor::attach(int host, int stream, Connection connection) {
   const auto& hosts = comm_->job_hosts();
   const auto found = std::find(hosts.begin(), hosts.end(), host);
   if (found == hosts.end()) return false;
-  mesh_.attach(static_cast<int>(found - hosts.begin()), stream, std::move(socket));
+  mesh_.attach(static_cast<int>(found - hosts.begin()), stream, std::move(connection));
   mesh_.wake();  // the survey waits for the last one
   return true;
 }
@@ -185,17 +185,17 @@ Status HostExecutor::dial(int peer, int stream, int64_t deadline_ns) {
   me.stream = static_cast<uint32_t>(stream);
   Status status;
   do {
-    Socket socket;
-    status = connect_tcp(address, std::min(deadline_ns, now_ns() + kDialSliceNs), &socket);
+    Connection connection;
+    status = connect_tcp(address, std::min(deadline_ns, now_ns() + kDialSliceNs), &connection.socket);
+    if (!status) continue;
+    const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
+    status = dial_handshake(connection.socket.fd(), options.credentials, me, slice, &connection.seals);
     if (status) {
-      const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
-      status = dial_handshake(socket.fd(), options.job_key, options.job_id, me, slice);
-    }
-    if (status) {
-      mesh_.attach(peer, stream, std::move(socket));
+      mesh_.attach(peer, stream, std::move(connection));
       return status;
     }
-    if (status.code() == Code::kCorrupt || status.code() == Code::kAborted) return status;
+    // A host that is not there yet, or has died, may come back. What the two have told each other stays.
+    if (status.code() != Code::kTimeout && status.code() != Code::kUnavailable) return status;
   } while (now_ns() < deadline_ns && !state_->failed());
   return status;
 }
@@ -401,6 +401,8 @@ void HostExecutor::count_traffic() {
   Counters& counters = state_->counters();
   counters.bytes_sent.fetch_add(now.bytes_sent - counted_.bytes_sent, std::memory_order_relaxed);
   counters.bytes_received.fetch_add(now.bytes_received - counted_.bytes_received, std::memory_order_relaxed);
+  counters.bytes_encrypted.fetch_add(now.bytes_encrypted - counted_.bytes_encrypted, std::memory_order_relaxed);
+  counters.frames_refused.fetch_add(now.frames_refused - counted_.frames_refused, std::memory_order_relaxed);
   counters.frames_dropped.fetch_add(now.frames_dropped - counted_.frames_dropped, std::memory_order_relaxed);
   counters.zero_copy_bytes.fetch_add(now.zero_copy_bytes - counted_.zero_copy_bytes, std::memory_order_relaxed);
   counters.zero_copy_off.fetch_add(now.zero_copy_off - counted_.zero_copy_off, std::memory_order_relaxed);

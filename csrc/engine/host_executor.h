@@ -46,7 +46,7 @@ class HostExecutor final : public ConnectionTarget {
   void note_left(int rank);
   // Something outside changed: the engine failed, peers are known.
   void wake() override;
-  bool attach(int host, int stream, Socket socket) override;
+  bool attach(int host, int stream, Connection connection) override;
 
   uint64_t begun_elsewhere() const { return begun_elsewhere_.load(std::memory_order_acquire); }
   // Lines about what waits for other hosts since before `before_ns`. Asks the thread, for at most 200 ms.

@@ -25,9 +25,18 @@ constexpr int64_t kPatienceNs = 3 * kNsPerS;  // before a connection that finds 
 Status Network::open() {
   if (state_->options().hosts.size() < 2) return Status::ok();
   if (Status status = listen_tcp(state_->options().listen, &listener_, &address_); !status) return status;
+  if (Status status = check_encryption(); !status) return status;
   if (Status status = stop_event_.open(); !status) return status;
   thread_ = std::thread([this] { run(); });
   return Status::ok();
+}
+
+// What connections are going to need, told before any comes.
+Status Network::check_encryption() const {
+  const Encryption encryption = state_->options().credentials.encryption;
+  if (encryption == Encryption::kNever) return Status::ok();
+  if (encryption == Encryption::kBeyondLoopback && listens_on_host(listener_.fd())) return Status::ok();
+  return KeyExchange().open();
 }
 
 void Network::stop() {
@@ -76,7 +85,7 @@ void Network::enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target)
   const auto found = parked_.find({comm, instance});
   if (found == parked_.end()) return;
   for (Parked& parked : found->second) {
-    if (!target->attach(parked.host, parked.stream, std::move(parked.socket))) count_bad();
+    if (!target->attach(parked.host, parked.stream, std::move(parked.connection))) count_bad();
   }
   parked_count_ -= found->second.size();
   parked_.erase(found);
@@ -176,9 +185,10 @@ void Network::shake(Socket socket) {
   raw->thread = std::thread([this, raw, fd = raw->fd] {
     const EngineOptions& options = state_->options();
     PeerInfo peer;
+    Seals seals;
     const Status status =
-        accept_handshake(fd, options.job_key, options.job_id, options.generation, &peer, now_ns() + kHandshakeNs);
-    Socket connection(raw->take());
+        accept_handshake(fd, options.credentials, options.generation, now_ns() + kHandshakeNs, &peer, &seals);
+    Connection connection(Socket(raw->take()), std::move(seals));
     if (status) {
       deliver(peer, std::move(connection));
     } else if (status.code() == Code::kAborted) {
@@ -191,7 +201,7 @@ void Network::shake(Socket socket) {
   handshakes_.push_back(std::move(handshake));
 }
 
-void Network::deliver(const PeerInfo& peer, Socket socket) {
+void Network::deliver(const PeerInfo& peer, Connection connection) {
   const int me = state_->options().host_index, streams = state_->options().streams;
   std::lock_guard<std::mutex> lock(mutex_);
   const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
@@ -201,11 +211,11 @@ void Network::deliver(const PeerInfo& peer, Socket socket) {
   const auto found = targets_.find(key);
   const int host = static_cast<int>(peer.from), stream = static_cast<int>(peer.stream);
   if (found != targets_.end()) {
-    if (!found->second->attach(host, stream, std::move(socket))) count_bad();
+    if (!found->second->attach(host, stream, std::move(connection))) count_bad();
     return;
   }
   if (parked_count_ >= kMaxParked) return count_bad();
-  parked_[key].push_back({host, stream, std::move(socket), now_ns()});
+  parked_[key].push_back({host, stream, std::move(connection), now_ns()});
   ++parked_count_;
 }
 

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "engine/state.h"
 #include "net/socket.h"
+#include "transport/connection.h"
 #include "transport/handshake.h"
 
 namespace bagua {
@@ -30,7 +31,7 @@ class ConnectionTarget {
  public:
   virtual ~ConnectionTarget() = default;
   // From host `host` of the job. False: that host is no member.
-  virtual bool attach(int host, int stream, Socket socket) = 0;
+  virtual bool attach(int host, int stream, Connection connection) = 0;
   // Something that all communicators look at has changed. Must not call the network.
   virtual void wake() = 0;
 };
@@ -72,7 +73,7 @@ class Network {
   struct Parked {
     int host;
     int stream;
-    Socket socket;
+    Connection connection;
     int64_t since_ns;
   };
   struct Handshake {
@@ -88,7 +89,8 @@ class Network {
   void accept_all();
   void expire(int64_t now);
   void shake(Socket socket);
-  void deliver(const PeerInfo& peer, Socket socket);
+  void deliver(const PeerInfo& peer, Connection connection);
+  Status check_encryption() const;
   void join_finished(bool all);
   bool anybody_parked();
   void judge_parked(int64_t now);

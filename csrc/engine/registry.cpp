@@ -16,7 +16,7 @@ Status invalid(uint64_t id, const std::string& what) {
   return {Code::kInvalid, "communicator " + std::to_string(id) + ": " + what};
 }
 
-std::string list(const std::vector<int>& ranks) {
+std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = "[";
   for (size_t i = 0; i < ranks.size() && i < 32; ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
   return text + (ranks.size() > 32 ? ", ...]" : "]");
@@ -51,7 +51,8 @@ Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) c
     if (i > 0 && members[i] <= members[i - 1]) return invalid(id, "members must be sorted and different");
   }
   if (!std::binary_search(members.begin(), members.end(), rank)) {
-    return invalid(id, "rank " + std::to_string(rank) + " declares it but is not among its members " + list(members));
+    return invalid(id,
+                   "rank " + std::to_string(rank) + " declares it but is not among its members " + ranks_text(members));
   }
   return Status::ok();
 }
@@ -68,8 +69,8 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members)
     if (!same && entry.destroyed.count(rank) == 0) {
       return {Code::kAborted,
               "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) + " declares the members " +
-                  list(members) + ", rank " + std::to_string(*entry.declared.begin()) + " declared " +
-                  list(entry.comm->members()) +
+                  ranks_text(members) + ", rank " + std::to_string(*entry.declared.begin()) + " declared " +
+                  ranks_text(entry.comm->members()) +
                   ". All members must declare the same, and a number serves one communicator at a time."};
     }
     if (same && next == nullptr && entry.declared.count(rank) == 0) next = &entry;
@@ -173,7 +174,7 @@ std::string Registry::clash(uint32_t id, uint64_t instance, int host) const {
     if (comm.executor != nullptr && comm.executor->has_departed(host)) continue;  // it will be destroyed here, too
     return "communicator " + std::to_string(id) + ": host " + std::to_string(host) +
            " declares other members than rank " + std::to_string(*entry.declared.begin()) + ", which declared " +
-           list(comm.members()) +
+           ranks_text(comm.members()) +
            ". All members must declare the same, and a number serves one communicator at a time.";
   }
   return "";

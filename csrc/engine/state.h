@@ -24,13 +24,12 @@
 namespace bagua {
 
 struct EngineOptions {
-  std::string job_id;
   uint64_t generation = 0;
   int host_index = 0;
   std::vector<std::vector<int>> hosts;  // ranks of every host, in ring order
   std::string data_socket;
   std::vector<std::pair<int, std::vector<uint8_t>>> tokens;  // local rank, 32 bytes
-  JobKey job_key{};
+  Credentials credentials;
   std::string listen;
   int streams = 4;
   size_t chunk_bytes = 512 * 1024;

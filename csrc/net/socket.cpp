@@ -97,6 +97,16 @@ bool connected_to_itself(int fd) {
          std::memcmp(&here, &there, here_length) == 0;
 }
 
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_UNIX) return true;
+  if (address.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  }
+  if (address.ss_family != AF_INET6) return false;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
 // One attempt; returns an errno value (0: connected).
 int connect_once(const addrinfo& target, int64_t deadline_ns, Socket* out) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -247,6 +257,19 @@ Status accept_tcp(int listener, Socket* out, std::string* peer) {
   pace_if_far(fd);
   *peer = numeric(reinterpret_cast<sockaddr*>(&from), length);
   return Status::ok();
+}
+
+bool listens_on_host(int listener) {
+  sockaddr_storage here{};
+  socklen_t length = sizeof here;
+  return ::getsockname(listener, reinterpret_cast<sockaddr*>(&here), &length) == 0 && is_loopback(here);
+}
+
+bool stays_on_host(int fd) {
+  sockaddr_storage there{};
+  socklen_t length = sizeof there;
+  return listens_on_host(fd) && ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) == 0 &&
+         is_loopback(there);
 }
 
 Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {

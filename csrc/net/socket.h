@@ -34,6 +34,11 @@ Status listen_tcp(const std::string& address, Socket* out, std::string* bound);
 Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out);
 // Accepted socket made ready for use: TCP_NODELAY, non-blocking, close-on-exec.
 Status accept_tcp(int listener, Socket* out, std::string* peer);
+// Whether no byte of a connection can leave this host: both of its addresses are loopback ones (127.0.0.0/8, ::1), or
+// it is no network connection.
+bool stays_on_host(int fd);
+// The same for the connections that a listener will get.
+bool listens_on_host(int listener);
 // Read or write exactly n bytes on a non-blocking socket before the deadline.
 Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns);
 Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns);

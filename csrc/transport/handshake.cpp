@@ -1,23 +1,27 @@
 #include "transport/handshake.h"
 
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
+#include "base/hkdf.h"
 #include "base/random.h"
-#include "base/sha256.h"
 #include "net/socket.h"
 
 namespace bagua {
 namespace {
 
 constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 2;
-constexpr uint32_t kAccepted = 1;
-constexpr uint32_t kOtherGeneration = 2;
+constexpr uint32_t kVersion = 3;
+
+enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3 };
+
+// What an end wants of a connection, by its settings and its view of the addresses.
+enum class Protection : uint32_t { kPlainOnLoopback = 1, kPlainByChoice = 2, kEncrypted = 3 };
 
 using Nonce = std::array<uint8_t, 32>;
 
-// On the wire as it lies here. All platforms of the core are little-endian; Frame's header says so too.
+// On the wire as they lie here. All platforms of the core are little-endian; Frame's header says so too.
 struct Hello {
   uint32_t magic;
   uint32_t version;
@@ -28,30 +32,51 @@ struct Hello {
   uint32_t to;
   uint32_t stream;
   uint64_t instance;
-  uint8_t nonce[32];
+  Protection protection;
+  uint32_t fast_aes;  // 1: AES has instructions here
+  Nonce nonce;
+  KeyExchange::Bytes key;  // zeros: wants no encryption
 };
-static_assert(sizeof(Hello) == 104 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == 144 && std::is_trivially_copyable_v<Hello>);
 
 struct Answer {
   Nonce nonce;
-  Digest mac;
+  KeyExchange::Bytes key;
+  Protection protection;
+  uint32_t fast_aes;
 };
-static_assert(sizeof(Answer) == 64);
+static_assert(sizeof(Answer) == 72 && std::is_trivially_copyable_v<Answer>);
 
-Digest sign(const JobKey& key, const char* label, const Hello& hello, const Nonce& nonce) {
+// What both have said.
+struct Talk {
+  Hello hello;
+  Answer answer;
+
+  std::string bytes() const {
+    return std::string(reinterpret_cast<const char*>(&hello), sizeof hello) +
+           std::string(reinterpret_cast<const char*>(&answer), sizeof answer);
+  }
+};
+
+Digest sign(const JobKey& key, const char* label, const Talk& talk, uint32_t verdict = 0) {
   HmacSha256 mac(key.data(), key.size());
   mac.update(label, std::strlen(label));
-  mac.update(&hello, sizeof hello);
-  mac.update(nonce.data(), nonce.size());
+  mac.update(&talk.hello, sizeof talk.hello);
+  mac.update(&talk.answer, sizeof talk.answer);
+  if (verdict != 0) mac.update(&verdict, sizeof verdict);
   return mac.finish();
 }
 
-Digest sign_accept(const JobKey& key, const Hello& hello, const Nonce& nonce) {
-  return sign(key, "bagua-accept", hello, nonce);
+Digest sign_accept(const JobKey& key, const Talk& talk) {
+  return sign(key, "bagua-accept", talk);
 }
 
-Digest sign_dial(const JobKey& key, const Hello& hello, const Nonce& nonce) {
-  return sign(key, "bagua-dial", hello, nonce);
+Digest sign_dial(const JobKey& key, const Talk& talk) {
+  return sign(key, "bagua-dial", talk);
+}
+
+Digest sign_verdict(const JobKey& key, const Talk& talk, Verdict verdict) {
+  return sign(key, "bagua-verdict", talk, static_cast<uint32_t>(verdict));
 }
 
 Status at_step(const char* step, const Status& cause) {
@@ -62,72 +87,183 @@ bool same(const Digest& a, const Digest& b) {
   return equal_constant_time(a.data(), b.data(), a.size());
 }
 
-}  // namespace
-
-Status dial_handshake(int fd, const JobKey& key, const std::string& job_id, const PeerInfo& me, int64_t deadline_ns) {
-  Hello hello{kMagic, kVersion, {}, me.generation, me.comm, me.from, me.to, me.stream, me.instance, {}};
-  const Digest job = sha256(job_id.data(), job_id.size());
-  std::memcpy(hello.job, job.data(), job.size());
-  if (Status status = fill_random(hello.nonce, sizeof hello.nonce); !status) return status;
-  if (Status status = write_exact(fd, &hello, sizeof hello, deadline_ns); !status) return at_step("greeting", status);
-
-  Answer answer;
-  if (Status status = read_exact(fd, &answer, sizeof answer, deadline_ns); !status) {
-    return at_step("waiting for the answer", status);
+Protection wanted(int fd, Encryption encryption) {
+  switch (encryption) {
+    case Encryption::kNever:
+      return Protection::kPlainByChoice;
+    case Encryption::kAlways:
+      return Protection::kEncrypted;
+    case Encryption::kBeyondLoopback:
+      break;
   }
-  if (!same(answer.mac, sign_accept(key, hello, answer.nonce))) {
-    return {Code::kCorrupt, "handshake: the host that answered does not have this job's key"};
-  }
-  const Digest proof = sign_dial(key, hello, answer.nonce);
-  if (Status status = write_exact(fd, proof.data(), proof.size(), deadline_ns); !status) {
-    return at_step("sending the proof", status);
-  }
-  uint32_t verdict = 0;
-  if (Status status = read_exact(fd, &verdict, sizeof verdict, deadline_ns); !status) {
-    return at_step("waiting to be accepted", status);
-  }
-  if (verdict == kAccepted) return Status::ok();
-  if (verdict == kOtherGeneration) {
-    return {Code::kAborted, "handshake: the other host is not in generation " + std::to_string(me.generation)};
-  }
-  return {Code::kCorrupt, "handshake: the other host answered with a verdict that does not exist"};
+  return stays_on_host(fd) ? Protection::kPlainOnLoopback : Protection::kEncrypted;
 }
 
-Status accept_handshake(int fd, const JobKey& key, const std::string& job_id, uint64_t generation, PeerInfo* peer,
-                        int64_t deadline_ns) {
-  Hello hello;
-  if (Status status = read_exact(fd, &hello, sizeof hello, deadline_ns); !status) {
-    return at_step("waiting for a greeting", status);
+// One end's part of what was said about protection.
+struct Side {
+  Protection protection = Protection::kEncrypted;
+  uint32_t fast_aes = 0;
+  KeyExchange exchange;
+
+  Status open(int fd, const Credentials& credentials) {
+    protection = wanted(fd, credentials.encryption);
+    if (protection != Protection::kEncrypted) return Status::ok();
+    fast_aes = credentials.aes_instructions ? 1 : 0;
+    return exchange.open();
   }
+};
+
+// Empty: they want the same.
+std::string disagreement(Protection mine, Protection other) {
+  const bool sealed = mine == Protection::kEncrypted;
+  if (sealed == (other == Protection::kEncrypted)) return "";
+  if (mine == Protection::kPlainByChoice) {
+    return "this host's daemon was started with --plain-data, the other one's was not: give it to all hosts or to none";
+  }
+  if (other == Protection::kPlainByChoice) {
+    return "the other host's daemon was started with --plain-data, this one's was not: give it to all hosts or to none";
+  }
+  return std::string("the connection has a loopback address at ") + (sealed ? "the other" : "this") +
+         " end alone: something between the hosts stands in for one of them (a proxy, a forwarded port). Give each "
+         "daemon an address of its own with --data-host";
+}
+
+// Keys for both directions; `dialed`: at the dialer's end.
+Status make_seals(const Side& side, const JobKey& job_key, const Talk& talk, bool dialed, Seals* seals) {
+  Digest secret;
+  if (Status status = side.exchange.agree(dialed ? talk.answer.key : talk.hello.key, &secret); !status) {
+    return at_step("exchange of keys", status);
+  }
+  const Digest root = hkdf_extract(job_key.data(), job_key.size(), secret.data(), secret.size());
+  const std::string said = talk.bytes();
+  const Digest digest = sha256(said.data(), said.size());
+  const std::string context(reinterpret_cast<const char*>(digest.data()), digest.size());
+  Digest by_dialer, by_acceptor;
+  hkdf_expand(root, "bagua-seal-dial" + context, by_dialer.data(), by_dialer.size());
+  hkdf_expand(root, "bagua-seal-accept" + context, by_acceptor.data(), by_acceptor.size());
+  const bool aes = talk.hello.fast_aes == 1 && talk.answer.fast_aes == 1;
+  const Cipher cipher = aes ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;
+  seals->out = std::make_unique<Sealer>();
+  seals->in = std::make_unique<Opener>();
+  Status status = seals->out->open(cipher, dialed ? by_dialer : by_acceptor);
+  if (status) status = seals->in->open(cipher, dialed ? by_acceptor : by_dialer);
+  for (Digest* key : {&secret, &by_dialer, &by_acceptor}) explicit_bzero(key->data(), key->size());
+  return status;
+}
+
+// Once both have proved the key: what they said about protection counts.
+Status protect(const Side& side, const JobKey& key, const Talk& talk, bool dialed, Seals* seals) {
+  const Protection other = dialed ? talk.answer.protection : talk.hello.protection;
+  if (const std::string why = disagreement(side.protection, other); !why.empty()) return {Code::kInvalid, why};
+  if (side.protection != Protection::kEncrypted) return Status::ok();
+  return make_seals(side, key, talk, dialed, seals);
+}
+
+}  // namespace
+
+Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, int64_t deadline_ns, Seals* seals) {
+  const JobKey& key = credentials.key;
+  Side side;
+  if (Status status = side.open(fd, credentials); !status) return status;
+  Talk talk{{kMagic,
+             kVersion,
+             {},
+             me.generation,
+             me.comm,
+             me.from,
+             me.to,
+             me.stream,
+             me.instance,
+             side.protection,
+             side.fast_aes,
+             {},
+             side.exchange.public_key()},
+            {}};
+  const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
+  std::memcpy(talk.hello.job, job.data(), job.size());
+  if (Status status = fill_random(talk.hello.nonce.data(), talk.hello.nonce.size()); !status) return status;
+  if (Status status = write_exact(fd, &talk.hello, sizeof talk.hello, deadline_ns); !status) {
+    return at_step("greeting", status);
+  }
+
+  Digest mac;
+  Status status = read_exact(fd, &talk.answer, sizeof talk.answer, deadline_ns);
+  if (status) status = read_exact(fd, mac.data(), mac.size(), deadline_ns);
+  if (!status) return at_step("waiting for the answer", status);
+  if (!same(mac, sign_accept(key, talk))) {
+    return {Code::kCorrupt, "handshake: the host that answered does not have this job's key"};
+  }
+  const Digest proof = sign_dial(key, talk);
+  if (status = write_exact(fd, proof.data(), proof.size(), deadline_ns); !status) {
+    return at_step("sending the proof", status);
+  }
+  Verdict verdict{};
+  status = read_exact(fd, &verdict, sizeof verdict, deadline_ns);
+  if (status) status = read_exact(fd, mac.data(), mac.size(), deadline_ns);
+  if (!status) return at_step("waiting to be accepted", status);
+  if (!same(mac, sign_verdict(key, talk, verdict))) {
+    return {Code::kCorrupt, "handshake: the verdict is not the other host's"};
+  }
+  if (verdict == Verdict::kOtherGeneration) {
+    return {Code::kAborted, "handshake: the other host is not in generation " + std::to_string(me.generation)};
+  }
+  if (status = protect(side, key, talk, true, seals); !status || verdict == Verdict::kAccepted) return status;
+  return {Code::kInvalid, "handshake: the other host can't protect the connection"};
+}
+
+namespace {
+
+Status check_hello(const Hello& hello, const std::string& job_id) {
   if (hello.magic != kMagic) return {Code::kCorrupt, "handshake: the greeting is not of this protocol"};
   if (hello.version != kVersion) {
     return {Code::kCorrupt, "handshake: the other host speaks version " + std::to_string(hello.version) +
                                 ", this one version " + std::to_string(kVersion) + ": install the same release"};
   }
   const Digest job = sha256(job_id.data(), job_id.size());
-  if (!equal_constant_time(job.data(), hello.job, job.size())) {
-    return {Code::kCorrupt, "handshake: the greeting is for another job"};
-  }
-  Answer answer;
-  if (Status status = fill_random(answer.nonce.data(), answer.nonce.size()); !status) return status;
-  answer.mac = sign_accept(key, hello, answer.nonce);
-  if (Status status = write_exact(fd, &answer, sizeof answer, deadline_ns); !status)
-    return at_step("answering", status);
+  if (equal_constant_time(job.data(), hello.job, job.size())) return Status::ok();
+  return {Code::kCorrupt, "handshake: the greeting is for another job"};
+}
 
-  Digest proof;
-  if (Status status = read_exact(fd, proof.data(), proof.size(), deadline_ns); !status) {
+// Greets back, and reads the proof that the other side has the key, too.
+Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadline_ns, Talk* talk) {
+  Answer& answer = talk->answer;
+  answer = {{}, side.exchange.public_key(), side.protection, side.fast_aes};
+  if (Status status = fill_random(answer.nonce.data(), answer.nonce.size()); !status) return status;
+  Digest mac = sign_accept(key, *talk);
+  Status status = write_exact(fd, &answer, sizeof answer, deadline_ns);
+  if (status) status = write_exact(fd, mac.data(), mac.size(), deadline_ns);
+  if (!status) return at_step("answering", status);
+  if (status = read_exact(fd, mac.data(), mac.size(), deadline_ns); !status) {
     return at_step("waiting for the proof", status);
   }
-  if (!same(proof, sign_dial(key, hello, answer.nonce))) {
-    return {Code::kCorrupt, "handshake: the host that dialled does not have this job's key"};
+  if (same(mac, sign_dial(key, *talk))) return Status::ok();
+  return {Code::kCorrupt, "handshake: the host that dialled does not have this job's key"};
+}
+
+}  // namespace
+
+Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
+                        PeerInfo* peer, Seals* seals) {
+  Talk talk;
+  const Hello& hello = talk.hello;
+  if (Status status = read_exact(fd, &talk.hello, sizeof talk.hello, deadline_ns); !status) {
+    return at_step("waiting for a greeting", status);
   }
+  if (Status status = check_hello(hello, credentials.job_id); !status) return status;
+  Side side;
+  if (Status status = side.open(fd, credentials); !status) return status;
+  if (Status status = answer_hello(fd, credentials.key, side, deadline_ns, &talk); !status) return status;
+
   *peer = {hello.generation, hello.comm, hello.from, hello.to, hello.stream, hello.instance};
-  const bool current = hello.generation == generation;
-  const uint32_t verdict = current ? kAccepted : kOtherGeneration;
-  if (Status status = write_exact(fd, &verdict, sizeof verdict, deadline_ns); !status) {
-    return at_step("accepting", status);
-  }
-  if (current) return Status::ok();
+  const Status agreed = protect(side, credentials.key, talk, false, seals);
+  const Verdict verdict = hello.generation != generation ? Verdict::kOtherGeneration
+                          : agreed                       ? Verdict::kAccepted
+                                                         : Verdict::kNotProtected;
+  const Digest mac = sign_verdict(credentials.key, talk, verdict);
+  Status status = write_exact(fd, &verdict, sizeof verdict, deadline_ns);
+  if (status) status = write_exact(fd, mac.data(), mac.size(), deadline_ns);
+  if (!status) return at_step("accepting", status);
+  if (verdict != Verdict::kOtherGeneration) return agreed;
   return {Code::kAborted, "handshake: host " + std::to_string(hello.from) + " is in generation " +
                               std::to_string(hello.generation) + ", this one in " + std::to_string(generation)};
 }

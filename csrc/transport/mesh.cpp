@@ -42,18 +42,23 @@ void Mesh::Impl::adopt() {
     taken.swap(attached);
     any_attached.store(false, std::memory_order_relaxed);
   }
-  for (Attached& item : taken) add_stream(item.peer, item.stream, std::move(item.socket));
+  for (Attached& item : taken) add_stream(item.peer, item.stream, std::move(item.connection));
 }
 
-void Mesh::Impl::add_stream(int peer_index, int index, Socket socket) {
+void Mesh::Impl::add_stream(int peer_index, int index, Connection connection) {
   if (peer_index < 0 || peer_index >= options.hosts || peer_index == options.host) return;
-  if (index < 0 || index > options.streams || !socket.valid()) return;
+  if (index < 0 || index > options.streams || !connection.socket.valid()) return;
   Peer& peer = peers[static_cast<size_t>(peer_index)];
   auto& slot = peer.streams[static_cast<size_t>(index)];
   if (slot != nullptr) return;
-  if (Status set = set_nonblocking(socket.fd()); !set) return fail(std::move(set));
+  if (Status set = set_nonblocking(connection.socket.fd()); !set) return fail(std::move(set));
   slot = std::make_unique<Stream>();
-  slot->socket = std::move(socket);
+  slot->encrypted = connection.encrypted();
+  slot->socket = std::move(connection.socket);
+  if (slot->encrypted) {
+    slot->writer.protect(std::move(connection.seals.out));
+    slot->reader.protect(std::move(connection.seals.in));
+  }
   slot->peer = peer_index;
   slot->index = index;
   slot->lane = index == options.streams;
@@ -61,7 +66,7 @@ void Mesh::Impl::add_stream(int peer_index, int index, Socket socket) {
     --missing;
     ++peer.attached;
     const bool asked = options.zero_copy != ZeroCopyMode::kOff;
-    if (asked && !slot->zero_copy.enable(slot->socket.fd(), options.zero_copy)) {
+    if (asked && (slot->encrypted || !slot->zero_copy.enable(slot->socket.fd(), options.zero_copy))) {
       zero_copy_off.fetch_add(1, std::memory_order_relaxed);
     }
   }
@@ -155,11 +160,11 @@ void Mesh::Impl::settle_losses() {
 Mesh::Mesh(MeshOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Mesh::~Mesh() = default;
 
-void Mesh::attach(int peer, int stream, Socket socket) {
+void Mesh::attach(int peer, int stream, Connection connection) {
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->closed) return;
-    impl_->attached.push_back({peer, stream, std::move(socket)});
+    impl_->attached.push_back({peer, stream, std::move(connection)});
     impl_->any_attached.store(true, std::memory_order_release);
   }
   impl_->event.signal();
@@ -259,6 +264,8 @@ Mesh::Counters Mesh::counters() const {
   Counters result;
   result.bytes_sent = impl_->bytes_sent.load(std::memory_order_relaxed);
   result.bytes_received = impl_->bytes_received.load(std::memory_order_relaxed);
+  result.bytes_encrypted = impl_->bytes_encrypted.load(std::memory_order_relaxed);
+  result.frames_refused = impl_->frames_refused.load(std::memory_order_relaxed);
   result.frames_dropped = impl_->frames_dropped.load(std::memory_order_relaxed);
   result.zero_copy_bytes = impl_->zero_copy_bytes.load(std::memory_order_relaxed);
   result.zero_copy_off = impl_->zero_copy_off.load(std::memory_order_relaxed);

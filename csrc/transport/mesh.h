@@ -4,10 +4,10 @@
 // others.
 //
 // A message is one chunk of one operation, named by (op, tag) and at most kMaxMessage bytes. A chunk travels as one
-// frame on the stream to that host where it is expected to arrive first (stream_rate.h); both parts are checksummed. A
-// frame whose receive is not posted yet stays in the socket ("parked"): it blocks that stream alone, and TCP holds the
-// sender back, so that memory is bounded without credits. Senders send in an order that receivers post (see
-// collective/program.h), so parking can't deadlock.
+// frame on the stream to that host where it is expected to arrive first (stream_rate.h); both parts are checksummed, or
+// sealed where the connection is encrypted (seal.h). A frame whose receive is not posted yet stays in the socket
+// ("parked"): it blocks that stream alone, and TCP holds the sender back, so that memory is bounded without credits.
+// Senders send in an order that receivers post (see collective/program.h), so parking can't deadlock.
 //
 // Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
 // carries control messages only, so that a parked or slow chunk never holds one up, and its keep-alive notices a host
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "net/socket.h"
+#include "transport/connection.h"
 #include "transport/stream_count.h"
 #include "transport/zero_copy.h"
 
@@ -51,7 +51,7 @@ struct MeshOptions {
   std::vector<StreamVerdict*> verdicts = {};
   // An operation whose messages nobody misses when their peer has said goodbye.
   uint64_t spare_operation = UINT64_MAX;
-  ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on the data streams; see transport/zero_copy.h
+  ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on plain data streams; see transport/zero_copy.h
 };
 
 class Mesh {
@@ -69,7 +69,9 @@ class Mesh {
   };
   struct Counters {
     uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers
+    uint64_t bytes_encrypted = 0;                 // of bytes_sent
     uint64_t frames_dropped = 0;                  // of another generation or communicator
+    uint64_t frames_refused = 0;                  // damaged or not authentic; the first ends the mesh
     uint64_t zero_copy_bytes = 0;                 // of bytes_sent, those asked to be sent without a copy
     uint64_t zero_copy_off = 0;                   // streams that have gone back to copying
   };
@@ -85,8 +87,8 @@ class Mesh {
   Mesh& operator=(const Mesh&) = delete;
 
   // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread. A stream that is there
-  // already or a number out of range closes the socket.
-  void attach(int peer, int stream, Socket socket);
+  // already or a number out of range closes the connection.
+  void attach(int peer, int stream, Connection connection);
   // True once every data stream to every other host is there (the control lanes are not counted).
   bool connected() const;
 

@@ -60,7 +60,8 @@ struct Stream {
   Socket socket;
   int peer = 0;
   int index = 0;
-  bool lane = false;     // carries control messages only
+  bool lane = false;  // carries control messages only
+  bool encrypted = false;
   bool ended = false;    // nothing will come from it any more
   bool writable = true;  // until the socket refuses
   bool write_broken = false;
@@ -117,13 +118,14 @@ struct Mesh::Impl {
   struct Attached {
     int peer;
     int stream;
-    Socket socket;
+    Connection connection;
   };
   std::vector<Attached> attached;  // protected by mutex
   bool closed = false;             // protected by mutex: takes no connections any more
   std::atomic<bool> any_attached{false};
   std::atomic<bool> woken{false};
-  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, frames_dropped{0};
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, bytes_encrypted{0};
+  std::atomic<uint64_t> frames_dropped{0}, frames_refused{0};
   std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
 
   // Of the driving thread:
@@ -141,7 +143,7 @@ struct Mesh::Impl {
 
   // Attaching
   void adopt();
-  void add_stream(int peer, int stream, Socket socket);
+  void add_stream(int peer, int stream, Connection connection);
   Status connect_overdue(int64_t now) const;
   // Sending
   bool check_peer(int peer, size_t bytes, size_t limit, const char* what);

@@ -143,6 +143,7 @@ void Mesh::Impl::flush(Peer* peer, Stream* stream) {
   if (was_on && !zero_copy.on()) zero_copy_off.fetch_add(1, std::memory_order_relaxed);
   stream->written += sent;
   bytes_sent.fetch_add(sent, std::memory_order_relaxed);
+  if (stream->encrypted) bytes_encrypted.fetch_add(sent, std::memory_order_relaxed);
   switch (progress) {
     case StreamWriter::Progress::kDone: {
       const Outgoing& message = stream->writer.current();
@@ -225,6 +226,7 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
       case Step::kCorrupt:
         stream->damaged = true;
         unwatch(stream);
+        frames_refused.fetch_add(1, std::memory_order_relaxed);
         if (retired) break;  // what others still have to say matters more
         fail({Code::kCorrupt, "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index) +
                                   ": " + stream->reader.problem()});
@@ -242,6 +244,12 @@ void Mesh::Impl::read(Stream* stream, int64_t budget) {
 bool Mesh::Impl::on_header(Stream* stream) {
   const FrameHeader& header = stream->reader.header();
   if (header.generation != options.generation || header.comm != options.comm) {
+    if (stream->encrypted) {  // its keys belong to this communicator: no host sends that
+      frames_refused.fetch_add(1, std::memory_order_relaxed);
+      fail({Code::kCorrupt, "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index) +
+                                ": a frame of another generation or communicator"});
+      return false;
+    }
     frames_dropped.fetch_add(1, std::memory_order_relaxed);
     stream->reader.skip();
     return true;

@@ -12,6 +12,18 @@
 
 namespace bagua {
 
+namespace {
+
+constexpr const char* kNotAuthentic =
+    "what came is not what it sent: bytes were changed, left out, repeated or moved on the way";
+
+}  // namespace
+
+void StreamWriter::protect(std::unique_ptr<Sealer> sealer) {
+  sealer_ = std::move(sealer);
+  staged_.reset(new char[sizeof header_ + Sealer::kTagBytes + kPiece + Sealer::kTagBytes]);
+}
+
 void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
   message_ = std::move(message);
   if (message_.type == FrameType::kControl) {
@@ -26,8 +38,14 @@ void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
   header_.op = message_.op;
   header_.tag = message_.tag;
   header_.sequence = sequence_++;
-  header_.payload_crc = crc32c(message_.data, message_.bytes);
-  header_.header_crc = header_.compute_crc();
+  wire_bytes_ = sizeof header_ + message_.bytes;
+  if (sealer_ == nullptr) {
+    header_.payload_crc = crc32c(message_.data, message_.bytes);
+    header_.header_crc = header_.compute_crc();
+  } else {
+    wire_bytes_ += Sealer::kTagBytes * (message_.bytes > 0 ? 2 : 1);
+    sealed_ = staged_begin_ = staged_end_ = 0;
+  }
   done_ = 0;
   busy_ = true;
 }
@@ -55,10 +73,45 @@ ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
   return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (apart ? MSG_MORE : 0));
 }
 
+// Seals the next piece of the message. False: libcrypto failed.
+bool StreamWriter::stage() {
+  char* at = staged_.get();
+  if (staged_end_ == 0) {
+    if (!sealer_->begin() || !sealer_->update(&header_, at, sizeof header_) || !sealer_->end(at + sizeof header_)) {
+      return false;
+    }
+    at += sizeof header_ + Sealer::kTagBytes;
+    if (message_.bytes > 0 && !sealer_->begin()) return false;
+  }
+  if (const size_t piece = std::min(message_.bytes - sealed_, kPiece); piece > 0) {
+    if (!sealer_->update(static_cast<const char*>(message_.data) + sealed_, at, piece)) return false;
+    at += piece;
+    sealed_ += piece;
+    if (sealed_ == message_.bytes) {
+      if (!sealer_->end(at)) return false;
+      at += Sealer::kTagBytes;
+    }
+  }
+  staged_begin_ = 0;
+  staged_end_ = static_cast<size_t>(at - staged_.get());
+  return true;
+}
+
+// As write_some(). The kernel may take less than a piece; then the rest of it waits.
+ssize_t StreamWriter::write_sealed(int fd) {
+  if (staged_begin_ == staged_end_ && !stage()) {
+    errno = EIO;
+    return -1;
+  }
+  const ssize_t put =
+      ::send(fd, staged_.get() + staged_begin_, staged_end_ - staged_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (put > 0) staged_begin_ += static_cast<size_t>(put);
+  return put;
+}
+
 StreamWriter::Progress StreamWriter::flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error) {
-  const size_t total = sizeof header_ + message_.bytes;
-  while (done_ < total) {
-    const ssize_t put = write_some(fd, zero_copy);
+  while (done_ < wire_bytes_) {
+    const ssize_t put = sealer_ != nullptr ? write_sealed(fd) : write_some(fd, zero_copy);
     if (put < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kBlocked;
@@ -81,13 +134,13 @@ StreamReader::Step StreamReader::advance(int fd, bool eager, int64_t* budget, ui
       case State::kDecision:
         return Step::kHeader;
       case State::kHeader:
-        if (end_ - begin_ >= sizeof header_) return parse_header() ? Step::kHeader : Step::kCorrupt;
+        if (end_ - begin_ >= header_bytes()) return parse_header() ? Step::kHeader : Step::kCorrupt;
         if (!read_ahead(fd, eager, budget, received, &step)) return step;
         break;
       case State::kPayload:
         if (left_ > 0 && begin_ < end_) take_from_ahead();
-        if (left_ == 0) return finish_payload();
-        if (skipping_) {
+        if (left_ == 0 && end_ - begin_ >= tag_bytes()) return finish_payload();
+        if (skipping_ || left_ == 0) {
           if (!read_ahead(fd, eager, budget, received, &step)) return step;
         } else if (!read_direct(fd, eager, budget, received, &step)) {
           return step;
@@ -97,12 +150,28 @@ StreamReader::Step StreamReader::advance(int fd, bool eager, int64_t* budget, ui
   }
 }
 
+// A header that is not authentic says nothing, not even how it was damaged.
+bool StreamReader::open_header() {
+  const char* const record = ahead_.get() + begin_;
+  begin_ += header_bytes();
+  if (opener_->begin() && opener_->update(record, &header_, sizeof header_) && opener_->end(record + sizeof header_)) {
+    return true;
+  }
+  problem_ = kNotAuthentic;
+  return false;
+}
+
 bool StreamReader::parse_header() {
-  std::memcpy(&header_, ahead_.get() + begin_, sizeof header_);
-  begin_ += sizeof header_;
+  if (opener_ != nullptr) {
+    if (!open_header()) return false;
+  } else {
+    std::memcpy(&header_, ahead_.get() + begin_, sizeof header_);
+    begin_ += sizeof header_;
+  }
+  const bool checked = opener_ != nullptr || header_.header_crc == header_.compute_crc();
   const bool control = header_.type == FrameType::kControl;
   const bool sign = header_.type == FrameType::kPing || header_.type == FrameType::kPong;
-  if (header_.magic != FrameHeader::kMagic || header_.header_crc != header_.compute_crc()) {
+  if (header_.magic != FrameHeader::kMagic || !checked) {
     problem_ = "a frame header is damaged";
   } else if (header_.version != FrameHeader::kVersion || header_.header_bytes != sizeof header_) {
     problem_ = "a frame has version " + std::to_string(header_.version);
@@ -125,6 +194,7 @@ void StreamReader::receive(void* data, uint64_t cookie) {
   target_ = static_cast<char*>(data);
   left_ = header_.payload_bytes;
   crc_ = 0;
+  opens_ = opener_ == nullptr || left_ == 0 || opener_->begin();
   cookie_ = cookie;
   skipping_ = false;
   state_ = State::kPayload;
@@ -142,7 +212,14 @@ void StreamReader::skip() {
 
 StreamReader::Step StreamReader::finish_payload() {
   state_ = State::kHeader;
-  if (skipping_ || crc_ == header_.payload_crc) return Step::kPayload;
+  if (tag_bytes() > 0) {
+    const char* const tag = ahead_.get() + begin_;
+    begin_ += tag_bytes();
+    if (opens_ && opener_->end(tag)) return Step::kPayload;
+    problem_ = kNotAuthentic;
+    return Step::kCorrupt;
+  }
+  if (skipping_ || opener_ != nullptr || crc_ == header_.payload_crc) return Step::kPayload;
   problem_ = "the checksum of a message is wrong";
   return Step::kCorrupt;
 }
@@ -150,22 +227,29 @@ StreamReader::Step StreamReader::finish_payload() {
 size_t StreamReader::missing() const {
   switch (state_) {
     case State::kHeader:
-      return sizeof header_ - (end_ - begin_);
+      return header_bytes() - (end_ - begin_);
     case State::kPayload:
-      return left_;
+      return left_ + tag_bytes() - (end_ - begin_);
     case State::kDecision:
       break;
   }
   return 1;
 }
 
+// The next bytes of the payload are at `from`, which may be their place already.
+void StreamReader::place(const char* from, size_t bytes) {
+  if (opener_ != nullptr) {
+    opens_ = opens_ && opener_->update(from, target_, bytes);
+  } else {
+    if (from != target_) std::memcpy(target_, from, bytes);
+    crc_ = crc32c(target_, bytes, crc_);
+  }
+  target_ += bytes;
+}
+
 void StreamReader::take_from_ahead() {
   const size_t take = std::min(left_, end_ - begin_);
-  if (!skipping_) {
-    std::memcpy(target_, ahead_.get() + begin_, take);
-    crc_ = crc32c(target_, take, crc_);
-    target_ += take;
-  }
+  if (!skipping_) place(ahead_.get() + begin_, take);
   begin_ += take;
   left_ -= take;
 }
@@ -225,8 +309,7 @@ bool StreamReader::read_direct(int fd, bool eager, int64_t* budget, uint64_t* re
   } while (got < 0 && errno == EINTR);
   if (!account(got, direct + (direct == left_ ? kAhead : 0), eager, budget, received, step)) return false;
   const size_t placed = std::min(static_cast<size_t>(got), direct);
-  crc_ = crc32c(target_, placed, crc_);
-  target_ += placed;
+  place(target_, placed);
   left_ -= placed;
   end_ = static_cast<size_t>(got) - placed;
   return true;

@@ -1,12 +1,17 @@
 // The two directions of one TCP stream as state machines over non-blocking system calls. Internal to the mesh: not
 // thread-safe, driven by the communicator's thread. Neither owns the descriptor, nor the payloads that it moves.
+//
+// On a plain connection a frame is its header and its payload as they are, with checksums. On an encrypted one each of
+// the two is a record (seal.h): its bytes, sealed, and a tag; a payload of no bytes is none.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "transport/frame.h"
+#include "transport/seal.h"
 #include "transport/zero_copy.h"
 
 namespace bagua {
@@ -27,9 +32,11 @@ class StreamWriter {
  public:
   enum class Progress : uint8_t { kDone, kBlocked, kBroken };
 
+  // From the first frame on.
+  void protect(std::unique_ptr<Sealer> sealer);
   bool busy() const { return busy_; }
   const Outgoing& current() const { return message_; }
-  size_t rest() const { return busy_ ? sizeof header_ + message_.bytes - done_ : 0; }  // bytes still to be written
+  size_t rest() const { return busy_ ? wire_bytes_ - done_ : 0; }  // bytes still to be written
   // Takes a message. Only while not busy.
   void start(Outgoing message, uint64_t generation, uint32_t comm);
   // Writes until the message is out or the socket takes no more. Adds to `sent`; kBroken: `error` is the errno value.
@@ -41,9 +48,20 @@ class StreamWriter {
   uint64_t sequence_ = 0;
   FrameHeader header_;
   Outgoing message_;
-  size_t done_ = 0;  // bytes of header and payload that the socket took
+  size_t wire_bytes_ = 0;  // of the message, as it travels
+  size_t done_ = 0;        // of these, those that the socket took
+
+  // On an encrypted connection:
+  static constexpr size_t kPiece = 128 << 10;  // sealed at once: the kernel copies it while it is in the cache
+  std::unique_ptr<Sealer> sealer_;
+  std::unique_ptr<char[]> staged_;
+  size_t staged_begin_ = 0;  // staged_[begin, end) is sealed and not sent
+  size_t staged_end_ = 0;    // 0: nothing of this message is sealed
+  size_t sealed_ = 0;        // bytes of the payload
 
   ssize_t write_some(int fd, ZeroCopy* zero_copy);
+  ssize_t write_sealed(int fd);
+  bool stage();
 };
 
 class StreamReader {
@@ -51,14 +69,17 @@ class StreamReader {
   enum class Step : uint8_t {
     kBlocked,  // nothing more in the socket for now
     kYield,    // the budget is used up; there may be more
-    kHeader,   // header() is valid and checked: say receive() or skip(), at once or later (a parked frame)
-    kPayload,  // a payload is complete and its checksum right: received() says where it went
+    kHeader,   // header() is valid and checked (or authentic): say receive() or skip(), at once or later (a parked
+               // frame)
+    kPayload,  // a payload is complete and its checksum right (or it is authentic): received() says where it went
     kClosed,   // the other side closed; mid_frame() says whether inside a frame
     kBroken,   // the connection failed: error() is an errno value
     kCorrupt,  // what came is no frame: problem() says why
   };
 
   StreamReader();
+  // From the first frame on.
+  void protect(std::unique_ptr<Opener> opener) { opener_ = std::move(opener); }
   // epoll reported the socket: it may hold something again.
   void readable() { drained_ = false; }
   // `eager`: read until the socket says that it is empty, where otherwise a short read is taken as the sign and
@@ -83,9 +104,14 @@ class StreamReader {
  private:
   enum class State : uint8_t { kHeader, kDecision, kPayload };
   static constexpr size_t kAhead = 16 << 10;        // holds headers and small frames, so that they cost few calls
-  static constexpr size_t kDirectRead = 256 << 10;  // what is read at once is checksummed while it is in the cache
+  static constexpr size_t kDirectRead = 256 << 10;  // what is read at once is checked while it is in the cache
 
+  size_t header_bytes() const { return sizeof header_ + (opener_ ? Opener::kTagBytes : 0); }
+  // Behind the payload.
+  size_t tag_bytes() const { return opener_ && !skipping_ && header_.payload_bytes > 0 ? Opener::kTagBytes : 0; }
   bool parse_header();
+  bool open_header();
+  void place(const char* from, size_t bytes);
   Step finish_payload();
   void take_from_ahead();
   // One read; false: `step` says why there is nothing.
@@ -104,6 +130,8 @@ class StreamReader {
   char* target_ = nullptr;
   size_t left_ = 0;  // bytes of the payload still to come
   uint32_t crc_ = 0;
+  std::unique_ptr<Opener> opener_;
+  bool opens_ = true;  // libcrypto has taken all pieces of the present record
   uint64_t cookie_ = 0;
   std::string control_;
   int error_ = 0;

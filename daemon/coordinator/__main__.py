@@ -14,7 +14,11 @@ from typing import Annotated, Any
 import structlog
 import typer
 
-from bagua.base.errors import ConfigError
+# Before gRPC is imported: its own log has a line for each handshake of TLS that fails, as many as a stranger likes.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from bagua.base.disk import disk_words
+from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.server import Coordinator
 from bagua.daemon.coordinator.settings import Settings, make_settings
@@ -70,9 +74,12 @@ def run(
         )
         configure_logging(settings.log_json)
         asyncio.run(serve(settings, ready_fd, death_signal))
-    except ConfigError as error:
-        _tell(ready_fd, {"error": str(error)})
-        fail(str(error))
+    except (ConfigError, ServiceError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # nothing of a user's making
+        words = disk_words(error) if isinstance(error, OSError) else str(error)
+        _tell(ready_fd, {"error": words})
+        fail(words)
 
 
 async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) -> None:

@@ -47,7 +47,7 @@ class Batch:
         try:
             return self._write(store)
         except (sa.exc.OperationalError, sa.exc.InterfaceError):
-            raise  # the database is away, locked or full: for all alike
+            raise  # for all alike, as the errors that the store has words for
         except sa.exc.SQLAlchemyError as error:
             parts = self._parts()
             if len(parts) <= 1:

@@ -144,6 +144,12 @@ class Board:
         if view is not None:
             self.views[node_id] = replace(view, heard_clock=heard_clock)
 
+    def put_forward(self, jump: float) -> None:
+        """The clock jumped: so did the times at which nodes were heard of."""
+        for node_id, view in self.views.items():
+            if not view.connected:
+                self.views[node_id] = replace(view, heard_clock=view.heard_clock + jump)
+
     # ---- accounts
 
     def _account(self, old: tuple[HostRecord, ...], new: tuple[HostRecord, ...], job_id: str) -> None:

@@ -42,8 +42,11 @@ class ServiceClock:
         self._reading = self.now()
         self._at = self._monotonic()
 
-    def catch_up(self, reading: float) -> None:
-        """The clock shows at least ``reading``: that of a former run, or of another coordinator."""
-        if reading > self.now():
+    def catch_up(self, reading: float) -> float:
+        """The clock shows at least ``reading``: that of a former run, or of another coordinator. Returns by how much it
+        was put forward: a time in which this coordinator listened to nobody."""
+        jump = max(0.0, reading - self.now())
+        if jump:
             self._reading = reading
             self._at = self._monotonic()
+        return jump

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
@@ -12,9 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 import bagua
+from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
 from bagua.daemon.coordinator import models
 from bagua.daemon.coordinator.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.trouble import describe
 
 _BUSY_TIMEOUT_MS = 10_000
 READ_ONLY = "bagua_read_only"  # execution option: SQLite's only write lock is not needed
@@ -27,7 +30,8 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, no answer, a newer schema."""
+    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, no answer, a newer schema, a full disk,
+    a damaged file."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
@@ -47,7 +51,9 @@ def open_engine(url: str) -> sa.Engine:
         raise ConfigError(f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'.") from error
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
-        raise ConfigError(f"The database {shown} can't be used: {' '.join(detail.split())}") from error
+        found = describe(error, parsed)
+        words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
+        raise ConfigError(words) from error
     return engine
 
 
@@ -55,6 +61,8 @@ _EXAMPLE = "postgresql://USER@HOST/NAME"
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+        _make_private(Path(url.database))
     engine = sa.create_engine(url)
 
     @event.listens_for(engine, "connect")
@@ -74,6 +82,18 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _make_private(file: Path) -> None:
+    """The database belongs to this user alone, also where it was open to others before: it holds the environments of
+    jobs. SQLite gives the files that it adds the mode of the first. Raises ConfigError."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for found in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", "-journal"))):
+            if found.exists() and found.stat().st_mode & 0o177:
+                found.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"The database can't be used. {disk_words(error)}") from error
 
 
 def _set_wal(cursor: sqlite3.Cursor) -> None:

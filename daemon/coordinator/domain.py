@@ -210,6 +210,20 @@ class Change:
 
 
 @dataclass(frozen=True)
+class JobSummary:
+    """What a list says of a job. ``brief``: serialized bagua.v1.JobSpec of a few fields."""
+
+    job_id: str
+    brief: bytes
+    state: JobState
+    reason: str
+    generation: int
+    created_at: float
+    started_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True)
 class NodeRecord:
     """A node daemon. ``owner`` is the coordinator that holds its session, None: no session."""
 

@@ -1,43 +1,86 @@
-"""What surrounds every call: the credential, errors to status codes, counts."""
+"""What surrounds every call: the credential first, then the body, then errors to status codes.
+
+A stranger (a caller without a token) is answered before a byte of the body is read. Only health is open to strangers: a
+few calls at a time, each for a short time.
+"""
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
-from bagua.base.errors import ServiceError, UnauthenticatedError, UnavailableError
+from bagua.base.errors import InvalidRequestError, ServiceError, TooMuchError, UnavailableError
 from bagua.base.rpc import code_of
-from bagua.base.scope import Scope, read_scope
-from bagua.base.security import METADATA_KEY
+from bagua.base.scope import Scope
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.counters import Counters
+from bagua.daemon.coordinator.identity import Authenticate
 
 _OPEN = "/grpc.health.v1.Health/"  # everybody may ask for health
+STRANGERS_CALLS = 64
+"""Calls of strangers that are answered at the same time."""
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a stream, answer is a stream)
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+_REFUSAL = (
+    "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
+    "folder) with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
+)
 
 log = structlog.get_logger("coordinator.rpc")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets in whoever shows the token, or one for a job as far as that reaches; turns exceptions into status codes with
-    words."""
+class Door(Protocol):
+    """Keeps count of callers; ``peer`` is what gRPC calls the other end of a connection."""
 
-    def __init__(self, token: str, counters: Counters) -> None:
-        self._token = token
-        self._expected = f"Bearer {token}".encode()
+    def admitted(self, peer: str) -> None:
+        """A call on this connection has shown a valid token."""
+
+    def refused(self, peer: str) -> None:
+        """A call was refused because it has shown none."""
+
+
+class Errors:
+    """Turns exceptions into status codes with words, and counts them."""
+
+    def __init__(self, counters: Counters) -> None:
         self._counters = counters
+
+    async def answer(self, error: Exception, context: Any) -> None:
+        """Ends the call with what ``error`` means to the caller."""
+        if isinstance(error, ServiceError):
+            if not isinstance(error, UnavailableError):  # which is not the caller's fault
+                self._counters.add("bad_calls", type(error).__name__)
+            await context.abort(code_of(error), str(error))
+        log.error("call_failed", exc_info=error)
+        self._counters.add("bad_calls", "internal")
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more."
+        )
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets in whoever shows a token, as far as that reaches. Calls of strangers end after ``patience_s``."""
+
+    def __init__(self, authenticate: Authenticate, door: Door, counters: Counters, patience_s: float) -> None:
+        self._authenticate = authenticate
+        self._door = door
+        self._counters = counters
+        self._errors = Errors(counters)
+        self._patience_s = patience_s
+        self._strangers = 0  # their calls that are being answered
 
     async def intercept_service(
         self,
@@ -51,90 +94,116 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._counters.add("bad_calls", "unknown_method")
             return handler
         self._counters.add("rpcs", method)
+        identity = self._authenticate(handler_call_details.invocation_metadata or ())
         if method.startswith(_OPEN):
-            return _wrapped(handler, self._guard, _allow)
-        shown = _shown(handler_call_details)
-        if hmac.compare_digest(shown, self._expected):
-            return _wrapped(handler, self._guard, _allow)
-        scope = read_scope(self._token, shown.decode(errors="replace").removeprefix("Bearer "))
-        if scope is not None:
-            return _wrapped(handler, self._guard, lambda: _enter(scope, method))
+            return self._for_strangers(handler) if identity is None else self._for_bearers(handler, _enter_all)
+        if identity is not None:
+            return self._for_bearers(handler, partial(_enter, identity.scope, method))
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        """Answers without reading: so it is a handler of streams, whatever the method is."""
+        self._door.refused(context.peer())
         self._counters.add("bad_calls", "unauthenticated")
-        log.warning("refused", method=method, reason="credential missing or wrong")
-        return _wrapped(handler, self._guard, _refuse)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
 
-    async def _guard(self, error: BaseException, context: Any) -> None:
-        """Answers ``error``."""
-        if isinstance(error, ServiceError):
-            if not isinstance(error, UnavailableError):  # which is not the caller's fault
-                self._counters.add("bad_calls", type(error).__name__)
-            await context.abort(code_of(error), str(error))
-        log.error("call_failed", exc_info=error)
-        self._counters.add("bad_calls", "internal")
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more."
+    def _for_bearers(self, handler: Handler, enter: Callable[[], None]) -> Handler:
+        """The same kind of handler. It parses what comes, and answers what is raised. ``enter`` is called before it, in
+        the call's own context."""
+        behaviour = _behaviour(handler)
+        parse = _parser(handler)
+
+        def admit(request: Any, context: Any) -> Any:
+            self._door.admitted(context.peer())
+            enter()
+            if handler.request_streaming:
+                return request
+            parsed = parse(request)
+            scopes.check_request(parsed)
+            return parsed
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await behaviour(admit(request, context), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._errors.answer(error, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for message in behaviour(admit(request, context), context):
+                    yield message
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._errors.answer(error, context)
+
+        made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
+            stream if inspect.isasyncgenfunction(behaviour) else call,
+            request_deserializer=parse if handler.request_streaming else None,  # else above, where it may raise
+            response_serializer=handler.response_serializer,
         )
+        return made
+
+    def _for_strangers(self, handler: Handler) -> Handler:
+        """A handler of streams, so that it sees calls whose body never comes. ``handler`` takes one message."""
+        behaviour = _behaviour(handler)
+        parse = _parser(handler)
+
+        async def call(_: Any, context: Any) -> None:
+            if self._strangers >= STRANGERS_CALLS:
+                words = f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later."
+                self._counters.add("bad_calls", TooMuchError.__name__)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+            self._strangers += 1
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    answer = await behaviour(parse(await context.read()), context)
+                    if answer is not None:
+                        await context.write(answer)
+            except TimeoutError:
+                words = f"A call without a token ends after {self._patience_s:g} s."
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._errors.answer(error, context)
+            finally:
+                self._strangers -= 1
+
+        return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
-_REFUSAL = (
-    "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
-    "folder) with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
-)
+def _enter_all() -> None:
+    """For what every bearer may ask."""
 
 
-def _shown(details: grpc.HandlerCallDetails) -> bytes:
-    """The credential that a call shows; empty without exactly one."""
-    shown = [value for key, value in details.invocation_metadata or () if key == METADATA_KEY]
-    if len(shown) != 1:
-        return b""
-    return shown[0].encode() if isinstance(shown[0], str) else shown[0]
+def _enter(scope: Scope | None, method: str) -> None:
+    """Raises ForbiddenError if the token does not reach as far as that method."""
+    if scope is not None:
+        scopes.check_method(scope, method)
+        scopes.CURRENT.set(scope)
 
 
-def _allow() -> None:
-    """For holders of the coordinator's token."""
+def _behaviour(handler: Handler) -> Any:
+    """The one of the four that is set."""
+    return handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
 
-def _refuse() -> None:
-    raise UnauthenticatedError(_REFUSAL)
+def _parser(handler: Handler) -> Callable[[Any], Any]:
+    """The handler's own parser, with words where the bytes are no message. Raises InvalidRequestError."""
+    deserialize: Any = handler.request_deserializer
+    if deserialize is None:  # it takes bytes
+        return lambda data: data
 
-
-def _enter(scope: Scope, method: str) -> None:
-    scopes.check_method(scope, method)
-    scopes.CURRENT.set(scope)
-
-
-def _wrapped(
-    handler: Handler, guard: Callable[[BaseException, Any], Awaitable[None]], enter: Callable[[], None]
-) -> Handler:
-    """The same kind of handler, with ``guard`` around it. ``enter`` is called before it, in the call's own context."""
-    make = _MAKERS[handler.request_streaming, handler.response_streaming]
-    # Exactly one is set.
-    behaviour: Any = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
-
-    async def call(request: Any, context: Any) -> Any:
+    def parse(data: Any) -> Any:
         try:
-            enter()
-            scopes.check_request(request)
-            return await behaviour(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            await guard(error, context)
+            return deserialize(data)
+        except (DecodeError, TypeError) as error:  # TypeError: the stream ended before a message came
+            raise InvalidRequestError(
+                "The request can't be read: its bytes are no message of this method. Client and coordinator must "
+                "speak the same protocol."
+            ) from error
 
-    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            enter()
-            scopes.check_request(request)
-            async for message in behaviour(request, context):
-                yield message
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            await guard(error, context)
-
-    made: Handler = make(
-        stream if inspect.isasyncgenfunction(behaviour) else call,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-    return made
+    return parse

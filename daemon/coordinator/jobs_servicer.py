@@ -10,10 +10,18 @@ import grpc
 
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.domain import JobState
+from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
 from bagua.daemon.coordinator.sessions import Sessions
-from bagua.daemon.coordinator.translate import checked_spec, event_message, job_message, node_messages
+from bagua.daemon.coordinator.translate import (
+    checked_number,
+    checked_spec,
+    event_message,
+    job_message,
+    node_messages,
+    summary_message,
+)
 from bagua.daemon.coordinator.watchers import Watchers
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
@@ -44,19 +52,23 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return job_message(job, self._watchers.progress(job.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
-        """Without ranks."""
+        """A page of summaries."""
         try:
             states = [JobState(state) for state in request.states]
         except ValueError as error:
             raise InvalidRequestError(f"states: {error}") from error
-        jobs = await self._service.jobs(states, request.limit)
+        jobs, token = await self._service.jobs(states, request.limit, request.page_token)
         return job_pb2.ListJobsReply(
-            jobs=[job_message(job, self._watchers.progress(job.job_id), with_ranks=False) for job in jobs]
+            jobs=[summary_message(job, self._watchers.progress(job.job_id)) for job in jobs], next_page_token=token
         )
+
+    async def FindJob(self, request: job_pb2.FindJobRequest, context: Context) -> job_pb2.FindJobReply:
+        """An id by its beginning."""
+        return job_pb2.FindJobReply(job_id=await self._service.find(request.prefix))
 
     async def ListEvents(self, request: job_pb2.ListEventsRequest, context: Context) -> job_pb2.ListEventsReply:
         """The next 1,000 at most."""
-        events = await self._service.events(request.job_id, request.after_seq)
+        events = await self._service.events(request.job_id, checked_number("after_seq", request.after_seq))
         return job_pb2.ListEventsReply(events=[event_message(event) for event in events])
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
@@ -66,7 +78,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
-        seen = request.after_seq
+        seen = checked_number("after_seq", request.after_seq)
         sent: job_pb2.Job | None = None
         with self._watchers.watch(request.job_id) as watcher:
             changed = True
@@ -111,5 +123,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             reader.close()
 
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
-        """All nodes that were ever seen."""
-        return job_pb2.ListNodesReply(nodes=node_messages(self._service.nodes()))
+        """A page of all nodes that were ever seen."""
+        shown, token = page(self._service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
+        return job_pb2.ListNodesReply(nodes=node_messages(shown), next_page_token=token)

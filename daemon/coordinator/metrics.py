@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
@@ -23,6 +24,7 @@ _COUNTERS = {  # name -> (what it counts, its label)
     "reconcile_errors": ("Errors of the database", None),
     "rpcs": ("Calls by method", "method"),
     "bad_calls": ("Calls that were refused, by kind", "kind"),
+    "connections_cut": ("Connections that showed no token and were shut down, by reason", "reason"),
 }
 
 
@@ -53,10 +55,18 @@ class CoordinatorCollector(Collector):
             yield family
 
 
+@dataclass(frozen=True)
+class MetricsServer:
+    """Where metrics are served, and how that is ended."""
+
+    port: int
+    stop: Callable[[], None]
+
+
 def serve_metrics(
     counters: Counters, sessions: Sessions, service: Service, host: str, port: int, tls: TlsFiles | None
-) -> Callable[[], None]:
-    """Serves on ``host``, with mutual TLS if the service has it; returns what stops it. Raises ConfigError."""
+) -> MetricsServer:
+    """Serves on ``host``, with mutual TLS if the service has it. Raises ConfigError."""
     registry = CollectorRegistry()
     registry.register(CoordinatorCollector(counters, sessions, service))
     try:
@@ -77,4 +87,4 @@ def serve_metrics(
         server.server_close()
         thread.join()
 
-    return stop
+    return MetricsServer(server.server_port, stop)

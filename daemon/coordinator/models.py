@@ -35,7 +35,7 @@ jobs = Table(
     Column("job_id", String(64), primary_key=True),
     Column("idempotency_key", String(200), unique=True),  # NULL: none was given
     Column("name", String(200), nullable=False),
-    Column("spec", LargeBinary, nullable=False),  # serialized bagua.v1.JobSpec
+    Column("brief", LargeBinary, nullable=False, server_default=""),  # the spec without what makes it large
     Column("state", Integer, nullable=False),
     Column("reason", Text, nullable=False),
     Column("outcome", Integer),
@@ -55,6 +55,14 @@ jobs = Table(
     Column("lease_owner", String(64)),  # the coordinator that may decide
     Index("ix_jobs_state_created_at", "state", "created_at"),
     Index("ix_jobs_finished_at", "finished_at"),
+    Index("ix_jobs_created_at_job_id", "created_at", "job_id"),
+)
+
+job_specs = Table(
+    "job_specs",
+    metadata,
+    _job_id(),
+    Column("spec", LargeBinary, nullable=False),  # serialized bagua.v1.JobSpec
 )
 
 job_hosts = Table(

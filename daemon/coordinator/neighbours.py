@@ -31,6 +31,10 @@ class Neighbours:
             if owner not in self._seen or self._seen[owner][0] != beat:
                 self._seen[owner] = (beat, now)
 
+    def put_forward(self, jump: float) -> None:
+        """The clock jumped."""
+        self._seen = {owner: (beat, at + jump) for owner, (beat, at) in self._seen.items()}
+
     def heard(self, owner: str) -> float:
         """When its beat was seen to change, by the service clock of this coordinator."""
         return self._seen.get(owner, (0.0, 0.0))[1]

@@ -85,6 +85,8 @@ class NodeServicer:
             if self._sessions.remove(session):
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
                 self._reconciler.node_gone(session)
+        if session.closed.is_set():
+            raise UnavailableError(session.close_reason)
 
     async def _hello(self, context: Context) -> node_pb2.Hello:
         try:

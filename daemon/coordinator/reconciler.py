@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import NotFoundError, UnavailableError
+from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
@@ -172,8 +172,8 @@ class Reconciler:
                 try:
                     await self._round()
                     retry_s = FIRST_RETRY_S
-                except sa.exc.DBAPIError as error:  # nothing is lost, it is tried again
-                    log.warning("not_written", error=str(error.orig), again_in_s=retry_s)
+                except (ServiceError, sa.exc.DBAPIError) as error:  # nothing is lost, it is tried again
+                    log.warning("not_written", error=str(error), again_in_s=retry_s)
                     self._counters.add("reconcile_errors")
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
@@ -334,7 +334,6 @@ class Reconciler:
         self._counters.add("decisions", number=stage.decisions)
         for came in taken.introductions.values():
             self._welcome(came, outcome)
-        await self._answer_submissions(taken.submissions, outcome)
         if again:
             await self._reload(again)
             self._inbox.facts = {
@@ -348,6 +347,7 @@ class Reconciler:
         taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
         for call in taken.cancellations:
             self._answer_cancellation(call, ended, outcome)
+        self._answer_submissions(taken.submissions, outcome)
         self._show_waiting()
 
     def _install(self, change: Change) -> None:
@@ -385,7 +385,7 @@ class Reconciler:
         self.look(self._board.on_node(node_id))
         _settle(came.done, restarted)
 
-    async def _answer_submissions(self, calls: list[Submission], outcome: Outcome) -> None:
+    def _answer_submissions(self, calls: list[Submission], outcome: Outcome) -> None:
         for call in calls:
             job = call.job
             if job.job_id in outcome.created:
@@ -407,7 +407,11 @@ class Reconciler:
     async def _sync(self, neighbours: Neighbours) -> None:
         """Takes in what other coordinators have written."""
         beats, nodes, live = await self._worker.read(self._snapshot)
-        self._clock.catch_up(max(beats.values(), default=0.0))
+        jump = self._clock.catch_up(max(beats.values(), default=0.0))
+        if jump:  # others were awake while this one was not: it blames nobody for that time
+            self._sessions.put_forward(jump)
+            self._board.put_forward(jump)
+            neighbours.put_forward(jump)
         neighbours.observe(beats)
         for node in nodes:
             if self._sessions.get(node.node_id) is None:  # of those here the session itself tells

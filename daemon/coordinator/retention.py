@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, ServiceError
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 
-_AT_ONCE = 50  # jobs in one transaction
+_AT_ONCE = 20  # jobs in one transaction
 _PAUSE_S = 0.05  # between two transactions
 _EVERY_S = 60.0
 _DAY_S = 86_400.0
@@ -72,8 +72,8 @@ class Retention:
             try:
                 while await self.step():
                     await asyncio.sleep(_PAUSE_S)
-            except sa.exc.SQLAlchemyError:
-                log.exception("old_jobs_stay")
+            except (ServiceError, sa.exc.SQLAlchemyError) as error:
+                log.warning("old_jobs_stay", error=str(error))
             await asyncio.sleep(_EVERY_S)
 
     async def step(self) -> int:

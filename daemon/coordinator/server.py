@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,13 +19,22 @@ from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 from bagua.base.security import check_listen_address, create_token, server_credentials
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.connections import (
+    TICK_S,
+    Connections,
+    OwnSockets,
+    limit_of_strangers,
+    raise_descriptor_limit,
+)
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.refusals import Refusals
 from bagua.daemon.coordinator.retention import Retention, parse_keep
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
@@ -83,6 +94,18 @@ class Coordinator:
             check_listen_address(settings.listen, None)
         folder = StateFolder(settings.state_dir)
         self._closers.callback(folder.close)
+        self._sockets = OwnSockets()
+        self._closers.callback(self._sockets.close)
+        refusals = Refusals(time.monotonic)
+        self._closers.callback(refusals.tell_rest)
+        self._connections = Connections(
+            self._sockets.look,
+            self._sockets.cut,
+            limit_of_strangers(raise_descriptor_limit()),
+            math.ceil(settings.stranger_s / TICK_S),
+            refusals,
+            self.counters,
+        )
         if settings.auto_tls and settings.tls is None:
             from bagua.daemon.coordinator.certs import make_certificates  # imports cryptography
 
@@ -113,9 +136,12 @@ class Coordinator:
         unfinished = await self._reconciler.start()
         self._closers.push_async_callback(self._reconciler.stop)
         self._spawn(self._reconciler.run(), "reconciler")
+        nodes = self._service.nodes()
+        self._connections.know(node.address for node in nodes)
         await self._listen(token, host)
         self._spawn(self._keep_time(), "clock")
         self._spawn(retention.run(), "retention")
+        self._spawn(self._watch_connections(), "connections")
         if settings.exit_when_idle is not None:
             self._spawn(self._exit_when_idle(settings.exit_when_idle), "idle")
         if settings.metrics_port is not None:
@@ -128,7 +154,10 @@ class Coordinator:
 
     async def _listen(self, token: str, host: str) -> None:
         settings = self._settings
-        server = grpc.aio.server(interceptors=[CallInterceptor(token, self.counters)], options=_OPTIONS)
+        interceptor = CallInterceptor(
+            bearer_of(token), self._connections, self.counters, patience_s=settings.stranger_s / 2
+        )
+        server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
         welcome = node_pb2.Welcome(
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
@@ -142,6 +171,7 @@ class Coordinator:
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
         await server.start()
+        self._sockets.watch(port)
         self._closers.push_async_callback(server.stop, _STOP_S)
         self.address = join_address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
 
@@ -183,6 +213,14 @@ class Coordinator:
             self._clock.tick()
             self.sessions.close_silent(self._clock.now(), self._settings.lease_s)
 
+    async def _watch_connections(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._connections.tick()
+            except OSError:  # of /proc; the next look may work
+                log.exception("connections_not_seen")
+
     async def _exit_when_idle(self, patience_s: float) -> None:
         """Ends the service when no job is unfinished and no node connected, after at least one was."""
         while True:
@@ -201,8 +239,9 @@ class Coordinator:
     def _serve_metrics(self, host: str, port: int) -> None:
         from bagua.daemon.coordinator.metrics import serve_metrics
 
-        stop = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
-        self._closers.callback(stop)
+        server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
+        self._sockets.watch(server.port)
+        self._closers.callback(server.stop)
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from bagua.base.errors import InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, NodeView
+from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
+from bagua.daemon.coordinator.listing import Listing
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 
-MAX_LIST = 1_000
 MAX_EVENTS = 1_000  # in one answer
 
 
@@ -25,6 +25,7 @@ class Service:
     def __init__(self, worker: Worker, store: Store, board: Board, reconciler: Reconciler, clock: ServiceClock) -> None:
         self._worker = worker
         self._store = store
+        self._listing = Listing(store)
         self._board = board
         self._reconciler = reconciler
         self._clock = clock
@@ -49,10 +50,14 @@ class Service:
         living = self._board.job(job_id)
         return self._board.shown(living) if living is not None else await self._worker.read(self._ended, job_id)
 
-    async def jobs(self, states: Sequence[JobState], limit: int) -> list[JobRecord]:
-        """The newest first, without their ranks."""
-        found = await self._worker.read(self._list, states, min(limit or 100, MAX_LIST))
-        return [self._board.shown(job) for job in found]
+    async def jobs(self, states: Sequence[JobState], limit: int, page_token: str) -> tuple[list[JobSummary], str]:
+        """A page of the newest first, and the token of the next. Raises InvalidRequestError."""
+        found, token = await self._worker.read(self._listing.jobs, states, limit, page_token)
+        return [self._current(summary) for summary in found], token
+
+    async def find(self, prefix: str) -> str:
+        """The id of a job by its beginning. Raises NotFoundError, ConflictError."""
+        return await self._worker.read(self._listing.find, prefix)
 
     async def events(self, job_id: str, after_seq: int) -> list[Event]:
         """The next events of a job. Raises NotFoundError."""
@@ -94,16 +99,19 @@ class Service:
         views = sorted(self._board.views.values(), key=lambda view: view.node_id)
         return [replace(view, last_seen=now) if view.connected else view for view in views]
 
+    def _current(self, summary: JobSummary) -> JobSummary:
+        """With what is missing now, if the job waits."""
+        job = self._board.job(summary.job_id)
+        if job is None or job.state is not summary.state:
+            return summary
+        return replace(summary, reason=self._board.shown(job).reason)
+
     # ---- in a thread
 
     def _ended(self, job_id: str) -> JobRecord:
         found, _ = self._with_events(job_id, 0, False)
         assert found is not None
         return found
-
-    def _list(self, states: Sequence[JobState], limit: int) -> list[JobRecord]:
-        with self._store.read() as tx:
-            return tx.jobs(states, limit)
 
     def _with_events(self, job_id: str, after_seq: int, living: bool) -> tuple[JobRecord | None, list[Event]]:
         plausible = len(job_id) <= 64 and "\0" not in job_id

@@ -107,6 +107,11 @@ class Sessions:
         for session in self._sessions.values():
             session.close(reason)
 
+    def put_forward(self, jump: float) -> None:
+        """The service clock jumped."""
+        for session in self._sessions.values():
+            session.heard_clock += jump
+
     def close_silent(self, now: float, lease_s: float) -> None:
         """Ends the sessions of daemons that have not said anything for a lease. ``now`` by the service clock, which
         does not count a time in which this process stood still: what daemons sent meanwhile lies unread."""

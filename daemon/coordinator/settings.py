@@ -31,6 +31,8 @@ class Settings(BaseSettings):
     lease_s: float = Field(10.0, gt=0, le=3600)
     # The right to decide about a job, where several coordinators share a database.
     job_lease_s: float = Field(10.0, gt=0, le=3600)
+    # A connection that shows no token is shut down after so long.
+    stranger_s: float = Field(10.0, gt=0, le=3600)
     settle_s: float = Field(1.0, ge=0, le=60)
     # A daemon that can't renew its lease for so long ends its ranks; 0: never.
     fence_after: float = Field(60.0, ge=0, le=86_400)

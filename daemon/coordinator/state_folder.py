@@ -6,11 +6,15 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 
+from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir
+
+_IDENTITY = re.compile(r"coordinator-[0-9a-f]{16}")
 
 
 class StateFolder:
@@ -19,7 +23,11 @@ class StateFolder:
     def __init__(self, state_dir: Path) -> None:
         make_private_dir(state_dir)
         self.path = make_private_dir(state_dir / "coordinator")
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self.path / "lock"
+        try:
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(disk_words(error)) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -29,8 +37,9 @@ class StateFolder:
                 f"Another coordinator (process {pid}) uses the state folder {state_dir}. Stop it, or give this one "
                 "another folder with --state-dir."
             ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # the number is for people; the lock holds without it
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
     @property
     def database(self) -> Path:
@@ -38,22 +47,27 @@ class StateFolder:
         return self.path / "bagua.db"
 
     def identity(self) -> str:
-        """The name of this coordinator in leases: the same after a restart, so that it takes its own back at once."""
+        """The name of this coordinator in leases: the same after a restart, so that it takes its own back at once. A
+        damaged file gets a new one: what leases there were expire. Raises ConfigError."""
         path = self.path / "id"
-        with contextlib.suppress(FileNotFoundError):
-            found = path.read_text().strip()
-            if found:
-                return found
-        made = f"coordinator-{secrets.token_hex(8)}"
-        path.write_text(made)
+        try:
+            with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+                found = path.read_text("ascii").strip()
+                if _IDENTITY.fullmatch(found):
+                    return found
+            made = f"coordinator-{secrets.token_hex(8)}"
+            replace_file(path, made)
+        except OSError as error:
+            raise ConfigError(disk_words(error, path)) from error
         return made
 
     def publish(self, **what: object) -> None:
-        """Writes coordinator.json: how clients on this machine find the service."""
-        temporary = self.path / ".coordinator.json"
-        temporary.write_text(json.dumps({**what, "pid": os.getpid()}))
-        temporary.chmod(0o600)
-        temporary.rename(self.path / "coordinator.json")
+        """Writes coordinator.json: how clients on this machine find the service. Raises ConfigError."""
+        path = self.path / "coordinator.json"
+        try:
+            replace_file(path, json.dumps({**what, "pid": os.getpid()}))
+        except OSError as error:
+            raise ConfigError(disk_words(error, path)) from error
 
     def close(self) -> None:
         """Gives the folder back."""

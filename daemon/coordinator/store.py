@@ -32,11 +32,13 @@ from bagua.daemon.coordinator.domain import (
     RankState,
     Stored,
 )
-from bagua.daemon.coordinator.translate import spec_from_wire
+from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
+from bagua.daemon.coordinator.trouble import told_in_words
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
+_JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
 _CHUNK = 500  # bound values in one IN (...)
 
@@ -51,14 +53,15 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Commits at the end, rolls back on an exception."""
-        with self._engine.begin() as connection:
+        """Commits at the end, rolls back on an exception. Raises UnavailableError or ServiceError with words for what
+        is wrong with the database, at the beginning, at any query, or at the commit."""
+        with told_in_words(self._engine.url), self._engine.begin() as connection:
             yield Transaction(connection)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """As of one moment. Waits for no writer, and no writer waits for it."""
-        with self._engine.connect() as connection:
+        """As of one moment. Waits for no writer, and no writer waits for it. Raises as ``transaction``."""
+        with told_in_words(self._engine.url), self._engine.connect() as connection:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def close(self) -> None:
@@ -82,7 +85,7 @@ class Transaction:
             "job_id": job.job_id,
             "idempotency_key": idempotency_key,
             "name": job.spec.name,
-            "spec": job.spec.wire,
+            "brief": brief_of(job.spec.wire),
             "created_at": job.created_at,
             "submitted_clock": job.submitted_clock,
             "job_key": job.job_key,
@@ -93,6 +96,7 @@ class Transaction:
         statement = self._insert(m.jobs).values(values).on_conflict_do_nothing(index_elements=["idempotency_key"])
         if self._db.execute(statement.returning(m.jobs.c.job_id)).one_or_none() is None:
             return False
+        self._db.execute(sa.insert(m.job_specs).values(job_id=job.job_id, spec=job.spec.wire))
         self._add_events([_event_row(job.job_id, seq, event) for seq, event in enumerate(added, 1)])
         return True
 
@@ -105,8 +109,8 @@ class Transaction:
         """Those of the jobs that there are, complete."""
         found: list[Stored] = []
         for start in range(0, len(job_ids), _CHUNK):
-            query = sa.select(m.jobs).where(m.jobs.c.job_id.in_(job_ids[start : start + _CHUNK]))
-            found += self._assemble(self._db.execute(query).mappings().all(), with_ranks=True)
+            query = _JOBS.where(m.jobs.c.job_id.in_(job_ids[start : start + _CHUNK]))
+            found += self._assemble(self._db.execute(query).mappings().all())
         return found
 
     def job_by_key(self, idempotency_key: str) -> JobRecord | None:
@@ -115,15 +119,9 @@ class Transaction:
         job_id = self._db.execute(query).scalar_one_or_none()
         return None if job_id is None else self.job(job_id)
 
-    def jobs(self, states: Sequence[JobState], limit: int, newest_first: bool = True) -> list[JobRecord]:
-        """Jobs in one of ``states`` (none: all) with their hosts, without their ranks."""
-        query = sa.select(m.jobs)
-        if states:
-            query = query.where(m.jobs.c.state.in_([state.value for state in states]))
-        time, key = m.jobs.c.created_at, m.jobs.c.job_id
-        order = (time.desc(), key.desc()) if newest_first else (time, key)
-        rows = self._db.execute(query.order_by(*order).limit(limit)).mappings().all()
-        return [stored.job for stored in self._assemble(rows, with_ranks=False)]
+    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """Whatever ``query`` finds; for lists."""
+        return self._db.execute(query).all()
 
     def live(self) -> dict[str, int]:
         """Job id -> revision of every job that has not ended, or of which something may be left on a node; the oldest
@@ -302,8 +300,8 @@ class Transaction:
         if rows:
             self._db.execute(_INSERT_EVENT, rows)
 
-    def _assemble(self, rows: Sequence[sa.RowMapping], with_ranks: bool) -> list[Stored]:
-        hosts = self._hosts([row["job_id"] for row in rows], with_ranks)
+    def _assemble(self, rows: Sequence[sa.RowMapping]) -> list[Stored]:
+        hosts = self._hosts([row["job_id"] for row in rows])
         return [
             Stored(
                 _job_record(row, tuple(hosts.get(row["job_id"], ()))),
@@ -314,12 +312,11 @@ class Transaction:
             for row in rows
         ]
 
-    def _hosts(self, ids: Sequence[str], with_ranks: bool) -> dict[str, list[HostRecord]]:
+    def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
         found: dict[str, list[HostRecord]] = {}
         h = m.job_hosts.c
-        columns = [column for column in h if with_ranks or column is not h.ranks]
         for start in range(0, len(ids), _CHUNK):
-            query = sa.select(*columns).where(h.job_id.in_(ids[start : start + _CHUNK]))
+            query = sa.select(m.job_hosts).where(h.job_id.in_(ids[start : start + _CHUNK]))
             for row in self._db.execute(query.order_by(h.job_id, h.host_index)).mappings():
                 found.setdefault(row["job_id"], []).append(_host_record(row))
         return found
@@ -429,8 +426,7 @@ def _job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRec
 def _host_record(row: Mapping[Any, Any]) -> HostRecord:
     values = {name: row[name] for name in _HOST_FIELDS}
     values["phase"] = Phase(values["phase"])
-    ranks = _ranks(row) if "ranks" in row else ()
-    return HostRecord(index=row["host_index"], **values, ranks=ranks)
+    return HostRecord(index=row["host_index"], **values, ranks=_ranks(row))
 
 
 # ---- statements that are run often: made once

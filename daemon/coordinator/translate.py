@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from bagua.base.errors import InvalidRequestError
+from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
+from bagua.base.secrets import HIDDEN, looks_secret, shown
 from bagua.daemon.coordinator.domain import (
     Event,
     JobRecord,
     JobSpec,
+    JobSummary,
     LocalJob,
     LocalRank,
     NodeRecord,
@@ -28,6 +31,9 @@ MAX_TEXT = 512 << 10  # bytes of all arguments, and of the whole environment
 MAX_RANKS = 100_000
 MAX_SLOTS = 4_096
 MAX_WAIT_S = 30 * 86_400.0
+MAX_FACT = 16 << 10  # characters of one text of a fact
+MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
+MAX_NUMBER = 2**63 - 1  # that databases take
 
 
 # ---- specs
@@ -36,6 +42,19 @@ MAX_WAIT_S = 30 * 86_400.0
 def spec_from_wire(wire: bytes) -> JobSpec:
     """The stored form."""
     return _summary(common_pb2.JobSpec.FromString(wire), wire)
+
+
+def brief_of(wire: bytes) -> bytes:
+    """The part of a stored spec that lists show."""
+    spec = common_pb2.JobSpec.FromString(wire)
+    return common_pb2.JobSpec(
+        name=spec.name,
+        entry=spec.entry,
+        is_module=spec.is_module,
+        no_python=spec.no_python,
+        nnodes=spec.nnodes,
+        nproc_per_node=spec.nproc_per_node,
+    ).SerializeToString()
 
 
 def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
@@ -50,9 +69,9 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     _check_text("python", spec.python, MAX_PATH)
     _check_many("args", spec.args, MAX_ARGS)
     _check_many("env", [f"{key}={value}" for key, value in spec.env.items()], MAX_ENV)
-    for key in spec.env:
-        if not key or "=" in key:
-            raise InvalidRequestError(f"spec.env: {key[:MAX_NAME]!r} can't be the name of an environment variable.")
+    if spec.ByteSize() > MAX_SPEC_BYTES:
+        raise InvalidRequestError(too_large_spec(spec.ByteSize()))
+    _check_variables(spec)
     _check_size(spec)
     _check_seconds("placement_timeout_s", spec.placement_timeout_s, MAX_WAIT_S)
     _check_seconds("stop_grace_s", spec.stop_grace_s, 3_600.0)
@@ -60,6 +79,26 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     if spec.master_port > 65_535:
         raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
     return _summary(spec, spec.SerializeToString(deterministic=True))
+
+
+def _check_variables(spec: common_pb2.JobSpec) -> None:
+    _check_many("secret_env", [f"{key}={value}" for key, value in spec.secret_env.items()], MAX_ENV)
+    for field, names in (("env", spec.env), ("secret_env", spec.secret_env)):
+        for name in names:
+            if not name or "=" in name:
+                raise InvalidRequestError(
+                    f"spec.{field}: {name[:MAX_NAME]!r} can't be the name of an environment variable."
+                )
+    for name, path in spec.secret_env.items():
+        if name in spec.env:
+            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} is in spec.env, too.")
+        if not path.startswith("/") or len(path) > MAX_PATH:
+            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} needs the absolute path of a file.")
+    for name, value in spec.env.items():
+        if value == HIDDEN and looks_secret(name):  # a spec that came out of an answer
+            raise InvalidRequestError(
+                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which stands for one that is not shown."
+            )
 
 
 def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
@@ -164,28 +203,69 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
 
 
 def _clean(text: str) -> str:
-    """Databases take no NUL."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    """Databases take no NUL, answers no texts without end. Of a long one the end says most: it is kept."""
+    return text[-MAX_FACT:].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def checked_number(field: str, value: int) -> int:
+    """A number that a query may hold. Raises InvalidRequestError."""
+    if not 0 <= value <= MAX_NUMBER:
+        raise InvalidRequestError(f"{field} is {value}: {MAX_NUMBER} is the limit.")
+    return value
 
 
 # ---- answers
 
 
-def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, with_ranks: bool = True) -> job_pb2.Job:
+def job_message(job: JobRecord, progress: common_pb2.Progress | None = None) -> job_pb2.Job:
     """A job as users see it."""
     return job_pb2.Job(
         job_id=job.job_id,
-        spec=common_pb2.JobSpec.FromString(job.spec.wire),
+        spec=_shown_spec(job.spec.wire),
         state=common_pb2.JobState.ValueType(job.state),
         reason=job.reason,
         generation=job.generation,
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        ranks=[_rank_message(rank) for rank in job.ranks] if with_ranks else (),
+        ranks=_rank_messages(job.ranks),
         waiting=job.waiting,
         progress=progress,
     )
+
+
+def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> job_pb2.Job:
+    """A job as lists show it."""
+    return job_pb2.Job(
+        job_id=job.job_id,
+        spec=common_pb2.JobSpec.FromString(job.brief),
+        state=common_pb2.JobState.ValueType(job.state),
+        reason=job.reason,
+        generation=job.generation,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        progress=progress,
+    )
+
+
+def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
+    """Where thousands of ranks failed, the last lines of those that ended first: all of them fit into no answer."""
+    found = [_rank_message(rank) for rank in ranks]
+    room = MAX_TAILS
+    for rank in sorted((rank for rank in found if rank.error_tail), key=lambda rank: rank.exited_at):
+        room -= len(rank.error_tail)
+        if room < 0:
+            rank.ClearField("error_tail")
+    return found
+
+
+def _shown_spec(wire: bytes) -> common_pb2.JobSpec:
+    """The stored spec without the values of secrets."""
+    spec = common_pb2.JobSpec.FromString(wire)
+    for name, value in shown(spec.env).items():
+        spec.env[name] = value
+    return spec
 
 
 def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:
@@ -231,4 +311,6 @@ def checked_progress(progress: common_pb2.Progress) -> common_pb2.Progress:
     """A report of a rank. Raises InvalidRequestError if it is too large to be kept."""
     if len(progress.job_id) > 64 or len(progress.metrics) > 100 or len(progress.message) > 2_000:
         raise InvalidRequestError("progress: 100 metrics and 2000 characters at most.")
+    if any(len(name) > MAX_NAME for name in progress.metrics):
+        raise InvalidRequestError(f"progress: the name of a metric can have {MAX_NAME} characters at most.")
     return progress

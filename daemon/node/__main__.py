@@ -14,12 +14,14 @@ from typing import Annotated
 
 import typer
 
+from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
 from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.log_lines import configure_logging
 from bagua.daemon.node.daemon import run
+from bagua.daemon.node.environment import parse_patterns
 from bagua.daemon.node.process import die_with_parent
 from bagua.daemon.node.settings import Settings, WireSettings
 
@@ -57,6 +59,15 @@ def node(
     leash: Annotated[
         int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
     ] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,PATTERN",
+            help="Variables of the daemon's environment that ranks get besides the usual ones (PATH, HOME, CUDA_*; see "
+            "daemon/README.md). Again for more; '*': all.",
+            envvar="BAGUA_PASS_ENV",
+        ),
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
@@ -64,7 +75,7 @@ def node(
         bool,
         typer.Option(
             help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
-            "on fast networks. Given up for connections where the kernel copies anyway.",
+            "on fast networks. Given up for connections where the kernel copies anyway, and for encrypted ones.",
             envvar="BAGUA_ZERO_COPY",
         ),
     ] = False,
@@ -76,33 +87,46 @@ def node(
             envvar="BAGUA_MEASURE_RING",
         ),
     ] = True,
+    plain_data: Annotated[
+        bool,
+        typer.Option(
+            "--plain-data",
+            help="Don't encrypt connections between hosts: for networks that are protected otherwise. Whoever can "
+            "change what passes there can run code in the ranks. All hosts of a job need it, or none.",
+            envvar="BAGUA_PLAIN_DATA",
+        ),
+    ] = False,
 ) -> None:
     """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
     if death_signal and not die_with_parent(signal.SIGTERM):
         raise typer.Exit(0)
     state = state_dir or default_state_dir()
-    settings = Settings(
-        coordinator=coordinator,
-        name=name or node_id or socket.gethostname(),
-        node_id=node_id,
-        slots=slots or os.cpu_count() or 1,
-        data_host=data_host,
-        state_dir=state,
-        token_file=token_file or state / "token",
-        tls=TlsFiles.in_folder(tls) if tls else None,
-        metrics_port=metrics_port,
-        exit_when_idle_s=exit_when_idle,
-        leash=leash,
-        log_max_bytes=log_max_bytes,
-        log_files=log_files,
-        wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring),
-    )
     _allow_many_files()
     try:
+        settings = Settings(
+            coordinator=coordinator,
+            name=name or node_id or socket.gethostname(),
+            node_id=node_id,
+            slots=slots or os.cpu_count() or 1,
+            data_host=data_host,
+            state_dir=state,
+            token_file=token_file or state / "token",
+            tls=TlsFiles.in_folder(tls) if tls else None,
+            metrics_port=metrics_port,
+            exit_when_idle_s=exit_when_idle,
+            leash=leash,
+            log_max_bytes=log_max_bytes,
+            log_files=log_files,
+            wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
+            pass_env=parse_patterns(pass_env or ()),
+        )
         asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))
-    except ConfigError as error:
-        _tell(ready_fd, {"error": str(error)})
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # nothing of a user's making
+        words = disk_words(error) if isinstance(error, OSError) else str(error)
+        _tell(ready_fd, {"error": words})
+        print(f"error: {words}", file=sys.stderr)
         raise typer.Exit(2) from None
 
 

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import bagua
+from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
@@ -56,6 +58,9 @@ class NodeDaemon:
         self._streams = 0
         self._stop = asyncio.Event()
         self._stop_reason = ""
+        environment = passed_on(os.environ, settings.pass_env)
+        if kept := sorted(os.environ.keys() - environment.keys()):
+            log.info("ranks don't get these variables of the daemon; --pass-env names more", names=" ".join(kept))
         self._sockets = socket_folder(folder.path)
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
@@ -75,6 +80,7 @@ class NodeDaemon:
             lease_over=self._fence.over,
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
+            environment=environment,
         )
         self._jobs = Jobs(node, self._job_changed)
         self._session = Session(
@@ -107,6 +113,7 @@ class NodeDaemon:
             closing.callback(self._reaper.close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
+            self._tell_encryption()
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
@@ -117,6 +124,14 @@ class NodeDaemon:
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
             await self._wind_down()
+
+    def _tell_encryption(self) -> None:
+        if is_loopback(self._settings.data_host):
+            return
+        if self._settings.wire.plain_data:
+            self._log.warning("connections to other hosts are NOT encrypted (--plain-data)")
+        else:
+            self._log.info("connections to other hosts are encrypted")
 
     async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
         service = rank_service.RankService(self._jobs, self._session.progress)
@@ -236,7 +251,7 @@ async def _end_task(task: asyncio.Future[None]) -> None:
 async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> None:
     """Runs a daemon to its end. Raises ConfigError."""
     settings.check()
-    folder = open_node_folder(settings)
+    folder = open_node_folder(settings, log)
     try:
         await NodeDaemon(settings, folder, log).run(ready)
     finally:

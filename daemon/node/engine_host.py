@@ -75,6 +75,7 @@ async def make_engine(
             listen=join_address(data_host, 0),
             zero_copy=wire.zero_copy,
             measure_ring=wire.measure_ring,
+            encryption=wire.encryption,
         )
     )
 

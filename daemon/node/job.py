@@ -9,11 +9,12 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bagua.base.disk import FULL, disk_words
 from bagua.base.errors import BaguaError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import events, launch, state, transitions
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 LEFTOVER_KILL_S = 5.0
+SAVE_AGAIN_S = 2.0
 MAX_ERROR_TAILS = 64
 WAITS_EVERY_S = 5.0
 WAITS_LONGER_THAN_S = 10.0
@@ -65,6 +67,7 @@ class NodeContext:
     lease_over: Callable[[], bool]
     log: FilteringBoundLogger
     log_limits: LogLimits
+    environment: Mapping[str, str]  # of which ranks get what the job does not say otherwise
 
 
 class Job:
@@ -87,6 +90,7 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._core: Any = None
         self._plugin: Path | None = None
+        self._secrets: dict[str, str] = {}  # until the ranks have them
         self._queue: deque[events.Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -261,15 +265,17 @@ class Job:
             await self._check_and_make_engine()
         except Exception as error:  # whatever it is, the job can't run here, and its user must learn why
             self._log.error("the job can't be prepared", error=str(error), exc_info=not isinstance(error, _EXPECTED))
-            self.post(events.PrepareFailed(f"node {self._node.node_id}: {error or repr(error)}"))
+            words = disk_words(error) if isinstance(error, OSError) and error.filename else str(error) or repr(error)
+            self.post(events.PrepareFailed(f"node {self._node.node_id}: {words}"))
         else:
             assert self.engine is not None
             self.post(events.EngineReady(self.engine.address()))
 
     async def _check_and_make_engine(self) -> None:
         if not self.plan.adopt:
-            await in_thread(lambda: launch.check_program(self.plan.program, os.environ))
-            self._plugin = await wanted_plugin(self.plan, os.environ)
+            await in_thread(lambda: launch.check_program(self.plan.program, self._node.environment))
+            self._secrets = await in_thread(lambda: launch.read_secrets(self.plan.program, self._node.node_id))
+            self._plugin = await wanted_plugin(self.plan, self._node.environment)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         await self._save()  # before anything is started: the next life must find it
         self._core = await self._node.core.load()
@@ -289,10 +295,12 @@ class Job:
                 pid = self._spawn(rank)
             except OSError as error:
                 command = launch.command(self.plan.program)
-                text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {error}"
+                words = disk_words(error) if error.errno in FULL else error
+                text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {words}"
                 self.post(events.SpawnFailed(rank, text))
                 break
             self.post(events.RankStarted(rank, pid))
+        self._secrets.clear()
         self._run(self._save())
 
     def _spawn(self, rank: int) -> int:
@@ -305,7 +313,8 @@ class Job:
                 launch.environment(
                     self.plan,
                     rank,
-                    base=os.environ,
+                    base=self._node.environment,
+                    secrets=self._secrets,
                     rank_socket=self._node.rank_socket,
                     cache=self._node.cache,
                     plugin=self._plugin,
@@ -414,18 +423,27 @@ class Job:
 
     async def _save(self) -> None:
         """Writes the journal as things are when the disk is free; several calls that wait for it make one write. A
-        full disk must not end a job that runs."""
+        full disk must not end a job that runs, nor keep its end from being told: it is tried again until it is done."""
         self._saves_wanted += 1
         wanted = self._saves_wanted
         async with self._save_lock:
             if self._saves_done >= wanted:
                 return
             self._saves_done = self._saves_wanted
-            entry = self._entry()
+            entry, owed = self._entry(), self._node.journal.owes(self.job_id)
             try:
                 await in_thread(lambda: self._node.journal.write(entry))
             except OSError as error:
-                self._log.warning("the journal can't be written", error=str(error))
+                if not owed:
+                    self._log.warning("the journal can't be written; it is tried again", error=disk_words(error))
+                    self._run(self._save_again())
+
+    async def _save_again(self) -> None:
+        while self._node.journal.owes(self.job_id):
+            await asyncio.sleep(SAVE_AGAIN_S)
+            with contextlib.suppress(OSError):
+                await in_thread(lambda: self._node.journal.write_owed(self.job_id))
+        self._log.info("the journal is written again")
 
     def _entry(self) -> JobEntry:
         ranks = tuple(

@@ -4,17 +4,19 @@ left."""
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, replace
+import threading
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from bagua.base.disk import replace_file
 from bagua.daemon.node.plan import is_safe_name
 from bagua.daemon.node.proc import marks_of
 from bagua.daemon.node.process import kill_members
 
 _VERSION = 1
 _KILL_S = 5.0
+_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,40 @@ class JobEntry:
 
 
 class Journal:
-    """The folder of job files. Writes are atomic and on the disk when they return."""
+    """The folder of job files. Writes are atomic and on the disk when they return. Any thread.
+
+    What can't be written is owed, the newest of each job: ``write_owed`` tries it again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
+        self._owed: dict[str, JobEntry] = {}  # protected by the lock, as the files are
 
     def write(self, entry: JobEntry) -> None:
         """Replaces the job's file. Blocks on the disk. Raises OSError."""
-        path = self._path(entry.job_id)
-        temporary = path.with_name(f".{path.name}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, **asdict(entry)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with self._lock:
+            self._owed[entry.job_id] = entry
+            self._write(entry)
+
+    def owes(self, job_id: str) -> bool:
+        """Whether the last write of the job failed."""
+        return job_id in self._owed
+
+    def write_owed(self, job_id: str) -> None:
+        """Writes what is owed of the job, if anything. Blocks on the disk. Raises OSError."""
+        with self._lock:
+            if job_id in self._owed:
+                self._write(self._owed[job_id])
+
+    def _write(self, entry: JobEntry) -> None:
+        replace_file(self._path(entry.job_id), json.dumps({"version": _VERSION, **asdict(entry)}))
+        del self._owed[entry.job_id]
 
     def remove(self, job_id: str) -> None:
-        self._path(job_id).unlink(missing_ok=True)
+        """Forgets the job."""
+        with self._lock:
+            self._owed.pop(job_id, None)
+            self._path(job_id).unlink(missing_ok=True)
 
     def read_all(self) -> tuple[list[JobEntry], list[Path]]:
         """(jobs, oldest first; files that can't be understood)."""
@@ -76,7 +89,7 @@ class Journal:
         for path in sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime):
             try:
                 entries.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 broken.append(path)
         return entries, broken
 
@@ -84,11 +97,20 @@ class Journal:
         return self._folder / f"{job_id}.json"
 
 
-def _parse(data: dict[str, Any]) -> JobEntry:
-    if data.pop("version") != _VERSION or not is_safe_name(data["job_id"]):
+def _parse(data: Any) -> JobEntry:
+    """Raises ValueError, KeyError, TypeError for what this version did not write: pids in there will be killed."""
+    if not isinstance(data, dict) or data.pop("version") != _VERSION:
         raise ValueError("not a journal of this version")
-    data["ranks"] = tuple(RankEntry(**rank) for rank in data["ranks"])
-    return JobEntry(**data)
+    entry = JobEntry(**{**data, "ranks": tuple(RankEntry(**rank) for rank in data["ranks"])})
+    records: tuple[JobEntry | RankEntry, ...] = (entry, *entry.ranks)
+    for record in records:
+        for field in fields(record):
+            kind = _KINDS.get(str(field.type))
+            if kind is not None and not isinstance(getattr(record, field.name), kind):
+                raise TypeError(f"{field.name} is no {field.type}")
+    if not is_safe_name(entry.job_id):
+        raise ValueError("the job's id can't be a file name")
+    return entry
 
 
 async def end_leftovers(entry: JobEntry, error: str) -> JobEntry:

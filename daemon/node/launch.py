@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bagua.base import net_plugin
+from bagua.base.errors import ConfigError
+from bagua.base.secrets import read_private
 from bagua.daemon.node.plan import Plan, Program
 
 _DEFAULTS = {
@@ -41,14 +43,22 @@ def work_folder(program: Program) -> Path:
 
 
 def environment(
-    plan: Plan, rank: int, *, base: Mapping[str, str], rank_socket: Path, cache: Path, plugin: Path | None = None
+    plan: Plan,
+    rank: int,
+    *,
+    base: Mapping[str, str],
+    secrets: Mapping[str, str],
+    rank_socket: Path,
+    cache: Path,
+    plugin: Path | None = None,
 ) -> dict[str, str]:
-    """Variables of ``rank``: those of the daemon (``base``), then the job's, then those that say who it is, and those
-    that lead NCCL to ``plugin``. Raises ConfigError for a plugin that no variable can lead to."""
+    """Variables of ``rank``: those that the daemon passes on (``base``), then the job's, those of its secrets
+    included, then those that say who it is, and those that lead NCCL to ``plugin``. Raises ConfigError for a plugin
+    that no variable can lead to."""
     local_size = len(plan.ranks)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
-    env = {**_DEFAULTS, **inherited, **plan.program.env}
+    env = {**_DEFAULTS, **inherited, **plan.program.env, **secrets}
     if local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.update(
@@ -67,6 +77,29 @@ def environment(
     if plugin is not None:
         env.update(net_plugin.variables(plugin, env))
     return env
+
+
+def read_secrets(program: Program, node_id: str) -> dict[str, str]:
+    """The job's secret variables, from their files on this node; a line's end behind a value is no part of it. They
+    are kept in memory alone. Raises LaunchError that names variable and file, never the content."""
+    found = {}
+    for name, path in program.secret_env.items():
+        title = f"--secret-env {name}: the file"
+        try:
+            value = read_private(Path(path), title).decode()
+        except ConfigError as error:
+            raise LaunchError(str(error)) from error
+        except OSError as error:
+            raise LaunchError(
+                f"{title} {path} can't be read on node {node_id}: {error.strerror}. Every node of the job needs it."
+            ) from error
+        except UnicodeDecodeError as error:
+            raise LaunchError(f"{title} {path} is not UTF-8 text.") from error
+        value = value.removesuffix("\n").removesuffix("\r")
+        if "\0" in value:
+            raise LaunchError(f"{title} {path} contains a zero byte.")
+        found[name] = value
+    return found
 
 
 def check_program(program: Program, base: Mapping[str, str]) -> None:

@@ -122,14 +122,18 @@ class LogFile:
         return len(view)
 
     def _rotate(self) -> None:
+        # First of all what may fail, on a full disk: until there is room, everything stays as it was.
+        fresh = self.path.with_name(f".{self.path.name}.next")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         if len(self._starts) == self._limits.files:
             self._write_start(self._starts[1] if len(self._starts) > 1 else self._end)
-        for number in range(min(len(self._starts), self._limits.files - 1), 0, -1):
-            os.replace(_numbered(self.path, number - 1), _numbered(self.path, number))
-        # Not truncated in place: a reader may have the old file open.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            for number in range(min(len(self._starts), self._limits.files - 1), 0, -1):
+                os.replace(_numbered(self.path, number - 1), _numbered(self.path, number))
+            os.replace(fresh, self.path)  # not truncated in place: a reader may have the old file open
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(self._fd)
         self._fd = descriptor
         self._starts.append(self._end)

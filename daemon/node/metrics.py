@@ -25,6 +25,8 @@ _HELP = {
     "segment_bytes": "Shared memory held for ranks.",
     "zero_copy_bytes": "Of the bytes sent, those that were to leave without a copy into the kernel.",
     "zero_copy_off": "Connections on which sending without a copy was given up.",
+    "bytes_encrypted": "Of the bytes sent, those on encrypted connections.",
+    "frames_refused": "Frames that were damaged or not authentic; the first of them fails its job.",
     "comm_ns": "Time spent in communication, in nanoseconds.",
 }
 

@@ -38,6 +38,7 @@ class Program:
     no_python: bool = False
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    secret_env: dict[str, str] = field(default_factory=dict)  # name -> path of a file on this node
     workdir: str = ""
     python: str = ""
 
@@ -128,7 +129,7 @@ def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
 
 def _parse_program(spec: common_pb2.JobSpec) -> Program:
     env = dict(spec.env)
-    for key, value in env.items():
+    for key, value in [*env.items(), *spec.secret_env.items()]:
         if not key or "=" in key or "\0" in key or "\0" in value:
             raise PlanError(f"the environment variable {key[:200]!r} can't be set")
     if sum(len(key) + len(value) for key, value in env.items()) > MAX_ENVIRONMENT_BYTES:
@@ -144,6 +145,7 @@ def _parse_program(spec: common_pb2.JobSpec) -> Program:
         no_python=spec.no_python,
         args=tuple(spec.args),
         env=env,
+        secret_env=dict(spec.secret_env),
         workdir=spec.workdir,
         python=spec.python,
     )

@@ -4,11 +4,13 @@ theirs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from bagua.base.disk import disk_words
 from bagua.daemon.node import events
 from bagua.daemon.node.job import Job, NodeContext
 from bagua.daemon.node.journal import JobEntry, end_leftovers
@@ -56,17 +58,22 @@ class Jobs:
         self._arrived = asyncio.Condition()
 
     async def recover(self) -> None:
-        """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError."""
+        """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError if the
+        journal can't be read at all; a journal that can't be written now is no reason to stay away."""
         remove_sockets(self._node.socket_folder)
         entries, broken = self._node.journal.read_all()
         for path in broken:
             self._node.log.warning("a journal can't be understood and is put aside", path=str(path))
-            path.rename(path.with_name(f"{path.name}.broken"))
+            with contextlib.suppress(OSError):  # the next start meets it again
+                path.rename(path.with_name(f"{path.name}.broken"))
         for entry in entries:
             if not entry.ended:
                 self._node.log.warning("a job of an earlier life of this daemon is ended", job=entry.job_id)
                 entry = await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
-                self._node.journal.write(entry)
+                try:
+                    self._node.journal.write(entry)
+                except OSError as error:  # the next life ends it again, which changes nothing
+                    self._node.log.warning("the journal can't be written", error=disk_words(error))
             folder = self._node.jobs_folder / entry.job_id
             self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder), folder)
         self._trim()

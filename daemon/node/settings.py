@@ -8,12 +8,17 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bagua.base.address import is_loopback, join_address
+from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir
 from bagua.base.security import TlsFiles, check_dial_address
 from bagua.daemon.node.plan import is_safe_name
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,18 @@ class WireSettings:
 
     zero_copy: bool
     measure_ring: bool
+    plain_data: bool
+
+    @property
+    def encryption(self) -> str:
+        """As ``Engine`` calls it."""
+        return "never" if self.plain_data else "beyond loopback"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for."""
+    """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
+    ``pass_env``: see ``environment.passed_on``."""
 
     coordinator: str
     name: str
@@ -42,6 +54,7 @@ class Settings:
     log_max_bytes: int
     log_files: int
     wire: WireSettings
+    pass_env: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
@@ -75,11 +88,14 @@ class NodeFolder:
         return self.path / "jobs"
 
 
-def open_node_folder(settings: Settings) -> NodeFolder:
+def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolder:
     """Makes and locks ``<state>/node-<name>``. Raises ConfigError if it can't be used or another daemon uses it."""
     make_private_dir(settings.state_dir)
     path = make_private_dir(settings.state_dir / f"node-{settings.name}")
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(disk_words(error)) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -89,24 +105,36 @@ def open_node_folder(settings: Settings) -> NodeFolder:
         ) from error
     make_private_dir(path / "journal")
     make_private_dir(path / "jobs")
-    return NodeFolder(path, _node_id(path / "node.json", settings), lock)
+    return NodeFolder(path, _node_id(path / "node.json", settings, log), lock)
 
 
-def _node_id(file: Path, settings: Settings) -> str:
-    """The id given, else the one of the last start, else a new one; kept in ``file``."""
-    kept = ""
+def _node_id(file: Path, settings: Settings, log: FilteringBoundLogger) -> str:
+    """The id given, else the one of the last start, else a new one; kept in ``file``. A damaged file is put aside: a
+    node of a new id serves as well, and the coordinator gives the old one up. Raises ConfigError if a new id can't be
+    kept."""
     try:
-        kept = str(json.loads(file.read_text())["node_id"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} can't be understood ({error}). Remove it to get a new node id.") from error
-    node_id = settings.node_id or kept or f"{settings.name}-{secrets.token_hex(3)}"
-    if node_id != kept:
-        temporary = file.with_name(".node.json.tmp")
-        temporary.write_text(json.dumps({"node_id": node_id}))
-        os.replace(temporary, file)
+        kept = _kept_id(file)
+        if kept is None:
+            aside = file.with_name(f"{file.name}.broken")
+            os.replace(file, aside)
+            log.warning("the file of the node's id is damaged and put aside", path=str(aside))
+        node_id = settings.node_id or kept or f"{settings.name}-{secrets.token_hex(3)}"
+        if node_id != kept:
+            replace_file(file, json.dumps({"node_id": node_id}))
+    except OSError as error:
+        raise ConfigError(disk_words(error, file)) from error
     return node_id
+
+
+def _kept_id(file: Path) -> str | None:
+    """The id in ``file``; empty if there is no such file, None if it makes no sense. Raises OSError."""
+    try:
+        found = json.loads(file.read_text("utf-8"))["node_id"]
+    except FileNotFoundError:
+        return ""
+    except (IsADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and is_safe_name(found) else None
 
 
 def _check_data_host(host: str) -> None:

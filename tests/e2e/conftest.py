@@ -221,10 +221,15 @@ class Service:
 
 
 @pytest.fixture
-def service(sandbox: Sandbox) -> Service:
+def idle_service(sandbox: Sandbox) -> Service:
+    """Nothing of it has been started."""
+    return Service(sandbox)
+
+
+@pytest.fixture
+def service(idle_service: Service) -> Service:
     """A coordinator and two nodes, node-a and node-b, with two slots each."""
-    made = Service(sandbox)
-    made.start_coordinator()
-    made.start_node("node-a", 2)
-    made.start_node("node-b", 2)
-    return made
+    idle_service.start_coordinator()
+    idle_service.start_node("node-a", 2)
+    idle_service.start_node("node-b", 2)
+    return idle_service

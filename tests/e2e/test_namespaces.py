@@ -120,15 +120,16 @@ def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)
     full = {**os.environ, "BAGUA_STATE_DIR": str(hosts.folder / f"state-{host}")}
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", hosts.names[host], *command, "--ready-fd", str(write_end)],
-        env=full,
-        pass_fds=[write_end],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    with (hosts.folder / f"services-{host}.log").open("a") as log:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", hosts.names[host], *command, "--ready-fd", str(write_end)],
+            env=full,
+            pass_fds=[write_end],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
     hosts.processes.append(process)
     os.close(write_end)
     ready = wait_for_line(process, read_end)
@@ -136,17 +137,24 @@ def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
     return ready
 
 
-def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
-    """Coordinator and a daemon on one host, a daemon on the other; mutual TLS; four ranks; one sum."""
-    certs = tmp_path / "certs"
+def start_cluster(hosts: Hosts, folder: Path, *more: tuple[str, ...]) -> list[str]:
+    """A coordinator on host 0 and a daemon on each, ``more`` of its options; how to reach the coordinator."""
+    certs = folder / "certs"
     hosts.run(0, *bagua("certs", str(certs), "--host", hosts.addresses[0]))
     start_service(hosts, 0, *bagua("coordinator", "--listen", f"{hosts.addresses[0]}:7670", "--tls", str(certs)))
-    reach = ["--coordinator", f"{hosts.addresses[0]}:7670", "--tls", str(certs)]
-    token = ["--token-file", str(tmp_path / "state-0" / "token")]
-    for host, address in enumerate(hosts.addresses):
-        start_service(
-            hosts, host, *bagua("daemon", *reach, *token, "--name", f"h{host}", "--slots", "2", "--data-host", address)
-        )
+    token = ["--token-file", str(folder / "state-0" / "token")]
+    reach = ["--coordinator", f"{hosts.addresses[0]}:7670", "--tls", str(certs), *token]
+    for host, (address, options) in enumerate(zip(hosts.addresses, more, strict=True)):
+        named = ["--name", f"h{host}", "--slots", "2", "--data-host", address]
+        start_service(hosts, host, *bagua("daemon", *reach, *named, *options))
+    return reach
+
+
+def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
+    """Coordinator and a daemon on one host, a daemon on the other; mutual TLS; four ranks; one sum."""
+    reach = start_cluster(hosts, tmp_path, (), ())
+    for host in range(2):
+        assert "connections to other hosts are encrypted" in (tmp_path / f"services-{host}.log").read_text()
     script = tmp_path / "sum.py"
     script.write_text(
         textwrap.dedent("""
@@ -164,8 +172,21 @@ def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
     )
     size = ["--nnodes", "2", "--nproc-per-node", "2"]
     # From the other host: the client, too, comes with TLS and the token.
-    output = hosts.run(1, *bagua("job", "submit", *size, "--watch", "--output", "json", *reach, *token, str(script)))
+    output = hosts.run(1, *bagua("job", "submit", *size, "--watch", "--output", "json", *reach, str(script)))
     assert "succeeded" in output.lower()
+
+
+def test_hosts_that_disagree_about_encryption(hosts: Hosts, tmp_path: Path) -> None:
+    """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
+    reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))
+    assert "NOT encrypted (--plain-data)" in (tmp_path / "services-1.log").read_text()
+    script = tmp_path / "sum.py"
+    script.write_text("import bagua.torch_api as bagua\nbagua.init_process_group()\nbagua.barrier()\n")
+    size = ["--nnodes", "2", "--nproc-per-node", "1"]
+    process = hosts.start(0, *bagua("job", "submit", *size, "--watch", *reach, str(script)))
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0
+    assert "--plain-data" in output and "give it to all hosts or to none" in " ".join(output.split()), output
 
 
 def test_coordinator_beyond_loopback_without_tls_is_refused(hosts: Hosts) -> None:

@@ -76,6 +76,16 @@ def test_ranks_on_two_nodes(sandbox: Sandbox) -> None:
     assert sorted(done.out.splitlines()) == expected
 
 
+def test_the_users_environment_reaches_the_script_and_no_credential_of_the_service(sandbox: Sandbox) -> None:
+    secret = sandbox.folder / "hf"
+    secret.write_text("from-a-file\n")
+    secret.chmod(0o600)
+    program = 'echo "$TEAM $WANDB_API_KEY $HF_TOKEN ${BAGUA_TOKEN-none} ${BAGUA_JOB_SECRET-none}"'
+    own = {"TEAM": "x", "WANDB_API_KEY": "mine", "BAGUA_TOKEN": "t", "BAGUA_JOB_SECRET": "s"}
+    done = sandbox.bagua("run", "--secret-env", f"HF_TOKEN={secret}", "--no-python", "sh", "-c", program, env=own)
+    assert (done.code, done.out) == (0, "x mine from-a-file none none\n"), done.text
+
+
 def test_with_json_standard_output_is_the_document_alone(sandbox: Sandbox) -> None:
     script = sandbox.script("say.py", "print('something')\n")
     done = sandbox.bagua("run", "--output", "json", "--name", "n1", "--nproc_per_node", "2", script)

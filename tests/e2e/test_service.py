@@ -159,7 +159,7 @@ def test_leaving_a_watch_leaves_the_job(service: Service, sandbox: Sandbox) -> N
 def test_unknown_jobs(service: Service, arguments: tuple[str, ...]) -> None:
     done = service.call(*arguments)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: There is no job nosuch.")
+    assert done.err.startswith("error: There is no job 'nosuch'.")
     assert len(done.err.splitlines()) == 1
 
 

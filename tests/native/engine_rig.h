@@ -80,13 +80,15 @@ class Rank {
 
 class Job {
  public:
-  explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true)
+  explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true,
+               Encryption encryption = Encryption::kBeyondLoopback)
       : hosts_(std::move(hosts)) {
     static std::atomic<int> next{0};
     std::vector<std::string> addresses;
     for (size_t h = 0; h < hosts_.size(); ++h) {
       EngineOptions options;
-      options.job_id = "job";
+      options.credentials.job_id = "job";
+      options.credentials.encryption = encryption;
       options.generation = 3;
       options.host_index = static_cast<int>(h);
       options.hosts = hosts_;

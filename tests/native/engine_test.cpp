@@ -71,6 +71,19 @@ TEST(every_kind_on_two_hosts) {
   EXPECT_EQ(job.engine(1).error(), std::string());
 }
 
+TEST(every_kind_on_two_hosts_encrypted) {
+  Job job({{0, 1}, {2}}, 4096, true, Encryption::kAlways);
+  job.each([](Rank& rank) {
+    for (const uint64_t count : {1, 160, 20'000}) every_kind(&rank, 3, count);
+  });
+  for (size_t host = 0; host < 2; ++host) {
+    EXPECT_EQ(job.engine(host).error(), std::string());
+    const Counters& counters = job.engine(host).counters();
+    EXPECT(counters.bytes_encrypted.load() > 100'000);
+    EXPECT_EQ(counters.bytes_encrypted.load(), counters.bytes_sent.load());
+  }
+}
+
 // The same bits on every rank; operations that share a residual take their turns, however many are in flight.
 TEST(every_codec_on_two_hosts) {
   constexpr uint64_t kCount = 5000;
@@ -109,7 +122,7 @@ TEST(every_codec_on_two_hosts) {
 
 TEST(order_of_a_ring) {
   EngineOptions options;
-  options.job_id = "job";
+  options.credentials.job_id = "job";
   options.hosts = {{0}, {1}, {2}};
   options.data_socket = "/tmp/bagua-unused.sock";
   options.tokens.emplace_back(0, std::vector<uint8_t>(kTokenBytes, 1));

@@ -15,7 +15,10 @@
 namespace bagua {
 namespace {
 
-constexpr size_t kHello = 104;  // bytes of a greeting
+constexpr size_t kHello = 144;  // bytes of a greeting
+constexpr size_t kAnswer = 104;
+constexpr size_t kProof = 32;
+constexpr size_t kVerdict = 36;
 
 JobKey key_of(uint8_t fill) {
   JobKey key;
@@ -38,29 +41,53 @@ int64_t in_ms(int64_t ms) {
   return now_ns() + ms * kNsPerMs;
 }
 
-struct Outcome {
-  Status dial;
-  Status accept;
-  PeerInfo peer;
-};
-
 struct Side {
-  JobKey key = key_of(1);
-  std::string job = "job";
+  Credentials credentials{key_of(1), "job"};
   uint64_t generation = 7;
 };
+
+Side side_with(Encryption encryption, bool aes_instructions = true) {
+  Side side;
+  side.credentials.encryption = encryption;
+  side.credentials.aes_instructions = aes_instructions;
+  return side;
+}
+
+// One end of a handshake that was run.
+struct End {
+  Status status;
+  PeerInfo peer;  // the acceptor's
+  Seals seals;
+};
+
+struct Outcome {
+  End dial;
+  End accept;
+};
+
+End dial(const Pair& pair, const Side& side, int64_t deadline_ns) {
+  End end;
+  end.status =
+      dial_handshake(pair.dialer.fd(), side.credentials, {side.generation, 3, 1, 2, 5, 6}, deadline_ns, &end.seals);
+  return end;
+}
+
+End accept(const Pair& pair, const Side& side, int64_t deadline_ns) {
+  End end;
+  end.status =
+      accept_handshake(pair.acceptor.fd(), side.credentials, side.generation, deadline_ns, &end.peer, &end.seals);
+  return end;
+}
 
 Outcome meet(const Side& dialer, const Side& acceptor) {
   Pair pair;
   Outcome outcome;
   test::Threads threads;
   threads.start([&] {
-    const PeerInfo me{dialer.generation, 3, 1, 2, 5, 6};
-    outcome.dial = dial_handshake(pair.dialer.fd(), dialer.key, dialer.job, me, in_ms(5000));
+    outcome.dial = dial(pair, dialer, in_ms(5000));
     pair.dialer.reset();
   });
-  outcome.accept =
-      accept_handshake(pair.acceptor.fd(), acceptor.key, acceptor.job, acceptor.generation, &outcome.peer, in_ms(5000));
+  outcome.accept = accept(pair, acceptor, in_ms(5000));
   pair.acceptor.reset();
   threads.join();
   return outcome;
@@ -68,79 +95,76 @@ Outcome meet(const Side& dialer, const Side& acceptor) {
 
 TEST(right_key) {
   const Outcome outcome = meet({}, {});
-  CHECK_OK(outcome.dial);
-  CHECK_OK(outcome.accept);
-  EXPECT_EQ(outcome.peer.generation, 7u);
-  EXPECT_EQ(outcome.peer.comm, 3u);
-  EXPECT_EQ(outcome.peer.from, 1u);
-  EXPECT_EQ(outcome.peer.to, 2u);
-  EXPECT_EQ(outcome.peer.stream, 5u);
-  EXPECT_EQ(outcome.peer.instance, 6u);
+  CHECK_OK(outcome.dial.status);
+  CHECK_OK(outcome.accept.status);
+  const PeerInfo& peer = outcome.accept.peer;
+  EXPECT_EQ(peer.generation, 7u);
+  EXPECT_EQ(peer.comm, 3u);
+  EXPECT_EQ(peer.from, 1u);
+  EXPECT_EQ(peer.to, 2u);
+  EXPECT_EQ(peer.stream, 5u);
+  EXPECT_EQ(peer.instance, 6u);
 }
 
 TEST(wrong_key) {
   Side other;
-  other.key[31] ^= 1;
+  other.credentials.key[31] ^= 1;
   const Outcome outcome = meet(other, {});
-  EXPECT(outcome.dial.code() == Code::kCorrupt);
-  EXPECT(outcome.dial.message().find("key") != std::string::npos);
-  EXPECT(!outcome.accept);  // the dialer goes away without a proof
+  EXPECT(outcome.dial.status.code() == Code::kCorrupt);
+  test::has(outcome.dial.status, "key");
+  EXPECT(!outcome.accept.status);  // the dialer goes away without a proof
 }
 
 TEST(dialer_that_ignores_the_answer) {
   // A dialer without the key can't finish, whatever it sends as proof.
   Pair pair;
-  PeerInfo peer;
-  Status accepted;
+  End accepted;
   test::Threads threads;
   threads.start([&] {
-    accepted = accept_handshake(pair.acceptor.fd(), key_of(1), "job", 7, &peer, in_ms(5000));
+    accepted = accept(pair, {}, in_ms(5000));
     pair.acceptor.reset();
   });
   Side thief;
-  thief.key = key_of(9);
+  thief.credentials.key = key_of(9);
   // What an honest dialer with a wrong key sends first is right in every field: replay it by hand, with a made-up
   // proof.
   Pair recorder;
-  threads.start([&] {
-    const PeerInfo me{7, 0, 1, 0, 0};
-    EXPECT(!dial_handshake(recorder.dialer.fd(), thief.key, "job", me, in_ms(500)));
-  });
+  threads.start([&] { EXPECT(!dial(recorder, thief, in_ms(500)).status); });
   char bytes[kHello];
   CHECK_OK(read_exact(recorder.acceptor.fd(), bytes, sizeof bytes, in_ms(5000)));
   CHECK_OK(write_exact(pair.dialer.fd(), bytes, sizeof bytes, in_ms(5000)));
-  char answer[64];
+  char answer[kAnswer];
   CHECK_OK(read_exact(pair.dialer.fd(), answer, sizeof answer, in_ms(5000)));
-  CHECK_OK(write_exact(pair.dialer.fd(), bytes, 32, in_ms(5000)));
+  CHECK_OK(write_exact(pair.dialer.fd(), bytes, kProof, in_ms(5000)));
   EXPECT(!read_exact(pair.dialer.fd(), bytes, 4, in_ms(5000)));
   recorder.acceptor.reset();
   threads.join();
-  EXPECT(accepted.code() == Code::kCorrupt);
-  EXPECT(accepted.message().find("key") != std::string::npos);
+  EXPECT(accepted.status.code() == Code::kCorrupt);
+  test::has(accepted.status, "key");
 }
 
 TEST(other_job) {
   Side other;
-  other.job = "another";
+  other.credentials.job_id = "another";
   const Outcome outcome = meet(other, {});
-  EXPECT(!outcome.dial);
-  EXPECT(outcome.accept.code() == Code::kCorrupt);
-  EXPECT(outcome.accept.message().find("another job") != std::string::npos);
+  EXPECT(!outcome.dial.status);
+  EXPECT(outcome.accept.status.code() == Code::kCorrupt);
+  test::has(outcome.accept.status, "another job");
 }
 
 TEST(other_generation) {
   Side other;
   other.generation = 6;
   const Outcome outcome = meet(other, {});
-  EXPECT(outcome.dial.code() == Code::kAborted);
-  EXPECT(outcome.accept.code() == Code::kAborted);
-  EXPECT(outcome.accept.message().find("generation 6") != std::string::npos);
-  EXPECT_EQ(outcome.peer.from, 1u);
+  EXPECT(outcome.dial.status.code() == Code::kAborted);
+  EXPECT(outcome.accept.status.code() == Code::kAborted);
+  test::has(outcome.accept.status, "generation 6");
+  EXPECT_EQ(outcome.accept.peer.from, 1u);
 }
 
 TEST(garbage_at_the_acceptor) {
   std::mt19937 random(1);
-  for (const size_t size : {0, 1, 4, 95, 103, 104, 105, 200, 100'000}) {
+  for (const size_t size : {0, 1, 4, 95, 143, 144, 145, 200, 100'000}) {
     for (const bool close : {false, true}) {
       Pair pair;
       std::vector<char> bytes(size);
@@ -148,9 +172,8 @@ TEST(garbage_at_the_acceptor) {
       const size_t fits = std::min<size_t>(size, 50'000);
       CHECK_OK(write_exact(pair.dialer.fd(), bytes.data(), fits, in_ms(1000)));
       if (close) pair.dialer.reset();
-      PeerInfo peer;
       const int64_t start = now_ns();
-      const Status status = accept_handshake(pair.acceptor.fd(), key_of(1), "job", 7, &peer, in_ms(30));
+      const Status status = accept(pair, {}, in_ms(30)).status;
       EXPECT(!status);
       if (size >= kHello) EXPECT(status.code() == Code::kCorrupt);
       EXPECT(now_ns() - start < 5 * kNsPerS);
@@ -158,56 +181,141 @@ TEST(garbage_at_the_acceptor) {
   }
 }
 
-TEST(damaged_greeting) {
-  // A right greeting with one byte changed: magic, version, job, or a field that the proof covers.
-  for (const size_t where : {0, 4, 10, 41, 48, 52, 56, 60, 65, 80}) {
-    Pair near;
-    Pair far;
-    Status dialed;
-    Status accepted;
-    PeerInfo peer;
-    test::Threads threads;
-    threads.start([&] {
-      dialed = dial_handshake(near.dialer.fd(), key_of(1), "job", {7, 0, 1, 0, 0}, in_ms(5000));
-      near.dialer.reset();
-    });
-    threads.start([&] {
-      accepted = accept_handshake(far.acceptor.fd(), key_of(1), "job", 7, &peer, in_ms(5000));
-      far.acceptor.reset();
-    });
-    char hello[kHello];
-    CHECK_OK(read_exact(near.acceptor.fd(), hello, sizeof hello, in_ms(5000)));
-    hello[where] ^= 1;
-    CHECK_OK(write_exact(far.dialer.fd(), hello, sizeof hello, in_ms(5000)));
-    char answer[64];
-    if (read_exact(far.dialer.fd(), answer, sizeof answer, in_ms(5000))) {
-      CHECK_OK(write_exact(near.acceptor.fd(), answer, sizeof answer, in_ms(5000)));
-    }
-    far.dialer.reset();
-    near.acceptor.reset();
-    threads.join();
-    EXPECT(!dialed);
-    EXPECT(!accepted);
-  }
-}
-
 TEST(garbage_at_the_dialer) {
-  for (const size_t size : {0, 3, 64, 1000}) {
+  for (const size_t size : {0, 3, 64, 104, 1000}) {
     Pair pair;
     const std::vector<char> bytes(size, 'x');
     CHECK_OK(write_exact(pair.acceptor.fd(), bytes.data(), size, in_ms(1000)));
-    const Status status = dial_handshake(pair.dialer.fd(), key_of(1), "job", {7, 0, 1, 0, 0}, in_ms(30));
-    EXPECT(status.code() == (size >= 64 ? Code::kCorrupt : Code::kTimeout));
+    const Status status = dial(pair, {}, in_ms(30)).status;
+    EXPECT(status.code() == (size >= kAnswer ? Code::kCorrupt : Code::kTimeout));
   }
 }
 
 TEST(silent_peers_time_out) {
   Pair pair;
   const int64_t start = now_ns();
-  PeerInfo peer;
-  const Status status = accept_handshake(pair.acceptor.fd(), key_of(1), "job", 7, &peer, in_ms(50));
-  EXPECT(status.code() == Code::kTimeout);
+  EXPECT(accept(pair, {}, in_ms(50)).status.code() == Code::kTimeout);
   EXPECT(now_ns() - start < 5 * kNsPerS);
+}
+
+// ---- somebody in between
+
+// Hands the four messages of a handshake on, one byte of all that is said changed with `change`.
+Outcome relayed(const Side& dialer, const Side& acceptor, size_t where, uint8_t change) {
+  Pair near, far;
+  Outcome outcome;
+  test::Threads threads;
+  threads.start([&] {
+    outcome.dial = dial(near, dialer, in_ms(5000));
+    near.dialer.reset();
+  });
+  threads.start([&] {
+    outcome.accept = accept(far, acceptor, in_ms(5000));
+    far.acceptor.reset();
+  });
+  size_t begin = 0;
+  bool up = true;  // from the dialer
+  for (const size_t length : {kHello, kAnswer, kProof, kVerdict}) {
+    const Socket& from = up ? near.acceptor : far.dialer;
+    const Socket& to = up ? far.dialer : near.acceptor;
+    uint8_t bytes[kHello];
+    if (!read_exact(from.fd(), bytes, length, in_ms(5000))) break;
+    if (where >= begin && where < begin + length) bytes[where - begin] ^= change;
+    if (!write_exact(to.fd(), bytes, length, in_ms(5000))) break;
+    begin += length;
+    up = !up;
+  }
+  far.dialer.reset();
+  near.acceptor.reset();
+  threads.join();
+  return outcome;
+}
+
+constexpr size_t kAll = kHello + kAnswer + kProof + kVerdict;
+
+TEST(an_honest_relay_changes_nothing) {
+  const Side side = side_with(Encryption::kAlways);
+  const Outcome outcome = relayed(side, side, kAll, 0);
+  CHECK_OK(outcome.dial.status);
+  CHECK_OK(outcome.accept.status);
+}
+
+// Whatever byte is changed, one of the two notices, and neither gets a connection that the other does not have.
+TEST(no_byte_can_be_changed) {
+  for (const Encryption encryption : {Encryption::kNever, Encryption::kAlways}) {
+    const Side side = side_with(encryption);
+    for (size_t where = 0; where < kAll; ++where) {
+      const Outcome outcome = relayed(side, side, where, 1);
+      EXPECT(!outcome.dial.status);
+      const bool last = where >= kAll - kVerdict;  // the acceptor has said its last word
+      EXPECT(last || !outcome.accept.status);
+    }
+  }
+}
+
+// ---- what the two want
+
+bool works(Seals* from, Seals* to) {
+  const std::string text = "a gradient";
+  std::string sealed(text.size(), '\0'), opened(text.size(), '\0');
+  char tag[Sealer::kTagBytes];
+  CHECK(from->out->begin() && from->out->update(text.data(), sealed.data(), text.size()) && from->out->end(tag));
+  CHECK(to->in->begin() && to->in->update(sealed.data(), opened.data(), text.size()));
+  return to->in->end(tag) && opened == text && sealed != text;
+}
+
+TEST(seals_fit_in_both_directions) {
+  for (const bool dialer_aes : {false, true}) {
+    for (const bool acceptor_aes : {false, true}) {
+      Outcome outcome = meet(side_with(Encryption::kAlways, dialer_aes), side_with(Encryption::kAlways, acceptor_aes));
+      CHECK_OK(outcome.dial.status);
+      CHECK_OK(outcome.accept.status);
+      EXPECT(works(&outcome.dial.seals, &outcome.accept.seals));
+      EXPECT(works(&outcome.accept.seals, &outcome.dial.seals));
+    }
+  }
+}
+
+TEST(every_connection_and_direction_has_keys_of_its_own) {
+  Outcome one = meet(side_with(Encryption::kAlways), side_with(Encryption::kAlways));
+  Outcome two = meet(side_with(Encryption::kAlways), side_with(Encryption::kAlways));
+  EXPECT(!works(&one.dial.seals, &two.accept.seals));
+  EXPECT(!works(&one.accept.seals, &two.dial.seals));
+  EXPECT(!works(&two.dial.seals, &two.dial.seals));  // what it said itself, sent back
+}
+
+TEST(plain_where_both_want_it) {
+  for (const Encryption dialer : {Encryption::kBeyondLoopback, Encryption::kNever}) {
+    for (const Encryption acceptor : {Encryption::kBeyondLoopback, Encryption::kNever}) {
+      const Outcome outcome = meet(side_with(dialer), side_with(acceptor));  // these sockets stay on the host
+      CHECK_OK(outcome.dial.status);
+      CHECK_OK(outcome.accept.status);
+      EXPECT(outcome.dial.seals.out == nullptr && outcome.accept.seals.in == nullptr);
+    }
+  }
+}
+
+TEST(hosts_that_want_different_things_say_so) {
+  const struct {
+    Encryption dialer, acceptor;
+    const char *dialer_says, *acceptor_says;
+  } cases[] = {
+      {Encryption::kAlways, Encryption::kNever, "the other host's daemon was started with --plain-data",
+       "this host's daemon was started with --plain-data"},
+      {Encryption::kNever, Encryption::kAlways, "this host's daemon was started with --plain-data",
+       "the other host's daemon was started with --plain-data"},
+      {Encryption::kAlways, Encryption::kBeyondLoopback, "a loopback address at the other end alone",
+       "a loopback address at this end alone"},
+      {Encryption::kBeyondLoopback, Encryption::kAlways, "a loopback address at this end alone",
+       "a loopback address at the other end alone"},
+  };
+  for (const auto& one : cases) {
+    const Outcome outcome = meet(side_with(one.dialer), side_with(one.acceptor));
+    EXPECT(outcome.dial.status.code() == Code::kInvalid);
+    EXPECT(outcome.accept.status.code() == Code::kInvalid);
+    test::has(outcome.dial.status, one.dialer_says);
+    test::has(outcome.accept.status, one.acceptor_says);
+  }
 }
 
 }  // namespace

@@ -41,6 +41,23 @@ inline MeshOptions mesh_options(int host, int hosts, int streams) {
   return options;
 }
 
+// The two ends of an encrypted connection, as a handshake makes them. Each `number` has keys of its own; they change
+// every `bytes_per_key`.
+inline void sealed_pair(uint8_t number, Seals* a, Seals* b, Cipher cipher = Cipher::kAes256Gcm,
+                        uint64_t bytes_per_key = Sealer::kBytesPerKey) {
+  Digest forth{}, back{};
+  forth.fill(number);
+  back.fill(static_cast<uint8_t>(~number));
+  for (Seals* seals : {a, b}) {
+    seals->out = std::make_unique<Sealer>();
+    seals->in = std::make_unique<Opener>();
+  }
+  CHECK_OK(a->out->open(cipher, forth, bytes_per_key));
+  CHECK_OK(b->in->open(cipher, forth, bytes_per_key));
+  CHECK_OK(b->out->open(cipher, back, bytes_per_key));
+  CHECK_OK(a->in->open(cipher, back, bytes_per_key));
+}
+
 // `hosts` meshes, fully connected.
 inline std::vector<std::unique_ptr<Mesh>> make_meshes(int hosts, int streams, bool lanes = true) {
   std::vector<std::unique_ptr<Mesh>> meshes;

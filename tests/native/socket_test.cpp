@@ -162,6 +162,29 @@ TEST(writes_have_deadlines) {
   has(status, "of 16777216 bytes in time");
 }
 
+// 127.0.0.0/8 and ::1 at both ends, also as IPv6 writes them; sockets of the file system. Everything else leaves the
+// host, as far as anybody can tell.
+TEST(connections_that_stay_on_the_host) {
+  for (const char* address : {"127.0.0.1:0", "127.8.9.10:0", "[::1]:0"}) {
+    Socket listener, near, far;
+    std::string bound, peer;
+    if (!listen_tcp(address, &listener, &bound) && address[0] == '[') continue;  // no IPv6 here
+    EXPECT(listens_on_host(listener.fd()));
+    CHECK_OK(connect_tcp(bound, in_ms(5000), &near));
+    CHECK_OK(accept_tcp(listener.fd(), &far, &peer));
+    EXPECT(stays_on_host(near.fd()) && stays_on_host(far.fd()));
+  }
+  int ends[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const Socket one(ends[0]), other(ends[1]);
+  EXPECT(stays_on_host(one.fd()) && stays_on_host(other.fd()));
+  Socket open_to_all;
+  std::string bound;
+  CHECK_OK(listen_tcp("0.0.0.0:0", &open_to_all, &bound));
+  EXPECT(!listens_on_host(open_to_all.fd()));
+  EXPECT(!stays_on_host(open_to_all.fd()));  // it is connected to nobody
+}
+
 TEST(large_transfer) {
   Pair pair;
   std::string out(8 << 20, 'x');

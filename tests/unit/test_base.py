@@ -90,6 +90,55 @@ def test_token_is_made_once_even_by_many_at_once(tmp_path: Path):
     assert os.listdir(tmp_path) == ["token"]
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o666])
+def test_a_token_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int):
+    path = tmp_path / "token"
+    create_token(path)
+    path.chmod(mode)
+    for read in (read_token, create_token):
+        with pytest.raises(ConfigError, match=f"mode {mode:04o}.*chmod 600 {path}"):
+            read(path)
+    path.chmod(0o400)
+    assert read_token(path)
+
+
+def test_a_group_may_read_a_file_of_root_and_no_other(tmp_path: Path):
+    path = tmp_path / "token"
+    create_token(path)
+    path.chmod(0o640)
+    if os.getuid() == 0:
+        assert read_token(path), "as Kubernetes mounts secrets for a user's group"
+        os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_token(path)
+
+
+def test_a_damaged_token_is_told_and_one_from_a_pipe_is_taken(tmp_path: Path):
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff\xfe")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_token(path)
+    reader, writer = os.pipe()
+    os.write(writer, b"t\n")
+    os.close(writer)
+    try:
+        assert read_token(Path(f"/dev/fd/{reader}")) == "t"
+    finally:
+        os.close(reader)
+
+
+def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path):
+    files = TlsFiles.in_folder(tmp_path)
+    for path in (files.ca, files.cert, files.key):
+        path.write_bytes(b"x")
+        path.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"private key {files.key}"):
+        files.read()
+    files.key.chmod(0o600)
+    assert files.read() == (b"x", b"x", b"x")
+
+
 def test_missing_token_says_where_it_comes_from(tmp_path: Path):
     with pytest.raises(ConfigError, match="BAGUA_TOKEN_FILE"):
         read_token(tmp_path / "token")

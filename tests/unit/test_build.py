@@ -138,6 +138,19 @@ def test_sources_have_different_names() -> None:
     assert len(names) == len(set(names))
 
 
+def test_headers_are_parsed_a_few_times_and_every_source_once(tmp_path: Path) -> None:
+    """pybind11's by one unit alone: it takes as long as the rest of a folder."""
+    units = build._joined(build.CORE, tmp_path)
+    assert len(units) <= 20
+    assert len({unit.stem for unit in units}) == len(units)
+    seen: list[Path] = []
+    for unit in units:
+        included = re.findall(r'^#include "([^"]+)"$', unit.read_text(), re.MULTILINE)
+        seen += [build.SOURCE_DIR / name for name in included] if unit.parent == tmp_path else [unit]
+    assert sorted(seen) == [path for path in build._sources() if path.suffix == ".cpp"]
+    assert build._joined(build.DEVICE, tmp_path) == build._units(build.DEVICE)
+
+
 def test_the_core_leaves_printing_and_files_to_those_who_are_for_it() -> None:
     """What somebody wrote to look into it would print into users' programs, or fill their disks."""
     prints = re.compile(r"\b(v?f?printf|f?puts|fopen)\(|std::(ofstream|cerr|cout)")

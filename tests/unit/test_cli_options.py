@@ -23,6 +23,25 @@ def test_variables() -> None:
             options.parse_env([broken])
 
 
+def test_secret_variables_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert options.parse_secret_env(None, {}) == {}
+    assert options.parse_secret_env(["A=f", "B=/x=y"], {}) == {"A": str(tmp_path / "f"), "B": "/x=y"}
+    for broken in ("hf_the_secret_itself", "=f", "A="):
+        with pytest.raises(UsageError, match="NAME=FILE"):
+            options.parse_secret_env([broken], {})
+    with pytest.raises(UsageError, match="given twice"):
+        options.parse_secret_env(["A=f"], {"A": "1"})
+
+
+def test_a_secret_among_the_variables_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    options.warn_of_secrets({"HF_TOKEN": "s3cret", "LR": "1"})
+    told = capsys.readouterr().err
+    assert "HF_TOKEN" in told and "--secret-env" in told and "LR" not in told and "s3cret" not in told
+    options.warn_of_secrets({"LR": "1", "TOKENIZERS_PARALLELISM": "false"})
+    assert capsys.readouterr().err == ""
+
+
 def test_algorithm_becomes_a_variable() -> None:
     assert options.job_env(["A=1"], "") == {"A": "1"}
     assert options.job_env(None, "bytegrad:average=false") == {"BAGUA_ALGORITHM": "bytegrad:average=false"}

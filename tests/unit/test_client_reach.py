@@ -24,18 +24,23 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def write_token(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o600)
+
+
 def publish(state: Path, **what: object) -> None:
     (state / "coordinator" / "coordinator.json").write_text(json.dumps(what))
 
 
 def test_without_anything_it_is_the_default_address_and_the_token_of_the_folder(state):
-    (state / "token").write_text("t\n")
+    write_token(state / "token", "t\n")
     reach = find_reach()
     assert (reach.address, reach.token, reach.tls) == ("127.0.0.1:7670", "t", None)
 
 
 def test_what_the_coordinator_published_is_used(state, tmp_path):
-    (tmp_path / "other-token").write_text("t2")
+    write_token(tmp_path / "other-token", "t2")
     publish(state, address="127.0.0.1:1", pid=7, token_file=str(tmp_path / "other-token"), tls="/certs")
     reach = find_reach()
     assert (reach.address, reach.token) == ("127.0.0.1:1", "t2")
@@ -43,7 +48,7 @@ def test_what_the_coordinator_published_is_used(state, tmp_path):
 
 
 def test_an_address_that_was_given_has_nothing_to_do_with_the_published_one(state, monkeypatch):
-    (state / "token").write_text("t")
+    write_token(state / "token", "t")
     publish(state, address="127.0.0.1:1", token_file="/nowhere", tls="/certs")
     assert find_reach("h:2") == find_reach("h:2", "t", None)
     monkeypatch.setenv("BAGUA_COORDINATOR", "h:3")
@@ -53,7 +58,7 @@ def test_an_address_that_was_given_has_nothing_to_do_with_the_published_one(stat
 
 def test_the_environment_comes_before_the_folder(state, monkeypatch, tmp_path):
     monkeypatch.setenv("BAGUA_TOKEN_FILE", str(tmp_path / "t"))
-    (tmp_path / "t").write_text("from a file")
+    write_token(tmp_path / "t", "from a file")
     assert find_reach().token == "from a file"
     monkeypatch.setenv("BAGUA_TOKEN", "direct")
     monkeypatch.setenv("BAGUA_TLS", "/env")
@@ -65,9 +70,16 @@ def test_the_environment_comes_before_the_folder(state, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"address": 5}'])
 def test_a_broken_file_is_as_good_as_none(state, text):
-    (state / "token").write_text("t")
+    write_token(state / "token", "t")
     (state / "coordinator" / "coordinator.json").write_text(text)
     assert find_reach().address == "127.0.0.1:7670"
+
+
+def test_a_token_that_others_can_read_is_refused(state):
+    (state / "token").write_text("t")
+    (state / "token").chmod(0o644)
+    with pytest.raises(errors.ConfigError, match="chmod 600"):
+        find_reach()
 
 
 def test_no_credential_is_an_error_that_says_what_to_do(state):

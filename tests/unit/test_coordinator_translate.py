@@ -9,8 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import InvalidRequestError
-from bagua.daemon.coordinator.domain import Phase, RankState
-from bagua.daemon.coordinator.translate import MAX_RANKS, checked_hello, checked_spec, local_job, spec_from_wire
+from bagua.daemon.coordinator.directives import Order, Run
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.translate import (
+    MAX_FACT,
+    MAX_NAME,
+    MAX_RANKS,
+    checked_hello,
+    checked_progress,
+    checked_spec,
+    job_message,
+    local_job,
+    spec_from_wire,
+)
 from bagua.proto import common_pb2, node_pb2
 
 texts = st.text(max_size=30)
@@ -68,6 +79,30 @@ def test_texts_that_databases_refuse_are_cleaned():
     assert fact.ranks[0].state is RankState.WAITING
 
 
+def test_long_texts_of_facts_are_cut_and_their_end_stays():
+    fact = local_job(node_pb2.LocalJob(job_id="j", error="x" * 100_000 + "the cause"))
+    assert len(fact.error) == MAX_FACT and fact.error.endswith("the cause")
+
+
+def test_an_answer_has_the_last_lines_of_the_ranks_that_ended_first():
+    spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=4_000))
+    tail = "x" * 8_000
+    ranks = [
+        RankRecord(rank, rank, "a", RankState.EXITED, error_tail=tail, exited_at=9e3 - rank) for rank in range(4_000)
+    ]
+    host = HostRecord(0, "a", "h", "::1", "boot", 0, 4_000, ranks=tuple(ranks))
+    message = job_message(JobRecord("job-1", spec, 1.0, hosts=(host,)))
+    assert message.ByteSize() < 10_000_000
+    assert message.ranks[3_999].error_tail == tail and not message.ranks[0].error_tail
+    assert len(message.ranks) == 4_000
+
+
+def test_names_of_metrics_are_bounded():
+    progress = common_pb2.Progress(job_id="j", metrics={"m" * (MAX_NAME + 1): 1.0})
+    with pytest.raises(InvalidRequestError, match="the name of a metric"):
+        checked_progress(progress)
+
+
 def test_a_node_may_offer_no_slot():
     node = checked_hello(node_pb2.Hello(node_id="a", address="h", boot_id="b"))
     assert (node.slots, node.owner) == (0, None)
@@ -79,3 +114,31 @@ def test_a_hello_with_a_nul_is_refused(field: str):
     setattr(hello, field, "x\0")
     with pytest.raises(InvalidRequestError, match=f"hello.{field}"):
         checked_hello(hello)
+
+
+def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
+    spec = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, env={"HF_TOKEN": "s3cret", "LR": "1"})
+    spec.secret_env["WANDB_API_KEY"] = "/run/secrets/wandb"
+    job = JobRecord("job-1", checked_spec(spec), 1.0, hosts=(HostRecord(0, "n", "h", "127.0.0.1", "b", 0, 1),))
+    answer = job_message(job)
+    assert dict(answer.spec.env) == {"HF_TOKEN": "***", "LR": "1"} and b"s3cret" not in answer.SerializeToString()
+    assert dict(answer.spec.secret_env) == {"WANDB_API_KEY": "/run/secrets/wandb"}
+    run = node_pb2.Directive.FromString(Order(Run("job-1", 1), job).to(0)).run
+    assert dict(run.spec.env) == {"HF_TOKEN": "s3cret", "LR": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"env": {"HF_TOKEN": "***"}}, r"'HF_TOKEN' is '\*\*\*'"),
+        ({"secret_env": {"A": "relative"}}, "absolute path"),
+        ({"secret_env": {"A": ""}}, "absolute path"),
+        ({"secret_env": {"A": "/" + "x" * 5000}}, "absolute path"),
+        ({"secret_env": {"A=B": "/f"}}, "can't be the name"),
+        ({"secret_env": {"A": "/f\0"}}, "NUL"),
+        ({"secret_env": {"A": "/f"}, "env": {"A": "1"}}, "is in spec.env, too"),
+    ],
+)
+def test_variables_that_make_no_sense(more, words: str):
+    with pytest.raises(InvalidRequestError, match=words):
+        checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, **more))

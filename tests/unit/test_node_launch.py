@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua.daemon.node.launch import LaunchError, check_program, command, environment
+from bagua.daemon.node.launch import LaunchError, check_program, command, environment, read_secrets
 from bagua.daemon.node.plan import PlanError, Program, clamp_grace, is_safe_name, parse_peers, parse_plan
 from bagua.proto import common_pb2, node_pb2
 
@@ -46,6 +46,7 @@ def test_a_plan():
         {"spec": common_pb2.JobSpec()},
         {"spec": common_pb2.JobSpec(entry="x\0y")},
         {"spec": common_pb2.JobSpec(entry="x", env={"A=B": "1"})},
+        {"spec": common_pb2.JobSpec(entry="x", secret_env={"A=B": "/f"})},
         {"spec": common_pb2.JobSpec(entry="x", env={"A": "1\0"})},
         {"spec": common_pb2.JobSpec(entry="x", env={"A": "1" * (2 << 20)})},
     ],
@@ -75,7 +76,7 @@ def test_environment_of_a_rank():
     spec = common_pb2.JobSpec(entry="x", env={"MINE": "1", "BOTH": "job", "RANK": "x", "MALLOC_TOP_PAD_": "1"})
     plan = parse_plan(run_job(spec=spec))
     base = {"BOTH": "daemon", "HOME": "/h", "WORLD_SIZE": "9", "PYTHONUNBUFFERED": ""}
-    env = environment(plan, 3, base=base, rank_socket=Path("/s"), cache=Path("/c"))
+    env = environment(plan, 3, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert (env["MINE"], env["BOTH"], env["HOME"]) == ("1", "job", "/h")
     assert [env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "4", "1", "2"]
     assert [env[name] for name in ("NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")] == [
@@ -88,17 +89,49 @@ def test_environment_of_a_rank():
     assert env["OMP_NUM_THREADS"] == "1" and env["MALLOC_TOP_PAD_"] == "1" and env["PYTHONUNBUFFERED"] == ""
     assert "PYTHONSAFEPATH" not in env
     alone = parse_plan(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]))
-    assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, rank_socket=Path("/s"), cache=Path("/c"))
-    kept = environment(plan, 2, base={"OMP_NUM_THREADS": "4"}, rank_socket=Path("/s"), cache=Path("/c"))
+    assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
+    kept = environment(plan, 2, base={"OMP_NUM_THREADS": "4"}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert kept["OMP_NUM_THREADS"] == "4"
 
 
 def test_scripts_import_what_lies_beside_them_unless_the_job_says_otherwise():
     base = {"PYTHONSAFEPATH": "1"}
     plan = parse_plan(run_job())
-    assert "PYTHONSAFEPATH" not in environment(plan, 2, base=base, rank_socket=Path("/s"), cache=Path("/c"))
+    assert "PYTHONSAFEPATH" not in environment(plan, 2, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     asked = parse_plan(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)))
-    assert environment(asked, 2, base={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
+    assert environment(asked, 2, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
+
+
+def test_secrets_come_from_files_of_this_node_that_are_closed_to_others(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    file.chmod(0o600)
+    program = Program("x", env={"A": "1"}, secret_env={"HF_TOKEN": str(file)})
+    secrets = read_secrets(program, "n")
+    assert secrets == {"HF_TOKEN": "s3cret"}
+    plan = parse_plan(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})))
+    env = environment(plan, 2, base={"HF_TOKEN": "x"}, secrets=secrets, rank_socket=Path("/s"), cache=Path("/c"))
+    assert env["HF_TOKEN"] == "s3cret" and plan.program.secret_env == {"HF_TOKEN": str(file)}
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        (b"s3cret", 0o644, "chmod 600"),
+        (b"s3cret\0", 0o600, "zero byte"),
+        (b"s3cret\xff", 0o600, "not UTF-8"),
+        (b"s3cret" * 20_000, 0o600, "65536 bytes"),
+        (None, 0, "can't be read on node n: No such file"),
+    ],
+)
+def test_a_secret_that_can_not_be_taken_is_named_and_not_shown(tmp_path, content, mode, words):
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+        file.chmod(mode)
+    with pytest.raises(LaunchError, match=words) as error:
+        read_secrets(Program("x", secret_env={"HF_TOKEN": str(file)}), "n")
+    assert "HF_TOKEN" in str(error.value) and str(file) in str(error.value) and "s3cret" not in str(error.value)
 
 
 def test_programs_are_looked_at_before_a_build(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import threading
 
 from hypothesis import given, settings
@@ -142,6 +143,21 @@ async def test_a_file_that_is_gone_or_can_not_be_written(tmp_path):
     assert "can't be written" in log.write(b"67890abc")
     assert log.write(b"more") == "", "said once"
     log.close()
+
+
+def test_a_rotation_that_fails_is_made_later(tmp_path):
+    log = LogFile(tmp_path / "x.log", LogLimits(max_bytes=200, files=3))
+    log.write(b"a" * 200)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no file can be opened now
+    try:
+        assert "can't be written" in log.write(b"lost")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert log.write(b"b" * 10) == ""
+    log.close()
+    assert (tmp_path / "x.log.1").read_bytes() == b"a" * 200
+    assert b"4 bytes of output are missing" in (tmp_path / "x.log").read_bytes()
 
 
 async def test_a_log_says_how_much_a_full_disk_cost(tmp_path, monkeypatch):

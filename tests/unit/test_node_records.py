@@ -1,15 +1,19 @@
 """The journal and the folder for sockets."""
 
+import json
 import os
 import stat
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import structlog
 
 from bagua.base.errors import ConfigError
 from bagua.daemon.node import runtime_dir
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
+from bagua.daemon.node.settings import Settings, WireSettings, open_node_folder
 
 
 def entry(**changes):
@@ -32,6 +36,86 @@ def test_the_journal_keeps_jobs(tmp_path):
     journal.remove("k")
     journal.remove("k")
     assert {path.name for path in tmp_path.iterdir()} == {"j.json", "half.json", "new.json", "list.json"}
+
+
+def changed(**fields):
+    return json.dumps({"version": 1, **asdict(entry()), **fields})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "5",
+        "null",
+        '"text"',
+        "[[]]",
+        "[" * 100_000,
+        '{"version": 1}',
+        changed(job_id="../x"),
+        changed(job_id=5),
+        changed(ranks=[5]),
+        changed(ranks=[{"rank": 0, "local_rank": 0, "pid": "1"}]),
+        changed(ranks=None),
+        changed(extra=1),
+        changed(ended="yes"),
+    ],
+)
+def test_a_damaged_journal_is_found_whatever_is_in_it(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "y.json").write_bytes(b"\xff\x00" * 10)
+    (tmp_path / "z.json").mkdir()
+    Journal(tmp_path).write(entry())
+    entries, broken = Journal(tmp_path).read_all()
+    assert entries == [entry()] and {path.name for path in broken} == {"x.json", "y.json", "z.json"}
+
+
+def test_what_could_not_be_written_is_owed_the_newest_of_each_job(tmp_path):
+    folder = tmp_path / "journal"
+    journal = Journal(folder)
+    for text in ("older", "newer"):
+        with pytest.raises(OSError, match="No such file"):
+            journal.write(entry(error=text))
+    with pytest.raises(OSError, match="No such file"):
+        journal.write(entry(job_id="gone"))
+    assert journal.owes("j") and not journal.owes("k")
+    journal.remove("gone")
+    folder.mkdir()
+    for job_id in ("j", "gone", "k"):
+        journal.write_owed(job_id)
+    assert not journal.owes("j") and journal.read_all() == ([entry(error="newer")], [])
+
+
+def settings(state, node_id=""):
+    wire = WireSettings(zero_copy=False, measure_ring=True, plain_data=False)
+    return Settings(
+        "h:1", "n", node_id, 1, "127.0.0.1", state, state / "token", None, None, None, None, 1 << 20, 3, wire
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "5", '{"node_id": 5}', '{"node_id": "../x"}', "\udcff"])
+def test_a_damaged_node_id_is_put_aside(tmp_path, text):
+    file = tmp_path / "node-n" / "node.json"
+    file.parent.mkdir()
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    log = structlog.get_logger()
+    with structlog.testing.capture_logs() as lines:
+        folder = open_node_folder(settings(tmp_path), log)
+    os.close(folder.lock)
+    assert folder.node_id.startswith("n-") and (file.parent / "node.json.broken").exists()
+    assert [line["log_level"] for line in lines] == ["warning"]
+    again = open_node_folder(settings(tmp_path), log)
+    os.close(again.lock)
+    assert again.node_id == folder.node_id
+    named = open_node_folder(settings(tmp_path, "mine"), log)
+    os.close(named.lock)
+    assert named.node_id == "mine"
+
+
+def test_a_lock_that_is_none_is_named(tmp_path):
+    (tmp_path / "node-n" / "lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="node-n/lock can't be used: Is a directory"):
+        open_node_folder(settings(tmp_path), structlog.get_logger())
 
 
 @pytest.fixture

@@ -1,28 +1,12 @@
 #include "device/api/libraries.h"
 
-#include "device/api/library.h"
+#include "base/library.h"
 
 namespace bagua::device {
 
 namespace {
 
-// Fills tables; remembers the first function that is missing.
-class Filler {
- public:
-  explicit Filler(const Library& library) : library_(library) {}
-  template <class F>
-  void need(F* slot, std::initializer_list<const char*> names) {
-    *slot = reinterpret_cast<F>(library_.find(names));
-    if (*slot == nullptr && missing_.empty()) missing_ = *names.begin();
-  }
-  const std::string& missing() const { return missing_; }
-
- private:
-  const Library& library_;
-  std::string missing_;
-};
-
-void fill_cuda(Filler* f, CudaRuntime* t) {
+void fill_cuda(LibraryTable* f, CudaRuntime* t) {
   f->need(&t->get_device, {"cudaGetDevice"});
   f->need(&t->set_device, {"cudaSetDevice"});
   f->need(&t->pci_bus_id, {"cudaDeviceGetPCIBusId"});
@@ -51,7 +35,7 @@ void fill_cuda(Filler* f, CudaRuntime* t) {
 }
 
 // The first form of cuStreamWaitValue32 had to be allowed by a module parameter; _v2 is the one in use.
-void fill_driver(Filler* f, CudaDriver* t) {
+void fill_driver(LibraryTable* f, CudaDriver* t) {
   f->need(&t->init, {"cuInit"});
   f->need(&t->device, {"cuDeviceGet"});
   f->need(&t->retain, {"cuDevicePrimaryCtxRetain"});
@@ -61,7 +45,7 @@ void fill_driver(Filler* f, CudaDriver* t) {
   f->need(&t->wait_value, {"cuStreamWaitValue32_v2"});
 }
 
-void fill_nccl(Filler* f, Nccl* t) {
+void fill_nccl(LibraryTable* f, Nccl* t) {
   f->need(&t->version, {"ncclGetVersion"});
   f->need(&t->unique_id, {"ncclGetUniqueId"});
   f->need(&t->init_rank, {"ncclCommInitRankConfig"});
@@ -82,7 +66,7 @@ void fill_nccl(Filler* f, Nccl* t) {
   f->need(&t->last_error, {"ncclGetLastError"});
 }
 
-void fill_kernels(Filler* f, BaguaKernels* t) {
+void fill_kernels(LibraryTable* f, BaguaKernels* t) {
   f->need(&t->version, {"bagua_kernels_version"});
   f->need(&t->load, {"bagua_kernels_load"});
   f->need(&t->transcode, {"bagua_kernels_transcode"});
@@ -91,13 +75,13 @@ void fill_kernels(Filler* f, BaguaKernels* t) {
 
 // A table is either complete or empty.
 template <class Table>
-void take(const char* name, const char* variable, const std::vector<std::string>& files, void (*fill)(Filler*, Table*),
-          Table* table, Libraries* out, Library* library) {
+void take(const char* name, const char* variable, const std::vector<std::string>& files,
+          void (*fill)(LibraryTable*, Table*), Table* table, Libraries* out, Library* library) {
   if (Status status = Library::open(variable, files, library); !status) {
     out->why_not[name] = status.message();
     return;
   }
-  Filler filler(*library);
+  LibraryTable filler(*library);
   fill(&filler, table);
   if (filler.missing().empty()) {
     out->paths[name] = library->path();

@@ -36,10 +36,19 @@ FAST = {
 class CoordinatorProcess:
     """``python -m bagua.daemon.coordinator``, its ready line read. ``error``: why it did not start."""
 
-    def __init__(self, state_dir: Path, *arguments: str, listen: str = "127.0.0.1:0", **environment: str) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *arguments: str,
+        listen: str = "127.0.0.1:0",
+        descriptors: int | None = None,
+        **environment: str,
+    ) -> None:
         ready, write_end = os.pipe()
         command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", listen]
         command += ["--state-dir", str(state_dir), "--ready-fd", str(write_end), "--death-signal", *arguments]
+        if descriptors is not None:
+            command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
         self.process = subprocess.Popen(
             command,
             pass_fds=[write_end],

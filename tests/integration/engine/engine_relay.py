@@ -14,7 +14,7 @@ from typing import Any
 class Relay:
     """Passes on the connections of one listener, in the order in which they come, each at a rate of its own."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, address: str = "127.0.0.1") -> None:
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.rate = 0.0  # bytes per second of each connection; 0: unlimited
@@ -23,8 +23,8 @@ class Relay:
         self.over = False
         self.sockets: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.listener = socket.create_server((address, 0))
+        self.address = f"{address}:{self.listener.getsockname()[1]}"
         self._start(self._accept)
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
@@ -50,8 +50,12 @@ class Relay:
                 while not self.going.wait(0.05):
                     if self.over:
                         return
-                target.sendall(data)
+                target.sendall(self.change(data))
             target.shutdown(socket.SHUT_WR)
+
+    def change(self, data: bytes) -> bytes:
+        """What is passed on of a piece. An attacker's relay has its own."""
+        return data
 
     def reset(self) -> None:
         """Ends every connection with an RST at both ends."""

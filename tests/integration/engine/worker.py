@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_scripts.encoded import compressed, residuals, traffic
-from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, refused, segments
+from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, ones, refused, segments
 from worker_scripts.kinds import digest, verify
 from worker_scripts.rank import Rank, core, say
 
@@ -39,6 +39,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         refused,
         forked,
         many,
+        ones,
     )
 }
 

@@ -154,3 +154,16 @@ def errors_of(rank: Rank, ticket: int) -> bool:
     except core.CoreError:
         return False
     return True
+
+
+def ones(rank: Rank, count: int, times: int) -> dict[str, Any]:
+    """All-reduces of ones: every value that came out, and the error that ended it."""
+    seen: set[float] = set()
+    rank.view(rank.src, "float32", count)[:] = 1
+    try:
+        for _ in range(times):
+            rank.run("allreduce", count=count)
+            seen |= {float(value) for value in np.unique(rank.view(rank.dst, "float32", count))}
+    except core.CoreError as error:
+        return {"values": sorted(seen), "error": str(error)}
+    return {"values": sorted(seen), "error": ""}

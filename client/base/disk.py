@@ -1,0 +1,48 @@
+"""Errors of disks and folders in words that say where, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""There is no room, and there may be some later."""
+
+
+def disk_words(error: OSError, path: Path | str | None = None) -> str:
+    """What is wrong with ``path`` (the error's own file if it is not given), without a traceback."""
+    named = path if path is not None else error.filename
+    place = Path(os.fsdecode(named)) if isinstance(named, str | bytes | os.PathLike) else Path.cwd()
+    folder = place if place.is_dir() else place.parent
+    match error.errno:
+        case errno.ENOSPC:
+            return f"The disk of {folder} is full: {place} can't be written. Make room there."
+        case errno.EDQUOT:
+            return f"The disk quota of user {os.getuid()} on {folder} is used up: {place} can't be written. Make room."
+        case errno.EFBIG:
+            return f"{place} has reached the limit of file sizes (ulimit -f). Raise it."
+        case errno.EROFS:
+            return f"The disk of {folder} is read-only: {place} can't be written. Mount it for writing."
+        case errno.EACCES | errno.EPERM:
+            return f"User {os.getuid()} may not use {place}: {error.strerror}. Give the folder {folder} to that user."
+        case errno.EIO:
+            return f"The disk of {folder} fails ({error.strerror}) at {place}. Look at the kernel's log."
+    return f"{place} can't be used: {error.strerror or error}."
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a small file of this user alone (0600) so that a reader, and the next start after a power cut, finds the
+    old text or the new one, never half of it. Blocks on the disk. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

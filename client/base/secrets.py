@@ -1,0 +1,76 @@
+"""Which variables of an environment are secrets, and files that only their owner may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+
+HIDDEN = "***"
+"""Stands where the value of a secret is not shown."""
+
+_SECRET_ENDS = (
+    *("TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE"),
+    *("CREDENTIAL", "CREDENTIALS", "APIKEY", "ACCESSKEY", "SECRETKEY", "PRIVATEKEY"),
+)
+"""A word of a name that ends so makes it a secret: HF_TOKEN, PGPASSWORD."""
+_SECRET_WORDS = frozenset({"KEY", "KEYS", "JWT", "PAT", "PWD"})
+_FRIENDLY_PAIRS = frozenset(
+    {(word, "TOKEN") for word in ("PAD", "EOS", "BOS", "UNK", "MASK", "CLS", "SEP", "MAX", "MIN", "NUM", "PER")}
+    | {(word, "KEY") for word in ("PUBLIC", "PRIMARY", "FOREIGN", "SORT", "CACHE", "PARTITION", "HOT")}
+    | {("MAX", "KEYS"), ("NUM", "KEYS"), ("PUBLIC", "KEYS")}
+)
+_FRIENDLY_LAST = frozenset(
+    "FILE PATH DIR FOLDER NAME SIZE LENGTH LEN COUNT LIMIT BITS DIM INDEX TYPE KIND FORMAT ALGORITHM TTL EXPIRY "
+    "TIMEOUT VERSION ENABLED PARALLELISM DROPOUT URL URI ENDPOINT HOST PORT HEADER SOCK".split()
+)
+"""A name that ends so tells about a secret and is none: BAGUA_TOKEN_FILE, KEY_SIZE."""
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+_PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+MAX_FILE_BYTES = 64 << 10
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """Whether a variable of this name is a secret (HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD), or its value is a URL
+    with a password. TOKENIZERS_PARALLELISM, MAX_TOKENS, PAD_TOKEN, SORT_KEY and BAGUA_TOKEN_FILE are none."""
+    if _PASSWORD_IN_URL.search(value):
+        return True
+    words = [word for word in re.split(r"[^A-Z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()) if word]
+    if name.upper() in _FOLDERS or not words or words[-1] in _FRIENDLY_LAST:
+        return False
+    pairs = zip(["", *words], words, strict=False)
+    return any(
+        (word in _SECRET_WORDS or word.endswith(_SECRET_ENDS)) and (before, word) not in _FRIENDLY_PAIRS
+        for before, word in pairs
+    )
+
+
+def shown(variables: Mapping[str, str]) -> dict[str, str]:
+    """The same variables with ``***`` for the value of each secret."""
+    return {name: HIDDEN if looks_secret(name, value) else value for name, value in variables.items()}
+
+
+def read_private(path: Path, title: str) -> bytes:
+    """The content of a file that holds a secret: 64 KiB at most. ``title`` begins the error: "The token file".
+
+    Raises OSError, and ConfigError for a file that others may read or change. The rule is that of PostgreSQL's clients
+    for keys: 0600 for a file of one's own; a file of root's may be read by its group, as Kubernetes mounts secrets.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            os.set_blocking(file.fileno(), True)  # a pipe, as in --token-file <(pass show bagua)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & (0o037 if status.st_uid == 0 else 0o077):
+            raise ConfigError(
+                f"{title} {path} is open to other users of this machine (mode {mode:04o}). Close it: chmod 600 {path}. "
+                "If others may have read it already, replace the secret, too."
+            )
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{title} {path} has more than {MAX_FILE_BYTES} bytes: it can't be the right one.")
+    return data

@@ -1,0 +1,80 @@
+// A shared library that is opened at run time, and the functions taken from it. In a header alone, as the GPU leg, a
+// module of its own, uses it too.
+#pragma once
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace bagua {
+
+// Stays open until the process ends: streams, hooks and threads of such libraries outlive any user.
+class Library {
+ public:
+  // The file that the environment variable names (empty: none at all), else the first of `names` that the process has
+  // loaded already, else the first that can be loaded.
+  static Status open(const char* variable, const std::vector<std::string>& names, Library* out) {
+    const char* const chosen = std::getenv(variable);
+    if (chosen != nullptr && *chosen == '\0') return {Code::kUnavailable, std::string(variable) + " is empty"};
+    const std::vector<std::string> tried = chosen != nullptr ? std::vector<std::string>{chosen} : names;
+    std::string why = "no name to look for";
+    for (const int more : {RTLD_NOLOAD, 0}) {
+      for (const std::string& name : tried) {
+        void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | more);
+        if (handle == nullptr) {
+          const char* const text = dlerror();
+          if (more == 0 && text != nullptr) why = text;
+          continue;
+        }
+        out->handle_ = handle;
+        out->path_ = path_of(handle, name);
+        return Status::ok();
+      }
+    }
+    return {Code::kUnavailable, why};
+  }
+
+  // The function of the first name that exists; nullptr if there is none.
+  void* find(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (void* const found = dlsym(handle_, name); found != nullptr) return found;
+    }
+    return nullptr;
+  }
+  const std::string& path() const { return path_; }
+  bool is_open() const { return handle_ != nullptr; }
+
+ private:
+  static std::string path_of(void* handle, const std::string& name) {
+    link_map* map = nullptr;
+    const bool known = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name[0] != '\0';
+    return known ? map->l_name : name;
+  }
+
+  void* handle_ = nullptr;
+  std::string path_;
+};
+
+// Fills a table of functions; remembers the first one that is missing.
+class LibraryTable {
+ public:
+  explicit LibraryTable(const Library& library) : library_(library) {}
+  template <class F>
+  void need(F* slot, std::initializer_list<const char*> names) {
+    *slot = reinterpret_cast<F>(library_.find(names));
+    if (*slot == nullptr && missing_.empty()) missing_ = *names.begin();
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  const Library& library_;
+  std::string missing_;
+};
+
+}  // namespace bagua

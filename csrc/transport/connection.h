@@ -1,0 +1,22 @@
+// A connection between two hosts after its handshake: the socket, and how what moves on it is protected.
+#pragma once
+
+#include <utility>
+
+#include "net/socket.h"
+#include "transport/seal.h"
+
+namespace bagua {
+
+struct Connection {
+  Connection() = default;
+  Connection(Socket plain) : socket(std::move(plain)) {}  // not explicit: a plain socket is a plain connection
+  Connection(Socket connected, Seals agreed) : socket(std::move(connected)), seals(std::move(agreed)) {}
+
+  bool encrypted() const { return seals.out != nullptr; }
+
+  Socket socket;
+  Seals seals;
+};
+
+}  // namespace bagua

@@ -1,0 +1,128 @@
+"""Lists over every database: pages, beginnings of ids, and what is left out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
+from bagua.daemon.coordinator.database import open_engine
+from bagua.daemon.coordinator.domain import Change, JobRecord, JobState
+from bagua.daemon.coordinator.listing import Listing, page
+from bagua.daemon.coordinator.migrations.upgrade import upgrade
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.proto import common_pb2
+
+LARGE = common_pb2.JobSpec(name="large", entry="t.py", args=["x" * 300_000], nnodes=2, nproc_per_node=3, is_module=True)
+
+
+@pytest.fixture
+def store(open_database: Callable[[], sa.Engine]) -> Store:
+    return Store(open_database())
+
+
+def submit(store: Store, job_id: str, created_at: float = 1.0) -> None:
+    with store.transaction() as tx:
+        assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None, "me")
+
+
+def ids(listing: Listing, limit: int, *states: JobState) -> list[list[str]]:
+    """Page by page."""
+    found = []
+    token = ""
+    while True:
+        jobs, token = listing.jobs(states, limit, token)
+        found.append([job.job_id for job in jobs])
+        if not token:
+            return found
+
+
+def test_pages_hold_every_job_once_the_newest_first(store: Store):
+    for number, created_at in enumerate([5.0, 1.1, 1.1, 1.1, 0.3, 7.0]):
+        submit(store, f"job-{number}", created_at)
+    listing = Listing(store)
+    assert ids(listing, 2) == [["job-5", "job-0"], ["job-3", "job-2"], ["job-1", "job-4"]]
+    assert ids(listing, 4) == [["job-5", "job-0", "job-3", "job-2"], ["job-1", "job-4"]]
+    assert ids(listing, 0) == [["job-5", "job-0", "job-3", "job-2", "job-1", "job-4"]]
+    with store.transaction() as tx:
+        (old,) = tx.stored(["job-2"])
+        tx.save([Change(old, replace(old.job, state=JobState.FAILED), (), "me")])
+    assert ids(listing, 1, JobState.FAILED) == [["job-2"]]
+    _, token = listing.jobs([], 2, "")
+    submit(store, "job-6", 9.0)  # what comes meanwhile moves no page
+    assert [job.job_id for job in listing.jobs([], 2, token)[0]] == ["job-3", "job-2"]
+
+
+def test_a_list_has_no_arguments(store: Store):
+    submit(store, "job-1")
+    (found,), _ = Listing(store).jobs([], 10, "")
+    brief = common_pb2.JobSpec.FromString(found.brief)
+    expected = common_pb2.JobSpec()
+    expected.CopyFrom(LARGE)
+    expected.ClearField("args")
+    assert brief == expected
+    with store.transaction() as tx:
+        job = tx.job("job-1")
+    assert job is not None and common_pb2.JobSpec.FromString(job.spec.wire) == LARGE
+
+
+@pytest.mark.parametrize("token", ["nonsense", "0x1p+9999999:x", ":", "zz:job-1"])
+def test_a_token_that_nobody_gave_is_refused(store: Store, token: str):
+    with pytest.raises(InvalidRequestError, match="page_token"):
+        Listing(store).jobs([], 2, token)
+
+
+def test_a_job_is_found_by_the_beginning_of_its_id(store: Store):
+    for job_id in ("job-aa1", "job-aa2", "job-b", "job-bb", "job-A", *(f"job-c{number}" for number in range(9))):
+        submit(store, job_id)
+    listing = Listing(store)
+    assert listing.find("job-aa1") == "job-aa1"
+    assert listing.find("job-b") == "job-b"  # a whole id is meant, though it begins another
+    assert listing.find("job-bb") == "job-bb" and listing.find("job-A") == "job-A"
+    with pytest.raises(ConflictError, match=r"'job-a' is the beginning of 2 jobs: job-aa1, job-aa2\. Give more"):
+        listing.find("job-a")
+    with pytest.raises(ConflictError, match="more than 5 jobs: job-c0, job-c1, job-c2, job-c3, job-c4"):
+        listing.find("job-c")
+    for prefix in ("job-x", "", "%", "_ob", "job-\0", "x" * 100):
+        with pytest.raises(NotFoundError, match="bagua job list"):
+            listing.find(prefix)
+
+
+def test_pages_of_values():
+    values = ["c", "a", "b"]
+    assert page(values, str, 2, "") == (["a", "b"], "b")
+    assert page(values, str, 2, "b") == (["c"], "")
+    assert page(values, str, 3, "") == (["a", "b", "c"], "")
+    assert page(values, str, 0, "c") == ([], "")
+
+
+def test_a_database_of_the_first_schema_keeps_its_jobs(database_url: str):
+    engine = sa.create_engine(database_url)
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+        columns = {
+            **dict.fromkeys(("reason", "master_addr"), ""),
+            **dict.fromkeys(("started_at", "stopping_at", "finished_at", "lease_expires_at"), 0.0),
+            **dict.fromkeys(("generation", "master_port", "last_event", "revision"), 1),
+            **{"name": "large", "spec": LARGE.SerializeToString(), "state": 1, "job_key": b"k"},
+        }
+        jobs = sa.table("jobs", *(sa.column(name) for name in ("job_id", "created_at", *columns)))
+        rows = [{"job_id": f"job-{number:03}", "created_at": float(number), **columns} for number in range(101)]
+        connection.execute(sa.insert(jobs), rows)
+        events = sa.table(
+            "events", *(sa.column(name) for name in ("job_id", "seq", "time", "kind", "reason", "generation"))
+        )
+        connection.execute(sa.insert(events).values(("job-007", 1, 1.0, "submitted", "", 0)))
+    engine.dispose()
+    store = Store(open_engine(database_url))
+    found, _ = Listing(store).jobs([], 1000, "")
+    assert len(found) == 101 and {common_pb2.JobSpec.FromString(job.brief).entry for job in found} == {"t.py"}
+    with store.transaction() as tx:
+        job = tx.job("job-007")
+        assert job is not None and common_pb2.JobSpec.FromString(job.spec.wire) == LARGE
+        assert len(tx.events("job-007", 0, 10)) == 1
+    store.close()

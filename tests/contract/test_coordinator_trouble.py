@@ -1,0 +1,156 @@
+"""A database that is full, damaged, read-only or locked: words that name it, and life goes on once it is mended."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from bagua.base.errors import ConfigError, ServiceError, UnavailableError
+from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.service import Service
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.trouble import Trouble, describe
+from bagua.proto import common_pb2
+
+LARGE = checked_spec(common_pb2.JobSpec(entry="t.py", args=["x" * 100_000], nnodes=1, nproc_per_node=1))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "bagua.db"
+
+
+def service(engine: sa.Engine) -> Service:
+    return Service(Store(engine), "me", Options(), lambda: 100.0, 10.0)
+
+
+def execute(engine: sa.Engine, pragma: str) -> None:
+    """On the one connection of the pool."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute(pragma)
+    finally:
+        connection.close()
+
+
+def test_a_full_disk_is_named_and_passes(file: Path):
+    engine = open_engine(sqlite_url(file))
+    with closing(Store(engine)):
+        jobs = service(engine)
+        first = jobs.submit(LARGE, "first")
+        execute(engine, "PRAGMA max_page_count=1")  # SQLite's own way to be full
+        with pytest.raises(
+            UnavailableError, match=f"The disk of {file.parent} is full.*bagua.db.*goes on by itself"
+        ) as error:
+            jobs.submit(LARGE, "second")
+        assert isinstance(error.value.__cause__, sa.exc.OperationalError)
+        assert jobs.job(first.job_id) == first and len(jobs.jobs([], 10)) == 1
+        execute(engine, "PRAGMA max_page_count=100000")
+        assert jobs.submit(LARGE, "second").job_id != first.job_id
+
+
+def test_a_read_only_database_is_named_and_passes(file: Path):
+    engine = open_engine(sqlite_url(file))
+    with closing(Store(engine)):
+        execute(engine, "PRAGMA query_only=1")
+        with pytest.raises(UnavailableError, match=rf"{file} can't be written \(attempt to write a readonly database"):
+            service(engine).submit(LARGE, "")
+        execute(engine, "PRAGMA query_only=0")
+        service(engine).submit(LARGE, "")
+
+
+def test_a_database_that_was_damaged_while_it_was_open(file: Path):
+    engine = open_engine(sqlite_url(file))
+    with closing(Store(engine)):
+        service(engine).submit(LARGE, "")
+        execute(engine, "PRAGMA wal_checkpoint(TRUNCATE)")
+        size = file.stat().st_size
+        with open(file, "r+b") as damaged:
+            damaged.seek(4096)
+            damaged.write(os.urandom(size - 4096))
+        execute(engine, "PRAGMA shrink_memory")
+        with pytest.raises(ServiceError, match=rf"{file} is damaged \(database disk image is malformed\).*\.recover"):
+            service(engine).jobs([], 10)
+
+
+@pytest.mark.parametrize("damage", ["header", "half", "text"])
+def test_a_damaged_database_is_refused_at_the_start(file: Path, damage: str):
+    open_engine(sqlite_url(file)).dispose()
+    whole = file.read_bytes()
+    file.write_bytes({"header": b"\0" * 100 + whole[100:], "half": whole[: len(whole) // 2], "text": b"no"}[damage])
+    with pytest.raises(ConfigError, match=f"{file} is damaged"):
+        open_engine(sqlite_url(file))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"none/x\.db can't be used: No such file or directory"):
+        open_engine(sqlite_url(tmp_path / "none" / "x.db"))
+
+
+def test_a_database_that_another_program_holds(file: Path):
+    engine = open_engine(sqlite_url(file))
+    other = sqlite3.connect(file, isolation_level=None)
+    with closing(Store(engine)), closing(other):
+        execute(engine, "PRAGMA busy_timeout=1")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UnavailableError, match=f"{file} is locked by another program"):
+            service(engine).submit(LARGE, "")
+        other.execute("ROLLBACK")
+        service(engine).submit(LARGE, "")
+
+
+def test_an_error_of_this_program_is_not_taken_for_trouble(file: Path):
+    engine = open_engine(sqlite_url(file))
+    with closing(Store(engine)) as store, pytest.raises(sa.exc.OperationalError), store.transaction() as tx:
+        tx._db.execute(sa.text("SELECT * FROM nowhere"))
+
+
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+def test_the_files_of_the_database_are_private(file: Path, before: int | None):
+    names = ("bagua.db", "bagua.db-wal", "bagua.db-shm")
+    if before is not None:  # as an earlier version, or an umask, left them
+        holder = open_engine(sqlite_url(file))
+        service(holder).submit(LARGE, "")
+        for name in names:
+            (file.parent / name).chmod(before)
+    engine = open_engine(sqlite_url(file))
+    with closing(Store(engine)):
+        service(engine).submit(LARGE, "")
+        modes = {name: stat.S_IMODE((file.parent / name).stat().st_mode) for name in names}
+    assert modes == dict.fromkeys(names, 0o600)
+    if before is not None:
+        holder.dispose()
+
+
+def test_words_for_postgresql():
+    errors = pytest.importorskip("psycopg").errors
+    url = sa.make_url("postgresql+psycopg://me:s3cret@db/bagua")
+
+    def trouble(cause: Exception) -> Trouble | None:
+        return describe(sa.exc.OperationalError("INSERT", {}, cause), url)
+
+    for cause, may_pass, text in (
+        (errors.DiskFull("could not extend file"), True, "is full (could not extend file)"),
+        (errors.ReadOnlySqlTransaction("x"), True, "read-only"),
+        (errors.DataCorrupted("x"), False, "damaged"),
+        (errors.AdminShutdown("x"), True, "does not answer"),
+        (errors.OperationalError("connection refused"), True, "does not answer"),
+    ):
+        found = trouble(cause)
+        assert found is not None and found.may_pass is may_pass and text in found.words
+        assert "postgresql+psycopg://me:***@db/bagua" in found.words
+    assert trouble(errors.UndefinedTable("x")) is None
+
+
+def test_a_postgresql_that_is_not_there():
+    pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError, match="does not answer"):
+        open_engine("postgresql://nobody@127.0.0.1:1/none")

@@ -1,0 +1,83 @@
+"""A service whose disk is full: a small tmpfs, filled to the last byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox, Service
+
+WAITER = """
+    import pathlib, sys, time
+    print("waiting", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    print("x" * 1_000_000)
+"""
+
+
+@pytest.fixture
+def disk(sandbox: Sandbox) -> Iterator[Path]:
+    """The disk of the state folder."""
+    folder = sandbox.runtime / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here, which needs root: {mounted.stderr.strip()}")
+    sandbox.env["BAGUA_STATE_DIR"] = str(folder / "state")
+    try:
+        yield folder
+    finally:
+        sandbox.close()
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves no room."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    assert os.statvfs(disk).f_bfree == 0
+    return filler
+
+
+def test_a_full_disk_is_told_in_words_and_nothing_is_lost(disk: Path, sandbox: Sandbox, idle_service: Service) -> None:
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 1)
+    go = sandbox.folder / "go"
+    job_id = service.submit(sandbox.script("wait.py", WAITER), go)
+    pid = service.wait_for_state(job_id, ["running"], within=60)["ranks"][0]["pid"]
+    filler = fill(disk)
+
+    refused = service.call("job", "submit", "other.py")
+    assert refused.code == 1 and "Traceback" not in refused.text
+    assert f"The disk of {disk}/state/coordinator is full" in refused.err and "goes on by itself" in refused.err
+    go.touch()
+    sandbox.wait_until(lambda: pid not in sandbox.marked(), 60)
+
+    assert service.coordinator is not None
+    service.coordinator.send_signal(signal.SIGKILL)
+    service.coordinator.wait(30)
+    again = sandbox.bagua("coordinator", "--listen", service.address)
+    assert again.code == 2 and "Traceback" not in again.text, again.text
+    assert f"The disk of {disk}/state/coordinator is full" in again.err
+
+    filler.unlink()
+    service.start_coordinator()
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=60)
+    assert (job["state"], job["ranks"][0]["exit_code"]) == ("succeeded", 0), job
+    assert service.call("job", "logs", job_id).out.startswith("waiting\n")

@@ -1,0 +1,80 @@
+"""The coordinator when its disk is full or its database damaged: words, what runs goes on, and so does it.
+
+The limit of file sizes stands for the disk: it needs no root, and can be lifted while the coordinator runs.
+"""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from bagua.base.errors import UnavailableError
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
+SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=30.0, stop_grace_s=1.0)
+
+
+def limit_files(pid: int, size: int = resource.RLIM_INFINITY) -> None:
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_job_that_ends_while_the_disk_is_full_has_ended_once_there_is_room(coordinator, client, connect, until):
+    a = connect(coordinator, "a")
+    job = client.submit(SPEC)
+    run = a.expect(n.RunJob)
+    a.report(run, n.LOCAL_PHASE_STARTED, {0: RUNNING})
+    until(client, job.job_id, c.JOB_STATE_RUNNING)
+
+    limit_files(coordinator.process.pid, 0)
+    with pytest.raises(UnavailableError) as error:
+        client.submit(SPEC)
+    assert f"The disk of {coordinator.state_dir / 'coordinator'} " in str(error.value)
+    assert "bagua.db" in str(error.value) and "goes on by itself" in str(error.value)
+    a.report(run, n.LOCAL_PHASE_STARTED, {0: DONE})
+
+    limit_files(coordinator.process.pid)
+    # The stream may have ended meanwhile; a daemon comes back and says everything again.
+    ended = n.LocalJob(job_id=job.job_id, generation=run.generation, phase=n.LOCAL_PHASE_STOPPED)
+    ended.ranks.append(c.RankStatus(rank=0, node_id="a", **DONE))
+    connect(coordinator, "a", jobs=(ended,))
+    assert until(client, job.job_id, c.JOB_STATE_SUCCEEDED).ranks[0].exit_code == 0
+    client.submit(SPEC)
+    assert coordinator.process.poll() is None
+
+
+@pytest.mark.parametrize("damage", [b"no database at all", b""], ids=["text", "half"])
+def test_a_damaged_database_is_refused_with_words(start, damage):
+    first = start()
+    assert first.end()[0] == 0
+    file = first.state_dir / "coordinator" / "bagua.db"
+    file.write_bytes(damage or file.read_bytes()[:6000])
+    again = start()
+    code, errors = again.wait()
+    assert code == 2 and "Traceback" not in errors
+    assert f"The database {file} is damaged" in again.error and ".recover" in again.error
+
+
+def test_an_old_database_becomes_private(start, client, coordinator):
+    client.submit(SPEC)
+    files = [coordinator.state_dir / "coordinator" / f"bagua.db{end}" for end in ("", "-wal", "-shm")]
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
+    coordinator.process.kill()
+    coordinator.wait()
+    for file in files:
+        file.chmod(0o644)
+    assert not start().error
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
+
+
+def test_a_token_that_others_can_read_is_refused_at_the_start(start):
+    first = start()
+    assert first.end()[0] == 0
+    first.token_file.chmod(0o644)
+    again = start()
+    code, errors = again.wait()
+    assert code == 2 and "Traceback" not in errors
+    assert f"chmod 600 {first.token_file}" in again.error

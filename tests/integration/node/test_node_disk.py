@@ -1,0 +1,81 @@
+"""A daemon whose disk is full: its ranks go on, their ends are told, and the journal is mended once there is room.
+
+The limit of file sizes stands for the disk: it needs no root, and can be lifted while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from pathlib import Path
+
+
+def limit_files(pid: int, size: int = resource.RLIM_INFINITY) -> None:
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+WAITER = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+print("x" * 100_000)
+"""
+
+
+async def until_written(path: Path, **expected: object) -> None:
+    """The journal is nobody's to wait for: looked at again and again."""
+    async with asyncio.timeout(60):
+        while True:
+            entry = json.loads(path.read_text())
+            if entry["ranks"][0] | expected == entry["ranks"][0]:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon, script, tmp_path, state):
+    daemon = await start_daemon()
+    journal = state / "node-n" / "journal" / "job.json"
+    await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
+    job = await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
+    await until_written(journal, pid=job.ranks[0].pid, exited=False)
+
+    limit_files(daemon.pid, 0)
+    (tmp_path / "go").touch()
+    job = await end.exited("job")
+    assert job.ranks[0].exit_code == 0 and not job.error
+    await end.stop_job("job")
+    await end.stopped("job")
+    assert not json.loads(journal.read_text())["ranks"][0]["exited"], "there was no room"
+
+    limit_files(daemon.pid)
+    await until_written(journal, exited=True, exit_code=0)
+    assert json.loads(journal.read_text())["ended"]
+    assert daemon.process.poll() is None
+
+
+async def test_a_restart_on_a_full_disk(end, start_daemon, script, tmp_path, state):
+    daemon = await start_daemon()
+    await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
+    await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
+    await until_written(state / "node-n" / "journal" / "job.json", exited=False)
+    daemon.kill()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # inherited
+    try:
+        again = await start_daemon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    job = await end.stopped("job")
+    assert again.ready and "was restarted" in job.error
+    assert again.process.poll() is None
+
+
+async def test_a_damaged_node_id_and_journal_do_not_keep_a_daemon_away(end, start_daemon, state):
+    node = state / "node-n"
+    (node / "journal").mkdir(parents=True, mode=0o700)
+    (node / "node.json").write_text('{"node_')
+    (node / "journal" / "five.json").write_text("5")
+    daemon = await start_daemon()
+    assert daemon.ready.get("node_id") == "n" and "Traceback" not in daemon.log()
+    assert {path.name for path in node.rglob("*.broken")} == {"node.json.broken", "five.json.broken"}

@@ -1,0 +1,190 @@
+// Small all-reduces that ranks (threads here) do among themselves: who comes, who comes late, who calls something else,
+// who leaves. Patience is either longer than a test may take, or none.
+#include "channel/meeting.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "harness.h"
+#include "kernel/reduce.h"
+
+namespace bagua {
+namespace {
+
+constexpr uint32_t kRanks = 4;
+constexpr int64_t kLong = 250 * kNsPerS, kNone = 0;
+
+struct Room {
+  std::unique_ptr<JobPage> page = std::make_unique<JobPage>();
+
+  Meeting seat(uint32_t own, int64_t patience_ns = kLong, uint32_t ranks = kRanks) {
+    return {page.get(), own, ranks, 0, patience_ns};
+  }
+};
+
+Descriptor all_reduce(uint64_t count, ReduceOp op = ReduceOp::kSum, DType dtype = DType::kF32) {
+  Descriptor descriptor{};
+  descriptor.kind = static_cast<uint8_t>(Kind::kAllReduce);
+  descriptor.dtype = static_cast<uint8_t>(dtype);
+  descriptor.op = static_cast<uint8_t>(op);
+  descriptor.count = count;
+  return descriptor;
+}
+
+Status usable() {
+  return Status::ok();
+}
+
+// One rank's visit with `count` times the float `value`; what it finds then in `result`.
+Status visit(Meeting meeting, uint32_t number, uint64_t count, float value, bool* met, float* result = nullptr) {
+  std::vector<float> data(count, value);
+  char* const bytes = reinterpret_cast<char*>(data.data());
+  const Status status = meeting.attend(number, all_reduce(count), bytes, bytes, &usable, nullptr, met);
+  if (result != nullptr) *result = data.back();
+  return status;
+}
+
+}  // namespace
+
+TEST(which_operations_are_small) {
+  EXPECT(Meeting::takes(all_reduce(1)));
+  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 4)));
+  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
+  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 4 + 1)));
+  EXPECT(!Meeting::takes(all_reduce(0)));
+  EXPECT(!Meeting::takes(all_reduce(UINT64_MAX)));
+  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
+  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
+  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
+  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp{5})));
+  for (const auto change : {+[](Descriptor* d) { d->comm = 1; }, +[](Descriptor* d) { d->codec = 1; },
+                            +[](Descriptor* d) { d->kind = static_cast<uint8_t>(Kind::kReduce); }}) {
+    Descriptor other = all_reduce(1);
+    change(&other);
+    EXPECT(!Meeting::takes(other));
+  }
+}
+
+// The same bits as one call of the kernel, for every rank.
+TEST(results_are_the_kernels) {
+  constexpr size_t kCount = 999;
+  Room room;
+  std::vector<std::vector<float>> inputs(kRanks), results(kRanks, std::vector<float>(kCount));
+  std::vector<const void*> sources;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (size_t i = 0; i < kCount; ++i) inputs[rank].push_back(1.0f / static_cast<float>(1 + rank * 7919 + i));
+    sources.push_back(inputs[rank].data());
+  }
+  std::vector<float> expected(kCount);
+  void* target = expected.data();
+  reduce(DType::kF32, ReduceOp::kAvg, sources.data(), kRanks, &target, 1, kCount, kRanks, false);
+  test::Threads threads;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.start([&, rank] {
+      bool met = false;
+      CHECK_OK(room.seat(rank).attend(1, all_reduce(kCount, ReduceOp::kAvg),
+                                      reinterpret_cast<const char*>(inputs[rank].data()),
+                                      reinterpret_cast<char*>(results[rank].data()), &usable, nullptr, &met));
+      CHECK(met);
+    });
+  }
+  threads.join();
+  for (const auto& result : results) EXPECT(memcmp(result.data(), expected.data(), kCount * 4) == 0);
+  EXPECT_EQ(room.page->counters.ops.load(), 1u);
+  EXPECT_EQ(room.page->counters.bytes_local.load(), kRanks * kCount * 4);
+}
+
+// Many meetings one after another, numbers with gaps and across the end of the counter; some ranks have no patience.
+// Whether they met, and the result, is the same for all.
+TEST(all_meet_or_none_does) {
+  constexpr uint32_t kMeetings = 1500, kFirst = (1u << 30) - 700;
+  Room room;
+  room.page->room.verdict.store((kFirst - 1) << 2 | kMet);
+  std::vector<std::vector<float>> found(kRanks, std::vector<float>(kMeetings, 0));
+  test::Threads threads;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.start([&, rank] {
+      for (uint32_t i = 0; i < kMeetings; ++i) {
+        const int64_t patience = i % 5 == rank ? kNone : i % 3 == 0 ? 20'000 : kLong;
+        bool met = false;
+        float result = 0;
+        CHECK_OK(visit(room.seat(rank, patience), kFirst + i * 2, 1 + i % 300, static_cast<float>(i), &met, &result));
+        if (met) CHECK_EQ(result, static_cast<float>(i * kRanks));
+        found[rank][i] = met ? 1.0f : 0.0f;
+      }
+    });
+  }
+  threads.join();
+  for (uint32_t rank = 1; rank < kRanks; ++rank) EXPECT(found[rank] == found[0]);
+}
+
+TEST(a_rank_that_comes_late_finds_all_apart_and_meets_them_next_time) {
+  Room room;
+  bool met = true;
+  CHECK_OK(visit(room.seat(0, kNone, 2), 7, 10, 1, &met));
+  EXPECT(!met);
+  CHECK_OK(visit(room.seat(1, kLong, 2), 7, 10, 1, &met));
+  EXPECT(!met);
+  CHECK_OK(visit(room.seat(1, kLong, 2), 6, 10, 1, &met));  // one that is far behind
+  EXPECT(!met);
+  test::Threads threads;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    threads.start([&, rank] {
+      bool together = false;
+      float result = 0;
+      CHECK_OK(visit(room.seat(rank, kLong, 2), 9, 10, 2, &together, &result));
+      CHECK(together);
+      CHECK_EQ(result, 4.0f);
+    });
+  }
+}
+
+// The daemon finds the words: nobody waits until patience ends.
+TEST(calls_that_differ_end_the_meeting_at_once) {
+  Room room;
+  test::Threads threads;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.start([&, rank] {
+      bool met = true;
+      CHECK_OK(visit(room.seat(rank), 1, rank == 2 ? 11 : 10, 1, &met));
+      CHECK(!met);
+    });
+  }
+}
+
+TEST(one_who_is_interrupted_ends_the_meeting_for_all) {
+  Room room;
+  float value = 1;
+  char* const bytes = reinterpret_cast<char*>(&value);
+  bool met = true;
+  const auto interrupted = [] { return true; };
+  const Status status = room.seat(0, kNsPerMs).attend(1, all_reduce(1), bytes, bytes, &usable, interrupted, &met);
+  EXPECT(status.code() == Code::kAborted && !met);
+  CHECK_OK(visit(room.seat(1), 1, 1, 1, &met));
+  EXPECT(!met);
+}
+
+// The daemon notices that the one who reduces is gone, and what it says ends the others' waits.
+TEST(a_wait_for_a_result_ends_with_the_engine) {
+  Room room;
+  room.page->room.verdict.store(1 << 2 | kRunning);
+  float value = 1;
+  char* const bytes = reinterpret_cast<char*>(&value);
+  int asked = 0;
+  const auto lost = [&]() -> Status {
+    if (++asked < 3) return Status::ok();
+    return {Code::kUnavailable, "rank 1 was lost"};
+  };
+  bool met = true;
+  const Status status = room.seat(0).attend(1, all_reduce(1), bytes, bytes, lost, nullptr, &met);
+  EXPECT(test::has(status, "rank 1 was lost"));
+  EXPECT(!met);
+}
+
+}  // namespace bagua
