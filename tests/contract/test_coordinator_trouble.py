@@ -52,7 +52,7 @@ def test_a_full_disk_is_named_and_passes(file: Path):
         ) as error:
             jobs.submit(LARGE, "second")
         assert isinstance(error.value.__cause__, sa.exc.OperationalError)
-        assert jobs.job(first.job_id) == first and len(jobs.jobs([], 10)) == 1
+        assert jobs.job(first.job_id) == first and list(jobs.unfinished()) == [first.job_id]
         execute(engine, "PRAGMA max_page_count=100000")
         assert jobs.submit(LARGE, "second").job_id != first.job_id
 
@@ -78,7 +78,7 @@ def test_a_database_that_was_damaged_while_it_was_open(file: Path):
             damaged.write(os.urandom(size - 4096))
         execute(engine, "PRAGMA shrink_memory")
         with pytest.raises(ServiceError, match=rf"{file} is damaged \(database disk image is malformed\).*\.recover"):
-            service(engine).jobs([], 10)
+            service(engine).unfinished()
 
 
 @pytest.mark.parametrize("damage", ["header", "half", "text"])
