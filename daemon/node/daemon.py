@@ -59,8 +59,7 @@ class NodeDaemon:
         self._stop = asyncio.Event()
         self._stop_reason = ""
         environment = passed_on(os.environ, settings.pass_env)
-        if kept := sorted(os.environ.keys() - environment.keys()):
-            log.info("ranks don't get these variables of the daemon; --pass-env names more", names=" ".join(kept))
+        self._kept_variables = sorted(os.environ.keys() - environment.keys())
         self._sockets = socket_folder(folder.path)
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
@@ -164,6 +163,9 @@ class NodeDaemon:
 
     async def _welcome(self, ready: Ready) -> None:
         await self._session.welcomed.wait()
+        if self._kept_variables:
+            text = "ranks don't get these variables of the daemon; --pass-env names more"
+            self._log.info(text, names=" ".join(self._kept_variables))
         ready(
             {
                 "node_id": self._folder.node_id,

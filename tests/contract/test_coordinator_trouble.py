@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.domain import Options
-from bagua.daemon.coordinator.service import Service
+from bagua.daemon.coordinator.domain import JobRecord
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.daemon.coordinator.trouble import Trouble, describe
@@ -28,8 +27,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "bagua.db"
 
 
-def service(engine: sa.Engine) -> Service:
-    return Service(Store(engine), "me", Options(), lambda: 100.0, 10.0)
+def submit(engine: sa.Engine, job_id: str) -> JobRecord:
+    job = JobRecord(job_id, LARGE, 100.0, reason="submitted", job_key=b"k")
+    with Store(engine).transaction() as tx:
+        assert tx.create_job(job, None, "me")
+    return job
+
+
+def find(engine: sa.Engine, job_id: str) -> JobRecord | None:
+    with Store(engine).transaction() as tx:
+        return tx.job(job_id)
 
 
 def execute(engine: sa.Engine, pragma: str) -> None:
@@ -44,17 +51,16 @@ def execute(engine: sa.Engine, pragma: str) -> None:
 def test_a_full_disk_is_named_and_passes(file: Path):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
-        jobs = service(engine)
-        first = jobs.submit(LARGE, "first")
+        first = submit(engine, "first")
         execute(engine, "PRAGMA max_page_count=1")  # SQLite's own way to be full
         with pytest.raises(
             UnavailableError, match=f"The disk of {file.parent} is full.*bagua.db.*goes on by itself"
         ) as error:
-            jobs.submit(LARGE, "second")
+            submit(engine, "second")
         assert isinstance(error.value.__cause__, sa.exc.OperationalError)
-        assert jobs.job(first.job_id) == first and len(jobs.jobs([], 10)) == 1
+        assert find(engine, "first") == first and find(engine, "second") is None
         execute(engine, "PRAGMA max_page_count=100000")
-        assert jobs.submit(LARGE, "second").job_id != first.job_id
+        assert submit(engine, "second") == find(engine, "second")
 
 
 def test_a_read_only_database_is_named_and_passes(file: Path):
@@ -62,15 +68,15 @@ def test_a_read_only_database_is_named_and_passes(file: Path):
     with closing(Store(engine)):
         execute(engine, "PRAGMA query_only=1")
         with pytest.raises(UnavailableError, match=rf"{file} can't be written \(attempt to write a readonly database"):
-            service(engine).submit(LARGE, "")
+            submit(engine, "job-1")
         execute(engine, "PRAGMA query_only=0")
-        service(engine).submit(LARGE, "")
+        submit(engine, "job-2")
 
 
 def test_a_database_that_was_damaged_while_it_was_open(file: Path):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
-        service(engine).submit(LARGE, "")
+        submit(engine, "first")
         execute(engine, "PRAGMA wal_checkpoint(TRUNCATE)")
         size = file.stat().st_size
         with open(file, "r+b") as damaged:
@@ -78,7 +84,9 @@ def test_a_database_that_was_damaged_while_it_was_open(file: Path):
             damaged.write(os.urandom(size - 4096))
         execute(engine, "PRAGMA shrink_memory")
         with pytest.raises(ServiceError, match=rf"{file} is damaged \(database disk image is malformed\).*\.recover"):
-            service(engine).jobs([], 10)
+            find(engine, "first")
+        with pytest.raises(ServiceError, match="is damaged"), Store(engine).read() as tx:
+            tx.job("first")
 
 
 @pytest.mark.parametrize("damage", ["header", "half", "text"])
@@ -102,9 +110,9 @@ def test_a_database_that_another_program_holds(file: Path):
         execute(engine, "PRAGMA busy_timeout=1")
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(UnavailableError, match=f"{file} is locked by another program"):
-            service(engine).submit(LARGE, "")
+            submit(engine, "job-3")
         other.execute("ROLLBACK")
-        service(engine).submit(LARGE, "")
+        submit(engine, "job-4")
 
 
 def test_an_error_of_this_program_is_not_taken_for_trouble(file: Path):
@@ -118,12 +126,12 @@ def test_the_files_of_the_database_are_private(file: Path, before: int | None):
     names = ("bagua.db", "bagua.db-wal", "bagua.db-shm")
     if before is not None:  # as an earlier version, or an umask, left them
         holder = open_engine(sqlite_url(file))
-        service(holder).submit(LARGE, "")
+        submit(holder, "job-5")
         for name in names:
             (file.parent / name).chmod(before)
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
-        service(engine).submit(LARGE, "")
+        submit(engine, "job-6")
         modes = {name: stat.S_IMODE((file.parent / name).stat().st_mode) for name in names}
     assert modes == dict.fromkeys(names, 0o600)
     if before is not None:

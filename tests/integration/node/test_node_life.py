@@ -56,9 +56,9 @@ def test_settings_that_can_not_work(tmp_path, state):
     assert "TLS file" in refused(*base, "--tls", tmp_path / "none")
     (tmp_path / "file").write_text("")
     assert "can't be written" in refused("--state-dir", tmp_path / "file")
-    (state / "node-broken").mkdir(mode=0o700)
-    (state / "node-broken" / "node.json").write_text("{")
-    assert "can't be understood" in refused(*base, "--name", "broken")
+    (state / "node-broken" / "node.json" / "x").mkdir(mode=0o700, parents=True)
+    (state / "node-broken" / "node.json.broken").write_text("")  # where it would be put aside
+    assert "node-broken/node.json can't be used" in refused(*base, "--name", "broken")
 
 
 async def test_an_error_is_told_to_the_one_who_waits(state):
