@@ -120,9 +120,9 @@ struct RawPeer {
   }
 };
 
-// Polls until `count` completions are there, an error comes or 20 s have passed (which is an error, too).
-inline Status collect(Mesh* mesh, size_t count, std::vector<Mesh::Completion>* out) {
-  const int64_t deadline = in_ms(20'000);
+// Polls until `count` completions are there, an error comes or the time has passed (which is an error, too).
+inline Status collect(Mesh* mesh, size_t count, std::vector<Mesh::Completion>* out, int64_t longest_ms = 20'000) {
+  const int64_t deadline = in_ms(longest_ms);
   while (out->size() < count) {
     if (Status status = mesh->poll(deadline, out); !status) return status;
     if (now_ns() >= deadline) {
