@@ -35,6 +35,7 @@ LONG_FILES = (
     "integration/data_plane/test_equality.py",
     "integration/node/test_node_jobs.py",
     "bench/test_smoke.py",
+    "simulation/test_control_plane.py",
     "soak/test_soak.py",
 )
 

@@ -360,7 +360,7 @@ def keeps_all() -> list[str]:
     """Options that make a coordinator keep everything; none where it knows of no other way."""
     asked = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--help"]
     text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    return ["--keep", "10000000"] if "--keep" in text else []
+    return ["--keep", "forever"] if "--keep" in text else []
 
 
 def submit_latency(coordinator: Coordinator, what: str) -> Row:

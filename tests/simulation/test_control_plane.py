@@ -28,7 +28,6 @@ from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.store import Store, Transaction
 
-HISTORIES = int(os.environ.get("BAGUA_SIMULATION_HISTORIES", "100000"))
 ONE = os.environ.get("BAGUA_SIMULATION_SEED")
 _PIECE = 500
 
@@ -49,11 +48,13 @@ def first_broken(seeds: range, make_life: Callable[..., Life] = Life) -> str:
 
 
 @pytest.mark.timeout(1800)
-def test_random_histories() -> None:
+def test_random_histories(request: pytest.FixtureRequest) -> None:
     if ONE is not None:
         play(drawn(int(ONE)))
         return
-    pieces = [range(start, min(start + _PIECE, HISTORIES)) for start in range(0, HISTORIES, _PIECE)]
+    usual = "100000" if request.config.getoption("--full") else "20000"
+    histories = int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
+    pieces = [range(start, min(start + _PIECE, histories)) for start in range(0, histories, _PIECE)]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
         for found in pool.map(first_broken, pieces):
             assert not found, f"{found}\nplay it alone: BAGUA_SIMULATION_SEED=N pytest {__file__}"

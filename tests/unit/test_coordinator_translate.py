@@ -123,7 +123,7 @@ def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
     answer = job_message(job)
     assert dict(answer.spec.env) == {"HF_TOKEN": "***", "LR": "1"} and b"s3cret" not in answer.SerializeToString()
     assert dict(answer.spec.secret_env) == {"WANDB_API_KEY": "/run/secrets/wandb"}
-    run = node_pb2.Directive.FromString(Order(Run("job-1", 1), job).to(0)).run
+    run = node_pb2.Directive.FromString(Order(Run("job-1", 1, ()), job).to(0)).run
     assert dict(run.spec.env) == {"HF_TOKEN": "s3cret", "LR": "1"}
 
 

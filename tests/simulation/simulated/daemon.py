@@ -137,7 +137,7 @@ class SimulatedDaemon:
             boot_id=self.boot_id,
             jobs=[part.fact for part in self.parts.values()],
         )
-        stream.up.send(node_pb2.NodeFact(hello=hello))
+        stream.say(node_pb2.NodeFact(hello=hello))
         for part in self.parts.values():
             part.dirty = False
         async with asyncio.timeout(WELCOME_S):
@@ -175,7 +175,7 @@ class SimulatedDaemon:
             await asyncio.sleep(HEARTBEAT_S)
             await self._thawed()
             now = self._loop.time()
-            stream.up.send(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat(seq=self.lease.beat(now))))
+            stream.say(node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat(seq=self.lease.beat(now))))
             if not stream.silent:
                 heard_at = now
             elif now >= heard_at + KEEPALIVE_S:
@@ -259,9 +259,7 @@ class SimulatedDaemon:
         for part in self.parts.values():
             if part.dirty:
                 part.dirty = False
-                copy = node_pb2.LocalJob()
-                copy.CopyFrom(part.fact)
-                self.stream.up.send(node_pb2.NodeFact(job=copy))
+                self.stream.say(node_pb2.NodeFact(job=part.fact))
 
     # ---- the fence; the keeper acts also while the daemon is frozen
 

@@ -79,10 +79,14 @@ class Stream:
     def silent(self) -> bool:
         return self.link.loop.time() < self.held_until
 
-    async def read(self) -> node_pb2.NodeFact | None:
-        """What the coordinator reads."""
-        fact: node_pb2.NodeFact | None = await self.up.take()
+    async def read(self) -> bytes | None:
+        """What the coordinator reads: a NodeFact."""
+        fact: bytes | None = await self.up.take()
         return fact
+
+    def say(self, fact: node_pb2.NodeFact) -> None:
+        """What the daemon writes."""
+        self.up.send(fact.SerializeToString())
 
     async def write(self, directive: node_pb2.Directive | bytes) -> None:
         """What the coordinator writes."""

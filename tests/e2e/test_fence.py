@@ -1,0 +1,230 @@
+"""A job never runs twice: a real coordinator gives up a real daemon only when that one's ranks are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bagua.client import Client
+from bagua.proto import common_pb2
+
+DEADLINE_S = 120.0
+LEASE_S, FENCE_S = 2, 3
+TIMES = {
+    "BAGUA_COORDINATOR_HEARTBEAT_S": "0.3",
+    "BAGUA_COORDINATOR_LEASE_S": f"{LEASE_S}",
+    "BAGUA_COORDINATOR_FENCE_AFTER": f"{FENCE_S}",
+}
+TICK = """
+import os, sys, time
+while True:
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(0.02)
+"""
+
+
+class Relay:
+    """Passes bytes between daemons and a coordinator, until it is told to pass nothing any more."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.passes = threading.Event()
+        self.passes.set()
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._waker.send(b"x")
+        self._thread.join()
+        for end in (*self._pairs, self._server, self._wake, self._waker):
+            end.close()
+
+    def silence(self, silent: bool) -> None:
+        """While silent, connections stay open, and nothing passes."""
+        self.passes.clear() if silent else self.passes.set()
+        self._waker.send(b"w")
+
+    def _run(self) -> None:
+        while True:
+            watched = [self._wake, *((self._server, *self._pairs) if self.passes.is_set() else ())]
+            ready = select.select(watched, [], [])[0]
+            if self._wake in ready:
+                if b"x" in self._wake.recv(100):
+                    return
+                continue
+            for end in ready:
+                with contextlib.suppress(OSError):
+                    self._serve(end)
+
+    def _serve(self, end: socket.socket) -> None:
+        if end is self._server:
+            here = self._server.accept()[0]
+            there = socket.create_connection(self._target)
+            self._pairs.update({here: there, there: here})
+        elif end in self._pairs:
+            data = b""
+            with contextlib.suppress(OSError):
+                data = end.recv(65536)
+            if data:
+                self._pairs[end].sendall(data)
+            else:
+                other = self._pairs.pop(end)
+                del self._pairs[other]
+                end.close()
+                other.close()
+
+
+class Cluster:
+    """A coordinator, a daemon behind a relay, and a client."""
+
+    def __init__(self, folder: Path, relay: bool = True) -> None:
+        self.folder = folder
+        self._programs: list[subprocess.Popen[bytes]] = []
+        ready = self.start("coordinator", "--listen", "127.0.0.1:0", **TIMES)
+        self.relay = Relay(ready["address"])
+        address = self.relay.address if relay else ready["address"]
+        self.start("node", "--name", "n", "--node-id", "n", "--slots", "2", "--coordinator", address)
+        self.coordinator, self.daemon = self._programs
+        self.client = Client(ready["address"], token=(folder / "token").read_text())
+
+    def start(self, program: str, *options: str, **environment: str) -> Any:
+        reader, writer = os.pipe()
+        command = [sys.executable, "-P", "-m", f"bagua.daemon.{program}", "--state-dir", str(self.folder)]
+        with (self.folder / f"{program}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--ready-fd", str(writer), *options],
+                pass_fds=[writer],
+                stderr=log,
+                env={**os.environ, **environment},
+            )
+        self._programs.append(process)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            assert select.select([lines], [], [], DEADLINE_S)[0], f"no ready line from {program}"
+            return json.loads(lines.readline())
+
+    def run(self, script: str) -> tuple[str, list[psutil.Process]]:
+        """(id of a job of two ranks, their processes), once they compute."""
+        (self.folder / "tick.py").write_text(script)
+        (self.folder / "ticks").unlink(missing_ok=True)
+        spec = common_pb2.JobSpec(
+            entry=str(self.folder / "tick.py"),
+            args=[str(self.folder / "ticks")],
+            workdir=str(self.folder),
+            nnodes=1,
+            nproc_per_node=2,
+            placement_timeout_s=60.0,
+            stop_grace_s=1.0,
+        )
+        job_id = self.client.submit(spec).job_id
+        job = self.until(job_id, lambda job: job.state == common_pb2.JOB_STATE_RUNNING)
+        until(lambda: len(set(self.ticks().split())) == 2)
+        return job_id, [psutil.Process(rank.pid) for rank in job.ranks]
+
+    def ticks(self) -> str:
+        path = self.folder / "ticks"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, job_id: str, condition: Callable[[Any], bool]) -> Any:
+        found: list[Any] = []
+
+        def look() -> bool:
+            found[:] = [self.client.get(job_id)]
+            return condition(found[0])
+
+        until(look)
+        return found[0]
+
+    def close(self) -> None:
+        self.client.close()
+        for program in reversed(self._programs):
+            with contextlib.suppress(ProcessLookupError):
+                program.send_signal(signal.SIGCONT)
+                program.kill()
+            program.wait()
+        self.relay.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def computes(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # short: paths of Unix sockets are limited
+        made = Cluster(Path(folder))
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("fault", ["black hole", "stopped daemon"])
+def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str) -> None:
+    job_id, ranks = cluster.run(TICK)
+    if fault == "black hole":
+        cluster.relay.silence(True)
+    else:
+        os.kill(cluster.daemon.pid, signal.SIGSTOP)
+    job = cluster.until(job_id, lambda job: job.state >= common_pb2.JOB_STATE_SUCCEEDED)
+    alive = [rank.pid for rank in ranks if computes(rank)]
+    assert job.state == common_pb2.JOB_STATE_FAILED
+    assert "has not been heard of for 2 s" in job.reason
+    assert not alive, "these ranks compute on after their job FAILED"
+    ticks = cluster.ticks()
+    if fault == "black hole":
+        cluster.relay.silence(False)
+    else:
+        os.kill(cluster.daemon.pid, signal.SIGCONT)
+    again, others = cluster.run(TICK)
+    assert again != job_id and all(computes(rank) for rank in others)
+    assert set(ticks.split()) == {str(rank.pid) for rank in ranks}
+    node = (cluster.folder / "node.log").read_text()
+    assert "could not reach the coordinator for 3 s" in node or "could not renew its lease" in node
+
+
+def test_a_coordinator_that_is_away_ends_nothing() -> None:
+    """Killed, and away for longer than a daemon without word waits: jobs don't notice."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bg-") as folder,
+        contextlib.closing(Cluster(Path(folder), relay=False)) as cluster,
+    ):
+        job_id, ranks = cluster.run(TICK)
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        time.sleep(2 * FENCE_S)
+        assert all(computes(rank) for rank in ranks)
+        cluster.start("coordinator", "--listen", cluster.client.address, **TIMES)
+        until(lambda: [node.connected for node in cluster.client.nodes()] == [True])
+        time.sleep(2 * LEASE_S)
+        assert cluster.client.get(job_id).state == common_pb2.JOB_STATE_RUNNING
+        assert all(computes(rank) for rank in ranks)
