@@ -189,7 +189,7 @@ def _parsed(data: bytes) -> node_pb2.NodeFact:
     try:
         return node_pb2.NodeFact.FromString(data)
     except DecodeError as error:
-        raise InvalidRequestError("a message of the session can't be decoded: it is not a NodeFact") from error
+        raise InvalidRequestError("The request can't be read: its bytes are no message of this method.") from error
 
 
 def _serialized(directive: node_pb2.Directive | bytes) -> bytes:
