@@ -52,7 +52,7 @@ def test_random_histories(request: pytest.FixtureRequest) -> None:
     if ONE is not None:
         play(drawn(int(ONE)))
         return
-    usual = "100000" if request.config.getoption("--full") else "20000"
+    usual = "100000" if request.config.getoption("--full") or os.environ.get("CI") else "20000"
     histories = int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
     pieces = [range(start, min(start + _PIECE, histories)) for start in range(0, histories, _PIECE)]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
