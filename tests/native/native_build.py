@@ -143,7 +143,7 @@ def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedP
         text=True,
         env=env,
         preexec_fn=prepare,
-        timeout=280,
+        timeout=500,
         check=False,
     )
 
