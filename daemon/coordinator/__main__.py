@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
 from bagua.daemon.coordinator.server import Coordinator
 from bagua.daemon.coordinator.settings import Settings, make_settings
 from bagua.daemon.log_lines import configure_logging
@@ -73,7 +74,8 @@ def run(
             log_json=log_json,
         )
         configure_logging(settings.log_json)
-        asyncio.run(serve(settings, ready_fd, death_signal))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(serve(settings, ready_fd, death_signal))
     except (ConfigError, ServiceError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise  # nothing of a user's making
@@ -89,6 +91,7 @@ async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, coordinator.stop)
     await coordinator.start()
+    collect_seldom()
     tls = settings.tls_folder
     heard = _tell(
         ready_fd,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from bagua.base.errors import InvalidRequestError
+from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.domain import JobState
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
@@ -18,7 +19,6 @@ from bagua.daemon.coordinator.translate import (
     checked_number,
     checked_spec,
     event_message,
-    job_message,
     node_messages,
     summary_message,
 )
@@ -39,17 +39,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self._service = service
         self._sessions = sessions
         self._watchers = watchers
+        self._answers = Answers()
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
         job = await self._service.submit(spec, request.idempotency_key)
-        return job_message(job)
+        return self._answers.job(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
         job = await self._service.job(request.job_id)
-        return job_message(job, self._watchers.progress(job.job_id))
+        return self._answers.job(job, self._watchers.progress(job.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
         """A page of summaries."""
@@ -74,7 +75,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
         """Idempotent."""
         job = await self._service.cancel(request.job_id, request.reason)
-        return job_message(job)
+        return self._answers.job(job)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
@@ -93,7 +94,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                         seen = event.seq
                     if len(events) == MAX_EVENTS:
                         continue
-                    message = job_message(job, self._watchers.progress(job.job_id))
+                    message = self._answers.job(job, self._watchers.progress(job.job_id))
                     if message != sent:
                         yield job_pb2.JobUpdate(job=message)
                         sent = message

@@ -217,7 +217,7 @@ def checked_number(field: str, value: int) -> int:
 # ---- answers
 
 
-def job_message(job: JobRecord, progress: common_pb2.Progress | None = None) -> job_pb2.Job:
+def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, *, with_ranks: bool = True) -> job_pb2.Job:
     """A job as users see it."""
     return job_pb2.Job(
         job_id=job.job_id,
@@ -228,7 +228,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None) -> 
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        ranks=_rank_messages(job.ranks),
+        ranks=_rank_messages(job.ranks) if with_ranks else (),
         waiting=job.waiting,
         progress=progress,
     )
@@ -251,7 +251,7 @@ def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> jo
 
 def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
     """Where thousands of ranks failed, the last lines of those that ended first: all of them fit into no answer."""
-    found = [_rank_message(rank) for rank in ranks]
+    found = [rank_message(rank) for rank in ranks]
     room = MAX_TAILS
     for rank in sorted((rank for rank in found if rank.error_tail), key=lambda rank: rank.exited_at):
         room -= len(rank.error_tail)
@@ -268,7 +268,8 @@ def _shown_spec(wire: bytes) -> common_pb2.JobSpec:
     return spec
 
 
-def _rank_message(rank: RankRecord) -> common_pb2.RankStatus:
+def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
+    """A rank as users see it."""
     return common_pb2.RankStatus(
         rank=rank.rank,
         local_rank=rank.local_rank,
