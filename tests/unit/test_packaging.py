@@ -26,6 +26,7 @@ TOP_LEVEL = {
     "README.md",
     "LICENSE",
     "CHANGELOG.md",
+    "SECURITY.md",
 }
 RANK_SIDE = ["bagua.torch_api", "bagua.algorithms", "bagua.csrc", "bagua.base", "bagua.proto"]
 SERVICE_LIBRARIES = {
