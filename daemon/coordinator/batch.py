@@ -34,7 +34,7 @@ class Batch:
     wall: float
     submissions: list[tuple[JobRecord, str]] = field(default_factory=list)
     introductions: list[NodeRecord] = field(default_factory=list)
-    gone: list[tuple[str, str]] = field(default_factory=list)  # node, run of its daemon
+    gone: list[str] = field(default_factory=list)  # nodes; before introductions, which may be of the same nodes
     changes: list[Change] = field(default_factory=list)
     lives: Callable[[str], bool] | None = None
 
@@ -59,8 +59,8 @@ class Batch:
         outcome = Outcome()
         with store.transaction() as tx:
             tx.beat(self.owner, self.clock)  # also keeps the service clock: no stored time is ahead of it
-            for node_id, boot_id in self.gone:
-                tx.disconnect_node(node_id, self.owner, boot_id, self.wall)
+            for node_id in self.gone:
+                tx.disconnect_node(node_id, self.owner, self.wall)
             for node in self.introductions:
                 self._introduce(tx, node, outcome)
             for job, key in self.submissions:
@@ -93,7 +93,7 @@ class Batch:
     def _parts(self) -> list[tuple[str, Batch]]:
         alone = replace(self, submissions=[], introductions=[], gone=[], changes=[])
         return [
-            *((node[0], replace(alone, gone=[node])) for node in self.gone),
+            *((node_id, replace(alone, gone=[node_id])) for node_id in self.gone),
             *((node.node_id, replace(alone, introductions=[node])) for node in self.introductions),
             *((call[0].job_id, replace(alone, submissions=[call])) for call in self.submissions),
             *((change.job.job_id, replace(alone, changes=[change])) for change in self.changes),

@@ -64,7 +64,7 @@ class Inbox:
     introductions: dict[str, Introduction] = field(default_factory=dict)  # by node
     submissions: list[Submission] = field(default_factory=list)
     cancellations: list[Cancellation] = field(default_factory=list)
-    gone: dict[str, NodeSession] = field(default_factory=dict)  # sessions whose end is not written yet, by node
+    gone: dict[str, None] = field(default_factory=dict)  # nodes the end of whose session is not written yet
     looks: dict[str, None] = field(default_factory=dict)  # jobs to decide about
     room: bool = False  # slots became free: look at the jobs that wait
 

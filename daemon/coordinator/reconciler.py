@@ -114,7 +114,7 @@ class Reconciler:
         if waiting is not None and waiting.session is session:
             del self._inbox.introductions[session.node_id]
         self._board.set_connected(session.node_id, False, session.heard_clock, self._clock.wall())
-        self._inbox.gone[session.node_id] = session
+        self._inbox.gone[session.node_id] = None
         self.look(self._board.on_node(session.node_id))
 
     async def submit(self, job: JobRecord, idempotency_key: str) -> JobRecord:
@@ -314,7 +314,7 @@ class Reconciler:
             wall=self._clock.wall(),
             submissions=[(call.job, call.idempotency_key) for call in taken.submissions],
             introductions=[came.node for came in taken.introductions.values() if self._lives(came.session)],
-            gone=[(session.node_id, session.boot_id) for session in taken.gone.values()],
+            gone=list(taken.gone),
             changes=stage.changes(),
             lives=self._neighbours.may_live if self._neighbours is not None else None,
         )

@@ -237,10 +237,11 @@ class Transaction:
         """``now`` as the time when the nodes with ``owner`` were heard of; for people."""
         self._db.execute(sa.update(m.nodes).where(m.nodes.c.owner == owner).values(last_seen=now))
 
-    def disconnect_node(self, node_id: str, owner: str, boot_id: str, last_seen: float) -> bool:
-        """Marks that the session is gone, unless another one has replaced it."""
+    def disconnect_node(self, node_id: str, owner: str, last_seen: float) -> bool:
+        """Marks that ``owner`` holds no session of the node, whichever run of its daemon was written down last: the
+        ends of several may have waited for the database together."""
         c = m.nodes.c
-        statement = sa.update(m.nodes).where(c.node_id == node_id, c.owner == owner, c.boot_id == boot_id)
+        statement = sa.update(m.nodes).where(c.node_id == node_id, c.owner == owner)
         return self._db.execute(statement.values(owner=None, last_seen=last_seen)).rowcount == 1
 
     def disconnect_all(self, owner: str) -> int:

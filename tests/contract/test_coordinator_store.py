@@ -274,13 +274,12 @@ def test_nodes_are_kept_and_replaced(store: Store):
         assert [record.node_id for record in tx.nodes()] == ["a"]
 
 
-def test_a_session_that_ended_does_not_end_a_newer_one(store: Store):
+def test_a_session_that_ended_does_not_end_one_with_another_coordinator(store: Store):
     with store.transaction() as tx:
         tx.put_node(node("mine"))
         tx.put_node(node("theirs", owner="they"))
-        assert not tx.disconnect_node("theirs", "me", "boot", 106.0)
-        assert not tx.disconnect_node("theirs", "they", "older boot", 106.0)
-        assert tx.disconnect_node("theirs", "they", "boot", 106.0)
+        assert not tx.disconnect_node("theirs", "me", 106.0)
+        assert tx.disconnect_node("theirs", "they", 106.0)
         found = tx.node("theirs")
         assert found is not None and (found.owner, found.last_seen) == (None, 106.0)
         assert tx.disconnect_all("me") == 1

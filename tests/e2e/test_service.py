@@ -170,6 +170,7 @@ def test_no_coordinator(sandbox: Sandbox) -> None:
     assert len(done.err.splitlines()) == 1
     token = sandbox.folder / "token"
     token.write_text("x" * 43)
+    token.chmod(0o600)
     done = sandbox.bagua("node", "list", "--coordinator", "127.0.0.1:1", "--token-file", token)
     assert done.code == 1
     assert done.err.startswith("error: No coordinator answers at 127.0.0.1:1")

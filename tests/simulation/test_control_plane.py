@@ -60,6 +60,11 @@ def test_random_histories(request: pytest.FixtureRequest) -> None:
             assert not found, f"{found}\nplay it alone: BAGUA_SIMULATION_SEED=N pytest {__file__}"
 
 
+@pytest.mark.parametrize("seed", [1261, 27923])
+def test_histories_that_broke_a_promise_once(seed: int) -> None:
+    play(drawn(seed))
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(min_value=10**9))
 def test_histories_of_any_seed(seed: int) -> None:

@@ -104,9 +104,9 @@ class MemoryTransaction:
     def nodes(self) -> list[NodeRecord]:
         return [self._store.nodes[node_id] for node_id in sorted(self._store.nodes)]
 
-    def disconnect_node(self, node_id: str, owner: str, boot_id: str, last_seen: float) -> bool:
+    def disconnect_node(self, node_id: str, owner: str, last_seen: float) -> bool:
         known = self._store.nodes.get(node_id)
-        if known is None or (known.owner, known.boot_id) != (owner, boot_id):
+        if known is None or known.owner != owner:
             return False
         self._store.nodes[node_id] = replace(known, owner=None, last_seen=last_seen)
         return True
