@@ -24,7 +24,7 @@ MISSING = {
 
 
 def explain(name: str) -> str | None:
-    """What to say to whoever wants the module ``name``; None if it is none of these."""
+    """The message for an import of the module ``name``; None if it is none of these."""
     if name not in MISSING:
         return None
     what, _, meanwhile = MISSING[name].partition("; ")

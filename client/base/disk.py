@@ -11,7 +11,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def disk_words(error: OSError, path: Path | str | None = None) -> str:
-    """What is wrong with ``path`` (the error's own file if it is not given), without a traceback."""
+    """Says what is wrong with ``path`` (the error's own file if it is not given), without a traceback."""
     named = path if path is not None else error.filename
     place = Path(os.fsdecode(named)) if isinstance(named, str | bytes | os.PathLike) else Path.cwd()
     folder = place if place.is_dir() else place.parent

@@ -1,4 +1,4 @@
-"""What joins a service to the process that started it: a socket for short messages, whose end is that of the process.
+"""The socket between a service and the process that started it. It carries short messages; it ends with the process.
 
 Messages are JSON documents, one per packet. Only the two processes have the socket: nothing of it has a name.
 """

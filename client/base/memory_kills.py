@@ -33,7 +33,7 @@ class MemoryWatch:
         return f"{KILLER} may have ended it, but its cgroup counts none{self._limit()}: somebody may have sent it."
 
     def _kills(self) -> int | None:
-        """So many processes of the cgroup the kernel has killed for memory."""
+        """Number of processes of the cgroup that the kernel killed for memory."""
         lines = _read(self._files[0]).splitlines() if self._files else []
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 

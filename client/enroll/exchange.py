@@ -33,7 +33,7 @@ _DOUBT = (
 
 @dataclass(frozen=True)
 class Grant:
-    """What a host gets. ``ca`` and ``cert`` are PEM."""
+    """The first host's answer to an applicant. ``ca`` and ``cert`` are PEM."""
 
     coordinator: str
     job_id: str
@@ -65,7 +65,7 @@ class Applicant:
         return _encode(self._handshake.write(json.dumps(wish).encode()))
 
     def finish(self, message: str) -> Grant:
-        """What the first host grants. Raises ServiceError if the message is not from a holder of the secret."""
+        """Opens the first host's answer. Raises ServiceError if the message is not from a holder of the secret."""
         try:
             return Grant(**json.loads(self._handshake.read(_decode(message))))
         except (HandshakeError, TypeError, ValueError) as error:
@@ -110,7 +110,7 @@ class Registrar:
 
 
 def granter(authority: Authority, coordinator: str, token: str, job_id: str) -> Callable[[int, str], Grant]:
-    """What a host of this job is granted, as a function of its index and its certificate request."""
+    """Returns a function that makes the grant of a host from its index and its certificate request."""
 
     def grant(host: int, request: str) -> Grant:
         name = node_id(host)

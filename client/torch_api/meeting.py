@@ -73,8 +73,8 @@ class Meeting:
             raise _gone(error) from None
 
     def ask(self, key: str, who: str, alive: Callable[[], None] | None = None) -> dict[str, Any]:
-        """What ``who`` has told under ``key``. ``alive`` is called now and then, and may raise. Raises ServiceError if
-        the attempt fails, or nothing comes; Superseded."""
+        """The value that ``who`` has told under ``key``. ``alive`` is called now and then, and may raise.
+        Raises ServiceError if the attempt fails, or nothing comes; Superseded."""
         deadline = time.monotonic() + DEADLINE_S
         pause = FIRST_PAUSE_S
         while (value := self._look(key)) is None:
@@ -118,7 +118,7 @@ class Meeting:
         return text_of(end, "job_id")
 
     def _look(self, key: str) -> dict[str, Any] | None:
-        """What is under ``key`` now."""
+        """The value under ``key`` now."""
         try:
             data = self._store.get(key) if self._store.check([key]) else None
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What one round writes, in one transaction."""
+"""Writes the results of one round, in one transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger("coordinator.batch")
 
 @dataclass
 class Outcome:
-    """What became of it. ``failed`` by job or node: an error of that part alone."""
+    """The result of a batch. ``failed`` by job or node: an error of that part alone."""
 
     created: dict[str, int] = field(default_factory=dict)  # new job -> its number of events
     first: dict[str, JobRecord] = field(default_factory=dict)  # idempotency key -> the job that had it before

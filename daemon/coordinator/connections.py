@@ -98,7 +98,7 @@ class Connections:
     def tick(self) -> None:
         """Once every ``TICK_S``."""
         self._update()
-        # Whoever came since the last look is not judged yet.
+        # Connections that came since the last look are not judged yet.
         strangers = [seen for seen in self._seen.values() if not seen.admitted and seen.looks > 1]
         for seen in strangers:
             if seen.looks > self._patience:
@@ -108,7 +108,7 @@ class Connections:
         self._refusals.tell()
 
     def _update(self) -> None:
-        # Whoever has shown a token by now was accepted before now: the connection is in this look, or gone.
+        # A connection that has shown a token by now was accepted before now: it is in this look, or gone.
         found = {found.inode: found for found in self._look([seen.socket for seen in self._seen.values()])}
         self._seen = {inode: seen for inode, seen in self._seen.items() if inode in found}
         for inode, connection in found.items():

@@ -21,7 +21,7 @@ class Identity:
 
 
 Authenticate: TypeAlias = Callable[[Metadata], Identity | None]
-"""Who shows the metadata of a call; None: a stranger."""
+"""The identity that the metadata of a call shows; None: a stranger."""
 
 
 def bearer_of(token: str) -> Authenticate:

@@ -1,4 +1,4 @@
-"""What has come and is not written yet: kept until it is, and bounded by its nature.
+"""Facts and calls that are not written yet: kept until they are, and bounded by their nature.
 
 Facts are levels, so of a node and a job the newest is enough. Calls of users and introductions of nodes carry a future:
 somebody waits for the answer.
@@ -16,7 +16,7 @@ from bagua.daemon.coordinator.sessions import NodeSession
 
 @dataclass(frozen=True)
 class Fact:
-    """What a node says of a job; ``boot_id`` is the run of its daemon."""
+    """A node's report of a job; ``boot_id`` is the run of its daemon."""
 
     node_id: str
     boot_id: str

@@ -25,7 +25,7 @@ class Neighbours:
         self._seen: dict[str, tuple[float, float]] = {}  # owner -> (its beat, when it was seen to change)
 
     def observe(self, beats: Mapping[str, float]) -> None:
-        """What the database says now."""
+        """Takes in the beats that the database has now."""
         now = self._clock.now()
         for owner, beat in beats.items():
             if owner not in self._seen or self._seen[owner][0] != beat:

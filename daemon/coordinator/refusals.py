@@ -1,4 +1,4 @@
-"""Who was refused, told in a line a minute however many there are."""
+"""Logs refused callers, in a line a minute however many there are."""
 
 from __future__ import annotations
 

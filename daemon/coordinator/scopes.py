@@ -1,4 +1,4 @@
-"""What holders of a token for one job may ask: see ``base/scope.py``. Everybody else with a credential may ask all.
+"""The calls that a token for one job allows: see ``base/scope.py``. Everybody else with a credential may ask all.
 
 The interceptor sets the scope of a call before its handler runs; ``NodeServicer``, whose requests come in a stream,
 asks here for each of them.

@@ -40,7 +40,7 @@ def told_in_words(url: sa.URL) -> Iterator[None]:
 
 
 def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble | None:
-    """What to tell of an error; None: it is not the database's state that is wrong."""
+    """Words for an error; None: it is not the database's state that is wrong."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     detail = " ".join(str(cause).split())
     if url.get_backend_name() == "sqlite":

@@ -50,8 +50,8 @@ def parse_patterns(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def passed_on(environment: Mapping[str, str], patterns: Sequence[str] = ()) -> dict[str, str]:
-    """What ranks get of the daemon's ``environment``: the usual variables, and those that ``patterns`` name. The
-    credentials of the service stay here even if a pattern covers them; whoever names one in full gets it."""
+    """The part of the daemon's ``environment`` that ranks get: the usual variables, and those that ``patterns`` name.
+    The credentials of the service stay here even if a pattern covers them, unless it names them in full."""
 
     def passes(name: str, value: str) -> bool:
         if name in _OWN_SECRETS:
