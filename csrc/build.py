@@ -71,14 +71,14 @@ def _sources(extension: Extension = CORE) -> list[Path]:
 
 
 def _units(extension: Extension) -> list[Path]:
-    """What is compiled. Of the other folders an extension takes headers alone."""
+    """The units that are compiled. Of the other folders an extension takes headers alone."""
     units = (path for path in _sources(extension) if path.suffix == ".cpp")
     folder = SOURCE_DIR / extension.kind
     return [path for path in units if extension.folders is None or folder in path.parents]
 
 
 def _joined(extension: Extension, folder: Path) -> list[Path]:
-    """What the compiler gets: files of ``folder`` that include all of a folder's, and the other units by themselves."""
+    """The compiler's input: files of ``folder`` that include all of a folder's, and the other units by themselves."""
     of_folder: dict[str, list[Path]] = {}
     alone = []
     for unit in _units(extension):

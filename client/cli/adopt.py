@@ -121,7 +121,7 @@ def _survive_terminal() -> None:
 
 
 class Admission:
-    """What several hosts need: the job's secret, an authority for their certificates, one address to meet at."""
+    """Admits several hosts: the job's secret, an authority for their certificates, one address to meet at."""
 
     def __init__(self, hosts: int, master_addr: str, context: str) -> None:
         """Raises ConfigError if the job has no secret."""

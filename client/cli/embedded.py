@@ -169,7 +169,7 @@ class EmbeddedCluster:
         reach = ["--coordinator", self.address, "--token-file", str(self.token_file)]
         if self.tls:
             reach += ["--tls", self.tls]
-        # Whoever starts this cluster is its only user: ranks get the whole environment, as if they were started here.
+        # One user starts and uses this cluster: ranks get the whole environment, as if they were started here.
         common = ["--slots", str(slots), "--state-dir", str(self.state), "--pass-env", "*", *reach, *arguments]
         nodes = [
             self._launch(

@@ -47,7 +47,7 @@ class Terminal:
             self.note(text)
 
     def passing(self, text: str) -> None:
-        """What is over in a moment: shown only where the next status takes its place."""
+        """A short-lived status: shown only where the next status takes its place."""
 
     def note(self, text: str) -> None:
         """A line of ours."""

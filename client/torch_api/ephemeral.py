@@ -172,7 +172,7 @@ def _host_identity() -> str:
 
 
 def _context(place: Place, meeting: Meeting) -> str:
-    """What the hosts' messages are bound to: a message of another job, attempt or size proves nothing here."""
+    """Binds the hosts' messages to this attempt: a message of another job, attempt or size proves nothing here."""
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
 
 

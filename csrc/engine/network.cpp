@@ -31,7 +31,7 @@ Status Network::open() {
   return Status::ok();
 }
 
-// What connections are going to need, told before any comes.
+// Checks before any connection comes that encryption will work.
 Status Network::check_encryption() const {
   const Encryption encryption = state_->options().credentials.encryption;
   if (encryption == Encryption::kNever) return Status::ok();

@@ -16,7 +16,7 @@ constexpr uint32_t kVersion = 3;
 
 enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3 };
 
-// What an end wants of a connection, by its settings and its view of the addresses.
+// Protection that an end wants, by its settings and its view of the addresses.
 enum class Protection : uint32_t { kPlainOnLoopback = 1, kPlainByChoice = 2, kEncrypted = 3 };
 
 using Nonce = std::array<uint8_t, 32>;
@@ -47,7 +47,7 @@ struct Answer {
 };
 static_assert(sizeof(Answer) == 72 && std::is_trivially_copyable_v<Answer>);
 
-// What both have said.
+// The greetings of both ends.
 struct Talk {
   Hello hello;
   Answer answer;

@@ -1,4 +1,4 @@
-// Who is at the other end of a new TCP connection, and how the two protect what follows: decided before a byte of
+// Tells who is at the end of a new TCP connection, and how the two protect what follows: decided before a byte of
 // payload is read.
 //
 // dialer -> acceptor  Hello: magic, version, SHA-256 of the job id, generation, communicator, from host, to host,
@@ -34,7 +34,7 @@ enum class Encryption : uint8_t {
   kNever,  // --plain-data
 };
 
-// What one host brings to every handshake of a job.
+// One host's part of every handshake of a job.
 struct Credentials {
   JobKey key{};
   std::string job_id;

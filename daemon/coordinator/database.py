@@ -71,7 +71,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
         _set_wal(cursor)
-        # What was acknowledged survives a power cut: callers share a transaction, and with it the wait for the disk.
+        # Acknowledged changes survive a power cut: callers share a transaction, and with it the wait for the disk.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()

@@ -1,4 +1,4 @@
-"""What the nodes of a job should do now: a pure function of the job, and its form on the wire.
+"""Directives for the nodes of a job: a pure function of the job, and its form on the wire.
 
 Levels, not edges: telling again changes nothing. What all nodes of a job get is encoded once, and each adds its index:
 protobuf messages that are concatenated are one message.
@@ -33,7 +33,7 @@ class Stop:
 
 
 def wish(job: JobRecord) -> Run | Stop | None:
-    """What every host of the job should do, but for those that have stopped."""
+    """The directive for every host of the job, but for those that have stopped."""
     if job.state in (JobState.STARTING, JobState.RUNNING):
         known = tuple(host.engine_address for host in job.hosts)
         return Run(job.job_id, job.generation, known if len(known) > 1 and all(known) else ())

@@ -1,4 +1,4 @@
-"""What the coordinator knows: values without behaviour.
+"""The coordinator's facts: values without behaviour.
 
 Times named ``..._at`` are for people, seconds since the epoch; times named ``..._clock`` are readings of the service
 clock (``clock``), and decisions depend on these alone. 0 means "not yet" in both. Numbers of the enumerations are those
@@ -134,7 +134,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What was asked, what was decided, what was seen. ``hosts`` are in order of index, their ranks in order."""
+    """A job as asked for, decided and seen. ``hosts`` are in order of index, their ranks in order."""
 
     job_id: str
     spec: JobSpec
@@ -211,7 +211,7 @@ class Change:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What a list says of a job. ``brief``: serialized bagua.v1.JobSpec of a few fields."""
+    """A job as lists show it. ``brief``: serialized bagua.v1.JobSpec of a few fields."""
 
     job_id: str
     brief: bytes
@@ -298,7 +298,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Options:
-    """What decisions depend on besides facts. ``started_clock``: start of this coordinator, from which every node has
+    """Settings that decisions depend on. ``started_clock``: start of this coordinator, from which every node has
     one full lease, and every waiting job a chance to see nodes come back."""
 
     lease_s: float = 10.0
