@@ -29,6 +29,7 @@ class Fence:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._kept = math.inf  # what the keeper was told last
         self._told = False
+        self._over_at = 0.0  # the last deadline at which ranks were ended
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -46,16 +47,19 @@ class Fence:
     def over(self) -> bool:
         """True if the lease is over: then whatever runs here is being ended. Call it before something is begun, and
         when a rank has ended: the keeper may have been first."""
-        if boottime() < self.lease.deadline:
+        over = boottime() >= self.lease.deadline
+        acted = self._keeper_acted()
+        if not over and acted <= self._over_at:
             self._told = False
             return False
+        self._over_at = self.lease.deadline if over else acted
         if self._busy():
             text = f"could not reach the coordinator for {self.lease.fence_s:g} s"
             if not self._told:
                 self._log.error("the lease is over: ranks are ended", reason=text)
                 self._told = True
             self._on_over(f"{text}: its ranks were ended, because the coordinator may have given them up")
-        return True
+        return over
 
     def update(self) -> None:
         """Lets the keeper know the deadline. Call it when something begins or ends to run here."""
@@ -71,10 +75,25 @@ class Fence:
         """Ends the keeper. Idempotent."""
         if self._keeper is not None:
             assert self._keeper.stdin is not None
+            assert self._keeper.stdout is not None
             self._keeper.stdin.close()
+            self._keeper.stdout.close()
             self._keeper.kill()
             self._keeper.wait()
         self._keeper, self._kept = None, math.inf
+
+    def _keeper_acted(self) -> float:
+        """The deadline at which the keeper ended ranks; 0: it has not said so since the last call. An acknowledgement
+        that a stopped daemon reads only when it goes on moves its deadline; then the clock no longer tells the reason.
+        """
+        if self._keeper is None:
+            return 0.0
+        assert self._keeper.stdout is not None
+        try:
+            said = os.read(self._keeper.stdout.fileno(), DEADLINE.size * 512)
+        except BlockingIOError:
+            return 0.0
+        return float(DEADLINE.unpack(said[-DEADLINE.size :])[0]) if said else 0.0
 
     def _tell(self, deadline: float) -> None:
         try:
@@ -92,10 +111,11 @@ def _start_keeper() -> subprocess.Popen[bytes]:
     keeper = subprocess.Popen(
         [sys.executable, "-P", "-m", "bagua.daemon.node.keeper", str(os.getpid())],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         start_new_session=True,
         bufsize=0,
     )
-    assert keeper.stdin is not None
-    os.set_blocking(keeper.stdin.fileno(), False)
+    for pipe in (keeper.stdin, keeper.stdout):
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
     return keeper

@@ -2,8 +2,9 @@
 
 A daemon that is stopped (SIGSTOP, a debugger, a terminal) ends no ranks when its lease is over; they would go on while
 the coordinator runs their job elsewhere. This small process can. It reads deadlines from stdin, eight bytes each: a
-double in seconds of CLOCK_BOOTTIME, the last one counts. At the deadline it kills every process below the daemon. It
-ends with the daemon: then stdin ends, and the kernel has killed the ranks.
+double in seconds of CLOCK_BOOTTIME, the last one counts. At the deadline it writes the same eight bytes
+to stdout, so that the daemon can tell why its ranks ended, and kills every process below the daemon. It ends with the
+daemon: then stdin ends, and the kernel has killed the ranks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     daemon = int(sys.argv[1])
     os.set_blocking(0, False)
+    os.set_blocking(1, False)
     poll = select.poll()
     poll.register(0, select.POLLIN)
     deadline = math.inf
@@ -40,7 +42,7 @@ def main() -> None:
         except EOFError:
             return
         left = deadline - now
-        if left <= 0 and kill_below(daemon) == 0:
+        if left <= 0 and kill_below(daemon, deadline) == 0:
             deadline = left = math.inf  # until the next one comes
         wait_s = _KILL_S if left <= 0 else min(left, LOOK_S)
         poll.poll(None if math.isinf(left) else math.ceil(wait_s * 1000))
@@ -56,9 +58,12 @@ def _newest(known: float) -> float:
     raise EOFError
 
 
-def kill_below(daemon: int) -> int:
-    """SIGKILL to every process below ``daemon`` but this one; returns how many there were."""
+def kill_below(daemon: int, deadline: float) -> int:
+    """SIGKILL to every process below ``daemon`` but this one, because ``deadline`` has passed; returns how many."""
     found = [status.pid for status in proc.below(daemon) if status.pid != os.getpid()]
+    if found:
+        with contextlib.suppress(OSError):  # nobody has read for long, or nobody is there to read
+            os.write(1, DEADLINE.pack(deadline))
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

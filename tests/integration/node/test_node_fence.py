@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 
 import psutil
 
@@ -74,6 +76,33 @@ async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
     assert "an old directive is not followed" in daemon.log()
     await end.run_script("later", script(""))
     await end.exited("later")
+
+
+def test_an_acknowledgement_that_is_read_too_late():
+    """It moves the deadline of a daemon whose ranks the keeper has ended; the reason is told all the same."""
+    subprocess.run([sys.executable, "-c", READS_TOO_LATE], check=True, timeout=60)
+
+
+READS_TOO_LATE = """
+import subprocess, sys, structlog
+from bagua.daemon.node.fence import Fence
+from bagua.daemon.node.lease import boottime
+from bagua.proto import node_pb2
+
+said = []
+fence = Fence(lambda: True, said.append, structlog.get_logger())
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+fence.lease.hello(boottime())
+fence.lease.welcome(node_pb2.Welcome(lease_s=60, fence_s=1))
+while not (beat := fence.lease.beat(boottime())):
+    pass
+rank.wait()  # this process does nothing else until its keeper has ended the rank
+fence.lease._sent[beat] = boottime()  # as late as can be: the clock alone would say that nothing is over
+fence.lease.acknowledged(beat)
+assert not fence.over() and len(said) == 1 and "could not reach the coordinator for 1 s" in said[0], said
+assert not fence.over() and len(said) == 1, said
+fence.close()
+"""
 
 
 async def test_a_keeper_that_ends_is_replaced(end, daemon, script, until_gone):
