@@ -1,4 +1,4 @@
-"""Types of the native module ``bagua_device_native`` that ``bagua.csrc.load_device()`` returns (see csrc/device).
+"""Types of the native module ``bagua_device_native`` that ``bagua.csrc.load_device()`` returns (see csrc/gpu/leg).
 
 It is the core's leg on a GPU, in the rank's process. It finds the CUDA runtime, the driver, NCCL and the library of
 kernels when a ``Leg`` is made; ``BAGUA_DEVICE_CUDART``, ``BAGUA_DEVICE_DRIVER``, ``BAGUA_DEVICE_NCCL`` and

@@ -1,4 +1,4 @@
-// What the GPU leg (csrc/device, a library of its own) needs of a rank's channel: a table of C functions, so that
+// What the GPU leg (csrc/gpu/leg, a library of its own) needs of a rank's channel: a table of C functions, so that
 // neither library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
 //
 // Every function may be called from any thread. Those that return int give a HostCode, and write the reason, cut and

@@ -3,7 +3,7 @@
 // (floats: 0x7fffffff). Where NaN have to be told apart, half.h converts in integers.
 #pragma once
 
-#include "cuda/device.h"
+#include "gpu/kernels/device.h"
 
 #if !defined(__CUDACC__)
 #include "conversions.h"  // of the emulated device

@@ -1,6 +1,6 @@
 // What all kernels share: bits, memory accesses, reductions over a warp.
 //
-// Only what the tests' emulation of a device knows may be used (tests/native/cuda/emulation/cuda_runtime.h): it runs
+// Only what the tests' emulation of a device knows may be used (tests/native/kernels/emulation/cuda_runtime.h): it runs
 // this very source on a processor. Sums and products are written as __fadd_rn() and __fmul_rn(), which no compiler
 // merges into one operation, whatever its flags: the formats forbid that.
 #pragma once

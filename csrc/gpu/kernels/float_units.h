@@ -2,8 +2,8 @@
 // converts in integers.
 #pragma once
 
-#include "cuda/half.h"
-#include "cuda/units.h"
+#include "gpu/kernels/half.h"
+#include "gpu/kernels/units.h"
 
 namespace bagua::cuda {
 

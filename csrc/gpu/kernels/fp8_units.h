@@ -1,8 +1,8 @@
 // fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See codec/fp8_tiles.h.
 #pragma once
 
-#include "cuda/convert.h"
-#include "cuda/units.h"
+#include "gpu/kernels/convert.h"
+#include "gpu/kernels/units.h"
 
 namespace bagua::cuda {
 

@@ -2,7 +2,7 @@
 // Those whose name ends on "numbers" or "number": by the device's conversions, an instruction or two; NaN may be any.
 #pragma once
 
-#include "cuda/convert.h"
+#include "gpu/kernels/convert.h"
 
 namespace bagua::cuda {
 

@@ -1,7 +1,7 @@
 // minmax8 and int4: equidistant levels, whose distance each block has of its own. See codec/level_tiles.h.
 #pragma once
 
-#include "cuda/units.h"
+#include "gpu/kernels/units.h"
 
 namespace bagua::cuda {
 

@@ -1,8 +1,8 @@
 // bagua_kernels_load(): goes the way of calls that between them need every kernel.
-#include "cuda/export.h"
-#include "cuda/kernels.h"
-#include "cuda/reduce.h"
-#include "cuda/work.h"
+#include "gpu/kernels/export.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/reduce.h"
+#include "gpu/kernels/work.h"
 
 namespace bagua::cuda {
 namespace {

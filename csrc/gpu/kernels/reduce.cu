@@ -1,6 +1,6 @@
 // bagua_kernels_reduce(), and its kernels for floating point.
-#include "cuda/export.h"
-#include "cuda/reduce.h"
+#include "gpu/kernels/export.h"
+#include "gpu/kernels/reduce.h"
 
 namespace bagua::cuda {
 namespace {

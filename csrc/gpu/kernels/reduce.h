@@ -8,10 +8,10 @@
 
 #include <type_traits>
 
-#include "cuda/device.h"
-#include "cuda/half.h"
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
+#include "gpu/kernels/device.h"
+#include "gpu/kernels/half.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/launch.h"
 #include "kernel/reduce.h"
 
 namespace bagua::cuda {

@@ -1,5 +1,5 @@
 // Reductions of integers and of bool.
-#include "cuda/reduce.h"
+#include "gpu/kernels/reduce.h"
 
 namespace bagua::cuda {
 namespace {

@@ -7,9 +7,9 @@
 // Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 0.129 for a message. To be
 // reached: 85 % of what a copy moves. Accesses of 4 bytes do: 32 of them per lane are on the way at once.
 #include "codec/formats.h"
-#include "cuda/device.h"
-#include "cuda/launch.h"
-#include "cuda/work.h"
+#include "gpu/kernels/device.h"
+#include "gpu/kernels/launch.h"
+#include "gpu/kernels/work.h"
 
 namespace bagua::cuda {
 namespace {

@@ -11,9 +11,9 @@
 #include <iterator>
 
 #include "codec/formats.h"
-#include "cuda/launch.h"
-#include "cuda/top_k_select.h"
-#include "cuda/work.h"
+#include "gpu/kernels/launch.h"
+#include "gpu/kernels/top_k_select.h"
+#include "gpu/kernels/work.h"
 
 namespace bagua::cuda {
 namespace {

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "codec/formats.h"
-#include "cuda/device.h"
+#include "gpu/kernels/device.h"
 
 namespace bagua::cuda {
 

@@ -1,8 +1,8 @@
 // bagua_kernels_transcode(): checks the work and hands it to the codec's kernel.
 #include "codec/formats.h"
-#include "cuda/export.h"
-#include "cuda/kernels.h"
-#include "cuda/work.h"
+#include "gpu/kernels/export.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/work.h"
 
 namespace bagua::cuda {
 namespace {

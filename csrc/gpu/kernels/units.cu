@@ -6,10 +6,10 @@
 // have 2 KiB of each float source on the way, together 64 KiB, where an H100 needs about 15 KiB (3.35 TB/s for 600 ns
 // on 132 multiprocessors), a B200 about 43 KiB.
 #include "codec/formats.h"
-#include "cuda/float_units.h"
-#include "cuda/fp8_units.h"
-#include "cuda/launch.h"
-#include "cuda/level_units.h"
+#include "gpu/kernels/float_units.h"
+#include "gpu/kernels/fp8_units.h"
+#include "gpu/kernels/launch.h"
+#include "gpu/kernels/level_units.h"
 
 namespace bagua::cuda {
 namespace {

@@ -11,8 +11,8 @@
 //   encode<whole>(y, n, coded), decode(coded, y)    called by the whole warp; places without an element are 0
 #pragma once
 
-#include "cuda/device.h"
-#include "cuda/work.h"
+#include "gpu/kernels/device.h"
+#include "gpu/kernels/work.h"
 
 namespace bagua::cuda {
 

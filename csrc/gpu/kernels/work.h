@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "codec/codec.h"
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/launch.h"
 
 namespace bagua::cuda {
 

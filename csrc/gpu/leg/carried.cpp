@@ -1,4 +1,4 @@
-#include "device/carried.h"
+#include "gpu/leg/carried.h"
 
 #include <algorithm>
 

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <string>
 
-#include "device/operation.h"
-#include "device/runtime.h"
-#include "device/table.h"
+#include "gpu/leg/operation.h"
+#include "gpu/leg/runtime.h"
+#include "gpu/leg/table.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/daemon.h"
+#include "gpu/leg/daemon.h"
 
 #include <cstring>
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "device/runtime.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

@@ -1,8 +1,8 @@
-#include "device/departures.h"
+#include "gpu/leg/departures.h"
 
 #include <algorithm>
 
-#include "device/lane.h"
+#include "gpu/leg/lane.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/device_memory.h"
+#include "gpu/leg/device_memory.h"
 
 #include <algorithm>
 

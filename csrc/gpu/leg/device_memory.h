@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "device/runtime.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

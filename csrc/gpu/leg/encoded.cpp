@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "device/flat.h"
+#include "gpu/leg/flat.h"
 
 namespace bagua::device {
 

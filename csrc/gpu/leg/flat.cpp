@@ -1,4 +1,4 @@
-#include "device/flat.h"
+#include "gpu/leg/flat.h"
 
 namespace bagua::device {
 

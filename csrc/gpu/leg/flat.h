@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "device/device_memory.h"
-#include "device/nccl_handle.h"
-#include "device/operation.h"
+#include "gpu/leg/device_memory.h"
+#include "gpu/leg/nccl_handle.h"
+#include "gpu/leg/operation.h"
 
 namespace bagua::device {
 

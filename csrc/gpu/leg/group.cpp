@@ -1,4 +1,4 @@
-#include "device/group.h"
+#include "gpu/leg/group.h"
 
 #include <poll.h>
 
@@ -70,7 +70,7 @@ Status Group::check(const Operation& operation) const {
   if (found == excluded_.impossible.end() || route_of(operation) != Route::kStaged) return Status::ok();
   return {Code::kUnavailable, name_of(operation) +
                                   " goes through shared memory, as NCCL does not take it (see the "
-                                  "table of routes in csrc/device/README.md), and that is not possible: " +
+                                  "table of routes in csrc/gpu/leg/README.md), and that is not possible: " +
                                   found->second};
 }
 

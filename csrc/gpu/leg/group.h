@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "device/carried.h"
-#include "device/daemon.h"
-#include "device/flat.h"
-#include "device/hierarchical.h"
-#include "device/lane.h"
-#include "device/operation.h"
-#include "device/table.h"
-#include "device/watcher.h"
+#include "gpu/leg/carried.h"
+#include "gpu/leg/daemon.h"
+#include "gpu/leg/flat.h"
+#include "gpu/leg/hierarchical.h"
+#include "gpu/leg/lane.h"
+#include "gpu/leg/operation.h"
+#include "gpu/leg/table.h"
+#include "gpu/leg/watcher.h"
 
 namespace bagua::device {
 

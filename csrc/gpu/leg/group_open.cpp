@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "device/group.h"
+#include "gpu/leg/group.h"
 
 namespace bagua::device {
 

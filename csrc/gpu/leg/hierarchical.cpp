@@ -1,7 +1,7 @@
-#include "device/hierarchical.h"
+#include "gpu/leg/hierarchical.h"
 
 #include "base/clock.h"
-#include "device/flat.h"
+#include "gpu/leg/flat.h"
 
 namespace bagua::device {
 

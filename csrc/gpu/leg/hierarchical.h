@@ -9,10 +9,10 @@
 
 #include <memory>
 
-#include "device/lane.h"
-#include "device/nccl_handle.h"
-#include "device/operation.h"
-#include "device/table.h"
+#include "gpu/leg/lane.h"
+#include "gpu/leg/nccl_handle.h"
+#include "gpu/leg/operation.h"
+#include "gpu/leg/table.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/lane.h"
+#include "gpu/leg/lane.h"
 
 #include <poll.h>
 

@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "device/operation.h"
-#include "device/runtime.h"
+#include "gpu/leg/operation.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/leg.h"
+#include "gpu/leg/leg.h"
 
 #include <poll.h>
 #include <unistd.h>

@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "device/group.h"
-#include "device/runtime.h"
-#include "device/table.h"
-#include "device/watcher.h"
+#include "gpu/leg/group.h"
+#include "gpu/leg/runtime.h"
+#include "gpu/leg/table.h"
+#include "gpu/leg/watcher.h"
 
 namespace bagua::device {
 

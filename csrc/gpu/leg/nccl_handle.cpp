@@ -1,4 +1,4 @@
-#include "device/nccl_handle.h"
+#include "gpu/leg/nccl_handle.h"
 
 #include <sched.h>
 

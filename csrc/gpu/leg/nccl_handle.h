@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "device/runtime.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/operation.h"
+#include "gpu/leg/operation.h"
 
 #include <cstring>
 

@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "channel/layout.h"
-#include "device/runtime.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/rounds.h"
+#include "gpu/leg/rounds.h"
 
 #include <chrono>
 

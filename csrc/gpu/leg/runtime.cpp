@@ -1,4 +1,4 @@
-#include "device/runtime.h"
+#include "gpu/leg/runtime.h"
 
 #include <algorithm>
 

@@ -21,10 +21,10 @@
 
 #include "base/status.h"
 #include "channel/host_api.h"
-#include "device/api/libraries.h"
-#include "device/departures.h"
-#include "device/rounds.h"
-#include "device/waits.h"
+#include "gpu/leg/api/libraries.h"
+#include "gpu/leg/departures.h"
+#include "gpu/leg/rounds.h"
+#include "gpu/leg/waits.h"
 
 namespace bagua::device {
 

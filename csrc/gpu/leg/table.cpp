@@ -1,4 +1,4 @@
-#include "device/table.h"
+#include "gpu/leg/table.h"
 
 namespace bagua::device {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "device/operation.h"
+#include "gpu/leg/operation.h"
 
 namespace bagua::device {
 

@@ -1,4 +1,4 @@
-#include "device/waits.h"
+#include "gpu/leg/waits.h"
 
 #include "base/clock.h"
 

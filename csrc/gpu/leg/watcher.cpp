@@ -1,4 +1,4 @@
-#include "device/watcher.h"
+#include "gpu/leg/watcher.h"
 
 #include <algorithm>
 #include <chrono>

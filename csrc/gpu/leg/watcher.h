@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "device/nccl_handle.h"
-#include "device/runtime.h"
+#include "gpu/leg/nccl_handle.h"
+#include "gpu/leg/runtime.h"
 
 namespace bagua::device {
 

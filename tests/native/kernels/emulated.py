@@ -1,6 +1,6 @@
 """Builds the CUDA kernels as C++ over an emulated device (``emulation``): a test program, and a library for the CPU.
 
-By hand: ``python tests/native/cuda/emulated.py [plain|asan] [suite[.test] ...]``.
+By hand: ``python tests/native/kernels/emulated.py [plain|asan] [suite[.test] ...]``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DEADLINE_S = 280
 
 
 def _flags(name: str) -> list[str]:
-    return [*FLAGS, *BUILDS[name], f"-I{EMULATION}", f"-I{native.CSRC}", f"-I{HERE}", f"-I{HERE.parent}"]
+    return [*FLAGS, *BUILDS[name], f"-I{EMULATION}", *native.INCLUDES, f"-I{HERE}", f"-I{HERE.parent}"]
 
 
 def _compiled(name: str, folder: Path, sources: list[Path]) -> list[Path]:
     """Objects of the sources, compiled where they are not in the folder. Raises RuntimeError: the messages."""
     flags = _flags(name)
-    shared = [*EMULATION.glob("*.h"), HERE / "rig.h", *native.CSRC.glob("cuda/*.h")]
+    shared = [*EMULATION.glob("*.h"), HERE / "rig.h", *native.CSRC.glob("gpu/kernels/*.h")]
 
     def compile_unit(source: Path) -> Path:
         key = native.content_key(
@@ -54,12 +54,12 @@ def _linked(name: str, folder: Path, objects: list[Path], suffix: str, *more: st
 
 
 def _kernels() -> list[Path]:
-    return [*sorted(native.CSRC.glob("cuda/*.cu")), EMULATION / "emulation.cpp"]
+    return [*sorted(native.CSRC.glob("gpu/kernels/*.cu")), EMULATION / "emulation.cpp"]
 
 
 def program(name: str, folder: Path) -> Path:
     """The test program of one build: the kernels, what they are compared with, the suites. Raises RuntimeError."""
-    core = [*native.CSRC.glob("codec/*.cpp"), *native.CSRC.glob("kernel/*.cpp")]
+    core = [*native.CORE.glob("codec/*.cpp"), *native.CORE.glob("kernel/*.cpp")]
     suites = [*sorted(HERE.glob("*_test.cpp")), HERE.parent / "harness.cpp"]
     with native.locked(folder):
         return _linked(name, folder, _compiled(name, folder, [*_kernels(), *sorted(core), *suites]), "program")

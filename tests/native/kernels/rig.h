@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "cuda/kernels.h"
 #include "cuda_runtime.h"
+#include "gpu/kernels/kernels.h"
 #include "harness.h"
 
 namespace bagua::test {

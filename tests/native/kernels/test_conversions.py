@@ -21,8 +21,8 @@ def test_conversions(tmp_path: Path) -> None:
     if nvcc is None:
         pytest.skip("no CUDA compiler (nvcc), with which NVIDIA's headers come; `deploy/dev.py test` brings one")
     program = tmp_path / "conversions"
-    sources = [HERE / "conversions.cpp", native.HERE / "harness.cpp", *native.CSRC.glob("base/*.cpp")]
-    flags = ["-std=c++17", "-O2", "-cudart=none", "-Xcompiler=-pthread", f"-I{native.CSRC}", f"-I{native.HERE}"]
+    sources = [HERE / "conversions.cpp", native.HERE / "harness.cpp", *native.CORE.glob("base/*.cpp")]
+    flags = ["-std=c++17", "-O2", "-cudart=none", "-Xcompiler=-pthread", *native.INCLUDES, f"-I{native.HERE}"]
     command = [nvcc.path, *flags, *(str(path) for path in sources), "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert built.returncode == 0, built.stderr

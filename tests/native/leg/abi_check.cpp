@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "device/api/cuda_types.h"
-#include "device/api/nccl_types.h"
+#include "gpu/leg/api/cuda_types.h"
+#include "gpu/leg/api/nccl_types.h"
 
 using namespace bagua::device;
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "cuda/kernels.h"
 #include "fake_cuda.h"
+#include "gpu/kernels/kernels.h"
 #include "kernel/reduce.h"
 
 namespace {

@@ -14,11 +14,11 @@ CSRC = HERE.parents[2] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
 SANITIZED = {"": (), "tsan": ("-fsanitize=thread", "-Wno-tsan"), "asan": ("-fsanitize=address,undefined",)}
-CORE = ("kernel/reduce.cpp", "kernel/half.cpp", "kernel/copy.cpp")
+CORE = ("core/kernel/reduce.cpp", "core/kernel/half.cpp", "core/kernel/copy.cpp")
 UNITS = {
     "libfake_cuda.so": tuple(f"fake_cuda_{part}.cpp" for part in ("world", "streams", "memory", "control")),
     "libfake_nccl.so": ("fake_nccl.cpp", "fake_nccl_link.cpp", *CORE),
-    "libfake_kernels.so": ("fake_kernels.cpp", "codec/transcode.cpp", "codec/top_k.cpp", *CORE),
+    "libfake_kernels.so": ("fake_kernels.cpp", "core/codec/transcode.cpp", "core/codec/top_k.cpp", *CORE),
 }
 
 
@@ -29,7 +29,12 @@ def _path(unit: str) -> Path:
 def _key(units: tuple[str, ...], *extra: str) -> str:
     """Of what the units are made from; of headers those that any of them may include."""
     digest = hashlib.sha256(repr((COMPILER, FLAGS, extra)).encode())
-    headers = [*HERE.glob("*.h"), *CSRC.glob("kernel/*.h"), *CSRC.glob("codec/*.h"), CSRC / "cuda/kernels.h"]
+    headers = [
+        *HERE.glob("*.h"),
+        *CSRC.glob("core/kernel/*.h"),
+        *CSRC.glob("core/codec/*.h"),
+        CSRC / "gpu/kernels/kernels.h",
+    ]
     for path in sorted([*headers, *(_path(unit) for unit in units)]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -66,7 +71,7 @@ def build(cache: Path, sanitizer: str = "") -> Path:
 def _compile(cache: Path, unit: str, extra: tuple[str, ...]) -> Path:
     target = cache / f"{Path(unit).stem}-{_key((unit,), *extra)}.o"
     if not target.exists():
-        _run([COMPILER, *FLAGS, *extra, f"-I{CSRC}", f"-I{HERE}", "-c", str(_path(unit))], target)
+        _run([COMPILER, *FLAGS, *extra, f"-I{CSRC / 'core'}", f"-I{CSRC}", f"-I{HERE}", "-c", str(_path(unit))], target)
     return target
 
 

@@ -1,6 +1,6 @@
 // The GPU leg and all its threads over the fakes, ranks as threads of one process, each with a device of its own: for
 // the sanitizers. What it computes is tested in tests/integration/device.
-#include "device/leg.h"
+#include "gpu/leg/leg.h"
 
 #include <dlfcn.h>
 

@@ -40,6 +40,7 @@ def _check(definition: str, include: Path) -> None:
         "-fsyntax-only",
         "-Wno-enum-compare",
         f"-D{definition}",
+        f"-I{CSRC / 'core'}",
         f"-I{CSRC}",
         f"-isystem{include}",
     ]

@@ -1,6 +1,6 @@
 """Builds and runs the GPU leg's C++ and the fakes under ASan + UBSan and TSan (``--full``: a build takes a minute).
 
-By hand: ``python tests/native/device/test_device_native.py [plain|asan|tsan] [suite[.test] ...]``.
+By hand: ``python tests/native/leg/test_device_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use aft
 
 def sources() -> list[Path]:
     """The core and the leg without their bindings, the harness, the suite."""
-    leg = [path for path in sorted((native.CSRC / "device").rglob("*.cpp")) if path.name != "module.cpp"]
+    leg = [path for path in sorted((native.CSRC / "gpu" / "leg").rglob("*.cpp")) if path.name != "module.cpp"]
     return [*native.core_sources(), *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
 
 

@@ -1,5 +1,5 @@
 // The part of the CUDA runtime's and driver's binary interface that the leg uses, declared by hand: no CUDA header is
-// needed to build. tests/native/device compares it with the real headers where they are.
+// needed to build. tests/native/leg compares it with the real headers where they are.
 #pragma once
 
 #include <cstddef>

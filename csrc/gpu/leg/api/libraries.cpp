@@ -1,4 +1,4 @@
-#include "device/api/libraries.h"
+#include "gpu/leg/api/libraries.h"
 
 #include "base/library.h"
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "base/status.h"
-#include "cuda/kernels.h"
-#include "device/api/cuda_types.h"
-#include "device/api/nccl_types.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/leg/api/cuda_types.h"
+#include "gpu/leg/api/nccl_types.h"
 
 namespace bagua::device {
 

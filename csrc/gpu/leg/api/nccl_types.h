@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstddef>
 
-#include "device/api/cuda_types.h"
+#include "gpu/leg/api/cuda_types.h"
 
 namespace bagua::device {
 

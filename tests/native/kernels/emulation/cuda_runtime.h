@@ -1,6 +1,6 @@
-// What the kernels of csrc/cuda use of CUDA, on a processor: their source is compiled as C++ with this header in the
-// place of NVIDIA's, and runs as it is. Every thread of a block is a fiber of its own; where a warp or a block has to
-// meet (shuffles, reductions, barriers) a fiber waits for the others. Blocks run one after the other.
+// What the kernels of csrc/gpu/kernels use of CUDA, on a processor: their source is compiled as C++ with this header in
+// the place of NVIDIA's, and runs as it is. Every thread of a block is a fiber of its own; where a warp or a block has
+// to meet (shuffles, reductions, barriers) a fiber waits for the others. Blocks run one after the other.
 //
 // Stricter than a device: all 32 lanes of a warp have to meet, and in the same operation; a thread that has ended, or a
 // warp at another place, ends the program. Order of threads: see set_order(); results must not depend on it.
