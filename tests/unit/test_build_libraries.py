@@ -17,7 +17,7 @@ import pytest
 
 from bagua.csrc import build, build_cache, build_cuda, build_plugin
 
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^#include "([^"]+/[^"]+)"', re.MULTILINE)
 # Answers as nvcc does; "compiles" by noting its arguments in the file that it is told to write.
 NVCC = """#!/bin/sh
 case "$1" in
