@@ -30,9 +30,10 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies
 # of its templates, which would make the linker take torch as needed.
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
-BUILT_APART = ("tools", "device", "cuda", "nccl_net")
-"""Folders that are no part of the core: programs, the GPU leg, its kernels, the network plugin."""
-JOINED = {"base": "", "bindings": "O1", "channel": "O1", "collective": "O1", "engine": "O1", "transport": "O1"}
+JOINED = {
+    "core/base": "",
+    **{f"core/{name}": "O1" for name in ("bindings", "channel", "collective", "engine", "transport")},
+}
 """Folders of which each is compiled as one unit, and how far their code is optimised where -O3 is in vain: they decide,
 wait and call what computes. Most of the compiler's time went into the same headers of the standard library and of
 pybind11, again for every file, and into code that runs once for each operation. Not codec and kernel, which compute,
@@ -41,40 +42,38 @@ and not net, where headers of two of the system's families would meet."""
 
 @dataclass(frozen=True)
 class Extension:
-    """A Python module made of C++. ``folders``: what it is compiled from; None: all but BUILT_APART."""
+    """A Python module made of the C++ in ``folder``. ``headers``: folders of which it takes headers alone."""
 
     kind: str
     module: str
     what: str
-    folders: tuple[str, ...] | None = None
+    folder: str
+    headers: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = LINK_FLAGS
 
 
-CORE = Extension("core", "bagua_core_native", "native core")
-# Of cuda it takes kernels.h alone: no nvcc is needed.
+CORE = Extension("core", "bagua_core_native", "native core", "core")
+# Of the kernels it takes kernels.h alone: no nvcc is needed.
 DEVICE = Extension(
     "device",
     "bagua_device_native",
     "GPU leg",
-    ("device", "cuda", "base", "channel", "codec", "kernel"),
+    "gpu/leg",
+    ("gpu/kernels", "core/base", "core/channel", "core/codec", "core/kernel"),
     (*LINK_FLAGS, "-ldl"),
 )
 _EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE)}
 
 
 def _sources(extension: Extension = CORE) -> list[Path]:
-    """All files that the module is compiled from, sorted."""
-    if extension.folders is not None:
-        return build_cache.files_of(SOURCE_DIR, extension.folders, (".cpp", ".h"))
-    found = build_cache.files_of(SOURCE_DIR, (".",), (".cpp", ".h"))
-    return [path for path in found if path.relative_to(SOURCE_DIR).parts[0] not in BUILT_APART]
+    """All files that the module is made of, sorted."""
+    headers = build_cache.files_of(SOURCE_DIR, extension.headers, (".h",))
+    return sorted([*_units(extension), *build_cache.files_of(SOURCE_DIR, (extension.folder,), (".h",)), *headers])
 
 
 def _units(extension: Extension) -> list[Path]:
-    """The units that are compiled. Of the other folders an extension takes headers alone."""
-    units = (path for path in _sources(extension) if path.suffix == ".cpp")
-    folder = SOURCE_DIR / extension.kind
-    return [path for path in units if extension.folders is None or folder in path.parents]
+    """The units that are compiled."""
+    return build_cache.files_of(SOURCE_DIR, (extension.folder,), (".cpp",))
 
 
 def _joined(extension: Extension, folder: Path) -> list[Path]:
@@ -82,14 +81,14 @@ def _joined(extension: Extension, folder: Path) -> list[Path]:
     of_folder: dict[str, list[Path]] = {}
     alone = []
     for unit in _units(extension):
-        top = unit.relative_to(SOURCE_DIR).parts[0]
-        if top in JOINED:
-            of_folder.setdefault(top, []).append(unit)
-        else:
+        name = next((name for name in JOINED if SOURCE_DIR / name in unit.parents), None)
+        if name is None:
             alone.append(unit)
-    joined = [folder / f"joined_{top}.cpp" for top in of_folder]
-    for path, (top, units) in zip(joined, of_folder.items(), strict=True):
-        lines = [f'#pragma GCC optimize("{JOINED[top]}")'] if JOINED[top] else []
+        else:
+            of_folder.setdefault(name, []).append(unit)
+    joined = [folder / f"joined_{name.replace('/', '_')}.cpp" for name in of_folder]
+    for path, (name, units) in zip(joined, of_folder.items(), strict=True):
+        lines = [f'#pragma GCC optimize("{JOINED[name]}")'] if JOINED[name] else []
         lines += [f'#include "{unit.relative_to(SOURCE_DIR).as_posix()}"' for unit in units]
         path.write_text("\n".join(lines) + "\n")
     return [*joined, *alone]
@@ -201,7 +200,7 @@ def _compile(extension: Extension, folder: Path) -> None:
     cpp_extension.load(
         name=extension.module,
         sources=[str(path) for path in _joined(extension, folder)],
-        extra_include_paths=[str(SOURCE_DIR)],
+        extra_include_paths=[str(path) for path in build_cache.include_dirs(SOURCE_DIR)],
         extra_cflags=_compile_flags(),
         extra_ldflags=list(extension.link_flags),
         build_directory=str(folder),
@@ -235,7 +234,7 @@ def load(cache_dir: Path | None = None) -> Any:
 
 
 def load_device(cache_dir: Path | None = None) -> Any:
-    """The module ``bagua_device_native`` (typed by device/device.pyi), built first if need be; CUDA is not needed.
+    """The module ``bagua_device_native`` (typed by gpu/leg.pyi), built first if need be; CUDA is not needed.
 
     One module per process. Raises BuildError.
     """

@@ -74,6 +74,17 @@ def compiler() -> str:
     return found
 
 
+def include_flags(root: Path) -> list[str]:
+    """Where sources below ``root`` find headers: the core's by folder ("net/socket.h"), the others' by the whole path
+    ("gpu/kernels/kernels.h")."""
+    return [f"-I{folder}" for folder in include_dirs(root)]
+
+
+def include_dirs(root: Path) -> list[Path]:
+    """See ``include_flags``."""
+    return [root / "core", root]
+
+
 def files_of(root: Path, folders: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
     """All files below these folders of ``root`` that end so, sorted."""
     found = (path for folder in folders for suffix in suffixes for path in (root / folder).rglob(f"*{suffix}"))

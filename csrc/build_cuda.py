@@ -1,4 +1,4 @@
-"""Finds nvcc, and builds the library of CUDA kernels (``cuda/``) with it. Neither torch nor a GPU is needed."""
+"""Finds nvcc, and builds the library of CUDA kernels (``gpu/kernels/``) with it. Neither torch nor a GPU is needed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bagua.csrc import build_cache
 from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 
 LIBRARY = "libbagua_kernels.so"
-FOLDERS = ("cuda", "codec", "kernel", "base")
-"""What the kernels are made of: .cu files of ``cuda``, and headers that they share with the CPU's codecs."""
+KERNELS = "gpu/kernels"
+FOLDERS = (KERNELS, "core/codec", "core/kernel", "core/base")
+"""What the kernels are made of: .cu files of ``gpu/kernels``, and headers that they share with the CPU's codecs."""
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -173,7 +174,7 @@ def kernels_built(cache_dir: Path | None = None) -> Path | None:
 
 
 def kernels_library(cache_dir: Path | None = None) -> Path:
-    """The library of CUDA kernels (interface: cuda/kernels.h), built first if need be, once for all who ask.
+    """The library of CUDA kernels (interface: gpu/kernels/kernels.h), built first if need be, once for all who ask.
 
     Raises BuildError: nvcc is missing, or its last lines, which are remembered for REMEMBERED_S.
     """
@@ -188,14 +189,14 @@ def kernels_library(cache_dir: Path | None = None) -> Path:
 
 
 def _compile(nvcc: Nvcc, folder: Path) -> None:
-    sources = build_cache.files_of(SOURCE_DIR, ("cuda",), (".cu",))
+    sources = build_cache.files_of(SOURCE_DIR, (KERNELS,), (".cu",))
     if not sources:
-        raise BuildError(f"There are no CUDA sources in {SOURCE_DIR / 'cuda'}: the installation is not complete.")
+        raise BuildError(f"There are no CUDA sources in {SOURCE_DIR / KERNELS}: the installation is not complete.")
     base = [nvcc.path, *_host_compiler()]
     objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
     build_cache.run_compilers(
         [
-            [*base, *FLAGS, *arch_flags(nvcc), f"-I{SOURCE_DIR}", "-c", str(source), "-o", out]
+            [*base, *FLAGS, *arch_flags(nvcc), *build_cache.include_flags(SOURCE_DIR), "-c", str(source), "-o", out]
             for source, out in zip(sources, objects, strict=True)
         ]
     )

@@ -8,9 +8,9 @@ from bagua.csrc import build_cache
 from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 
 LIBRARY = "libnccl-net-bagua.so"
-FOLDERS = ("nccl_net", "net", "base")
+FOLDERS = ("nccl_net", "core/net", "core/base")
 # Of the daemons' transport.
-SHARED = ("transport/stream_count.cpp", "transport/stream_count.h")
+SHARED = ("core/transport/stream_count.cpp", "core/transport/stream_count.h")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 # The standard library's templates ignore -fvisibility: beside torch's libraries nothing but the tables may be seen.
 EXPORTS = "{ global: ncclNetPlugin_v*; local: *; };"
@@ -54,7 +54,7 @@ def _compile(folder: Path) -> None:
     sources = _sources((".cpp",))
     if not any(path.is_relative_to(SOURCE_DIR / "nccl_net") for path in sources):
         raise BuildError(f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete.")
-    compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), f"-I{SOURCE_DIR}"]
+    compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), *build_cache.include_flags(SOURCE_DIR)]
     objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
     build_cache.run_compilers(
         [[*compiler, "-c", str(source), "-o", out] for source, out in zip(sources, objects, strict=True)]

@@ -78,7 +78,7 @@ class Session:
 
     def next_world_id(self) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
-        quicker than others: see csrc/channel/layout.h."""
+        quicker than others: see csrc/core/channel/layout.h."""
         self._world_ids += 1
         return self._world_ids
 

@@ -1,7 +1,7 @@
 // Speed of the core's lower half: reductions, checksums, the mesh on loopback. Prints GB/s; nothing is asserted.
 //
-// g++ -O3 -march=native -std=c++17 -pthread -Icsrc csrc/{base,kernel,net,transport}/*.cpp tests/bench/native_bench.cpp
-// -o /tmp/native_bench && /tmp/native_bench [reduce|kernels|crc|mesh]
+// g++ -O3 -march=native -std=c++17 -pthread -Icsrc/core csrc/core/{base,kernel,net,transport}/*.cpp
+// tests/bench/native_bench.cpp -o /tmp/native_bench && /tmp/native_bench [reduce|kernels|crc|mesh]
 #include <algorithm>
 #include <atomic>
 #include <cstdio>

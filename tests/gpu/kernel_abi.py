@@ -1,4 +1,4 @@
-"""The library of kernels (csrc/cuda/kernels.h) through ctypes: descriptors, and calls with plain addresses."""
+"""The library of kernels (csrc/gpu/kernels/kernels.h) through ctypes: descriptors, and calls with plain addresses."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class CpuCard:
 
 
 class EmulatedCard(CpuCard):
-    """Memory of the CPU, and kernels that were compiled for it (tests/native/cuda/emulated.py)."""
+    """Memory of the CPU, and kernels that were compiled for it (tests/native/kernels/emulated.py)."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

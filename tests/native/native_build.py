@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
+CORE = CSRC / "core"
+INCLUDES = [f"-I{CORE}", f"-I{CSRC}"]
 COMPILER = os.environ.get("CXX", "g++")
 COMMON = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
 # BAGUA_CORE_MARCH hides what this machine's processor has and others have not, as it does for the core.
@@ -38,8 +40,7 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 def core_sources() -> list[Path]:
     """The units of the core without its bindings."""
-    left_out = ("bindings", "tools", "device", "cuda", "nccl_net")  # they need Python; they are built by themselves
-    return [path for path in sorted(CSRC.rglob("*.cpp")) if path.relative_to(CSRC).parts[0] not in left_out]
+    return [path for path in sorted(CORE.rglob("*.cpp")) if CORE / "bindings" not in path.parents]  # they need Python
 
 
 @functools.cache
@@ -58,7 +59,7 @@ def with_headers(source: Path) -> list[Path]:
     todo = [source]
     while todo:
         for name in INCLUDE.findall(todo.pop().read_text()):
-            header = next((path for path in (CSRC / name, HERE / name) if path.exists()), None)
+            header = next((path for path in (CORE / name, CSRC / name, HERE / name) if path.exists()), None)
             if header is not None and header not in found:
                 found[header] = None
                 todo.append(header)
@@ -101,7 +102,7 @@ def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
     Raises:
         RuntimeError: the messages of every unit that does not compile, or of the linker.
     """
-    flags = [*COMMON, *BUILDS[name], *more, f"-I{CSRC}", f"-I{HERE}"]
+    flags = [*COMMON, *BUILDS[name], *more, *INCLUDES, f"-I{HERE}"]
 
     def compile_unit(source: Path) -> Path:
         key = content_key(with_headers(source), compiler_version(), *flags, str(source))

@@ -1,7 +1,7 @@
 """Builds and runs the native tests of the core: plain, under ASan + UBSan, and under TSan.
 
-Every ``*_test.cpp`` in this folder is a suite; it is linked with ``harness.cpp`` and all sources of ``csrc`` but the
-bindings (they need Python). To add tests, add a file. ``native_build.py`` is the builder.
+Every ``*_test.cpp`` in this folder is a suite; it is linked with ``harness.cpp`` and all sources of ``csrc/core`` but
+the bindings (they need Python). To add tests, add a file. ``native_build.py`` is the builder.
 
 By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """

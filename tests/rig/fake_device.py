@@ -1,4 +1,4 @@
-"""In a rank: CPU tensors count as tensors of a device, over the fake CUDA runtime (tests/native/device).
+"""In a rank: CPU tensors count as tensors of a device, over the fake CUDA runtime (tests/native/leg).
 
 The place of torch.cuda is taken by an object that knows the fake's streams. What torch does is over when it returns, so
 that its "current stream" of a device is empty whenever an operation is submitted; and after ``wait`` the host must wait

@@ -77,7 +77,8 @@ def test_failed_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sources = tmp_path / "csrc"
     sources.mkdir()
     shutil.copy(build.SOURCE_DIR / "build.py", sources)
-    (sources / "broken.cpp").write_text("int broken( {\n")
+    (sources / "core").mkdir()
+    (sources / "core" / "broken.cpp").write_text("int broken( {\n")
     monkeypatch.setattr(build, "SOURCE_DIR", sources)
     with pytest.raises(build.BuildError, match=r"broken\.cpp:1:.*error") as raised:
         build.build(tmp_path / "cache")
@@ -123,10 +124,11 @@ def test_key_depends_on_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyP
     keys.add(build.core_key())
     monkeypatch.setenv("BAGUA_CORE_MARCH", "")
     keys.add(build.core_key())
-    (tmp_path / "a.cpp").write_text("int a;")
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "a.cpp").write_text("int a;")
     monkeypatch.setattr(build, "SOURCE_DIR", tmp_path)
     keys.add(build.core_key())
-    (tmp_path / "a.cpp").write_text("int b;")
+    (tmp_path / "core" / "a.cpp").write_text("int b;")
     keys.add(build.core_key())
     assert len(keys) == 5
     assert build.core_path(tmp_path).is_relative_to(tmp_path / "core")
@@ -157,7 +159,10 @@ def test_the_core_leaves_printing_and_files_to_those_who_are_for_it() -> None:
     root = Path(build.__file__).parent
     sources = [path for path in root.rglob("*") if path.suffix in (".cpp", ".h", ".cu") and "tools" not in path.parts]
     found = {str(path.relative_to(root)) for path in sources if prints.search(path.read_text())}
-    assert found == {"channel/headroom.cpp", "nccl_net/log.cpp"}  # reads /proc/meminfo; the log where NCCL gives none
+    assert found == {
+        "core/channel/headroom.cpp",
+        "nccl_net/log.cpp",
+    }  # reads /proc/meminfo; the log where NCCL gives none
 
 
 def test_loading_does_not_import_torch() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bagua.csrc import build, build_cache, build_cuda, build_plugin
 
-INCLUDE = re.compile(r'^#include "([a-z_0-9]+)/([^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^#include "([^"]+/[^"]+)"', re.MULTILINE)
 # Answers as nvcc does; "compiles" by noting its arguments in the file that it is told to write.
 NVCC = """#!/bin/sh
 case "$1" in
@@ -35,9 +35,9 @@ echo made > "$2"
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of sources with one file for each library."""
     root = tmp_path / "csrc"
-    for folder in ("cuda", "nccl_net", "base"):
+    for folder in (build_cuda.KERNELS, "nccl_net", "core/base"):
         (root / folder).mkdir(parents=True)
-    (root / "cuda" / "a.cu").write_text(
+    (root / build_cuda.KERNELS / "a.cu").write_text(
         '#define SEEN __attribute__((visibility("default")))\n'
         'extern "C" SEEN int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
         "  nothing<<<1, 1>>>();\n  (void)cudaGetLastError();\n  return 42;\n}\n"
@@ -46,8 +46,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '#include "base/a.h"\n'
         'extern "C" __attribute__((visibility("default"))) int ncclNetPlugin_v0() { return inner(); }\n'
     )
-    (root / "base" / "a.h").write_text("int inner();\n")
-    (root / "base" / "a.cpp").write_text("int inner() { return 42; }\n")  # the same name as the plugin's
+    (root / "core/base" / "a.h").write_text("int inner();\n")
+    (root / "core/base" / "a.cpp").write_text("int inner() { return 42; }\n")  # the same name as the plugin's
     monkeypatch.setattr(build_cuda, "SOURCE_DIR", root)
     monkeypatch.setattr(build_plugin, "SOURCE_DIR", root)
     return root
@@ -81,7 +81,7 @@ def test_plugin_is_built_once_and_loads(sources: Path, tmp_path: Path) -> None:
         plugin.parent.name,
         plugin.parent.name + ".lock",
     ]
-    (sources / "base" / "a.h").write_text("int inner();  // other\n")
+    (sources / "core/base" / "a.h").write_text("int inner();  // other\n")
     assert build_plugin.net_plugin_built(cache) is None
 
 
@@ -98,7 +98,7 @@ def test_no_sources_and_no_place_are_named(sources: Path, tmp_path: Path, nvcc: 
         with pytest.raises(build.BuildError, match="BAGUA_CACHE_DIR"):
             make(tmp_path / "file")
     shutil.rmtree(sources / "nccl_net")
-    shutil.rmtree(sources / "cuda")
+    shutil.rmtree(sources / build_cuda.KERNELS)
     for make in (build_plugin.net_plugin, build_cuda.kernels_library):
         with pytest.raises(build.BuildError, match=r"no .*sources in"):
             make(tmp_path / "cache")
@@ -111,8 +111,8 @@ def test_no_compiler_is_named(sources: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_kernels_are_compiled_each_then_linked(sources: Path, tmp_path: Path, nvcc: Path) -> None:
-    (sources / "cuda" / "inner").mkdir()
-    (sources / "cuda" / "inner" / "a.cu").write_text("int b;\n")
+    (sources / build_cuda.KERNELS / "inner").mkdir()
+    (sources / build_cuda.KERNELS / "inner" / "a.cu").write_text("int b;\n")
     library = build_cuda.kernels_library(tmp_path / "cache")
     assert library == build_cuda.kernels_built(tmp_path / "cache")
     assert library.name == "libbagua_kernels.so"
@@ -128,14 +128,14 @@ def test_kernels_are_compiled_each_then_linked(sources: Path, tmp_path: Path, nv
 
 
 def test_kernels_that_do_not_compile(sources: Path, tmp_path: Path, nvcc: Path) -> None:
-    (sources / "cuda" / "broken.cu").touch()
+    (sources / build_cuda.KERNELS / "broken.cu").touch()
     with pytest.raises(build.BuildError, match=r"exit code 2[^§]*broken\.cu\(1\): error"):
         build_cuda.kernels_library(tmp_path / "cache")
 
 
 def test_failed_kernels_are_remembered(sources: Path, tmp_path: Path, nvcc: Path) -> None:
     """Nobody else on the machine compiles what does not compile: until its time is over, or something has changed."""
-    cache, broken = tmp_path / "cache", sources / "cuda" / "broken.cu"
+    cache, broken = tmp_path / "cache", sources / build_cuda.KERNELS / "broken.cu"
     broken.touch()
     with pytest.raises(build.BuildError, match=r"broken\.cu\(1\): error"):
         build_cuda.kernels_library(cache)
@@ -171,7 +171,7 @@ def test_key_of_kernels(sources: Path, tmp_path: Path, nvcc: Path, monkeypatch: 
     paths.add(build_cuda.kernels_library(tmp_path))
     monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0a")
     paths.add(build_cuda.kernels_library(tmp_path))
-    (sources / "base" / "a.h").write_text("int c;\n")
+    (sources / "core/base" / "a.h").write_text("int c;\n")
     paths.add(build_cuda.kernels_library(tmp_path))
     assert len(paths) == 4
 
@@ -227,7 +227,7 @@ def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("BAGUA_CUDA_ARCHS", "9.0")
     for variable in build_cuda.NVCC_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    (sources / "cuda" / "a.cu").write_text(
+    (sources / build_cuda.KERNELS / "a.cu").write_text(
         '#define SEEN __attribute__((visibility("default")))\n'
         "__global__ void nothing() {}\nstatic void unused() {}\n"
         'extern "C" SEEN int answer() { nothing<<<1, 1>>>(); (void)cudaGetLastError(); return 42; }\n'
@@ -241,21 +241,21 @@ def test_kernels_of_a_real_nvcc(sources: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("folders", "of"),
+    "files",
     [
-        (build.DEVICE.folders or (), "load_device"),
-        (build_plugin.FOLDERS, "net_plugin"),
-        (build_cuda.FOLDERS, "kernels_library"),
+        pytest.param(build._sources(build.CORE), id="core"),
+        pytest.param(build._sources(build.DEVICE), id="leg"),
+        pytest.param(build_plugin._sources((".cpp", ".h")), id="plugin"),
+        pytest.param(
+            build_cache.files_of(build_cache.SOURCE_DIR, build_cuda.FOLDERS, (".cu", ".cuh", ".h")), id="kernels"
+        ),
     ],
 )
-def test_what_is_included_is_part_of_the_key(folders: tuple[str, ...], of: str) -> None:
-    """A header from a folder that is not listed would change without a new build."""
-    files = build_cache.files_of(build_cache.SOURCE_DIR, folders, (".cpp", ".h", ".cu", ".cuh"))
-    if of == "load_device":
-        files = [path for path in files if path.suffix in (".cpp", ".h")]
-    used = {found for path in files for found in INCLUDE.findall(path.read_text())}
-    single = build_plugin.SHARED if of == "net_plugin" else ()
-    assert {(name, file) for name, file in used if name not in folders and f"{name}/{file}" not in single} == set()
+def test_what_is_included_is_part_of_the_key(files: list[Path]) -> None:
+    """A header that is not listed would change without a new build."""
+    roots = build_cache.include_dirs(build_cache.SOURCE_DIR)
+    used = {name for path in files for name in INCLUDE.findall(path.read_text())}
+    assert {name for name in used if not any(root / name in files for root in roots)} == set()
 
 
 def test_objects_have_different_names(tmp_path: Path) -> None:

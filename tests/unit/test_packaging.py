@@ -61,7 +61,7 @@ def packages_in_folders() -> set[str]:
     return {
         ".".join([package, *path.parent.relative_to(folder).parts])
         for package, folder, path in files_of_packages()
-        if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")
+        if path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh")
     }
 
 

@@ -12,7 +12,7 @@ from bagua.torch_api.data_parallel.transcoding import buffer_of
 
 class NativeLowRank:
     """``bagua.algorithms.LowRank`` for float32 in a processor's memory: as few passes over the matrix as there can be,
-    one per method (csrc/kernel/low_rank.h counts them)."""
+    one per method (csrc/core/kernel/low_rank.h counts them)."""
 
     def __init__(self) -> None:
         from bagua import csrc

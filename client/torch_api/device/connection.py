@@ -28,7 +28,7 @@ from bagua.torch_api.session import SUBGROUPS
 from bagua.torch_api.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
-    from bagua.csrc.device.device import Leg
+    from bagua.csrc.gpu.leg import Leg
 
 LOG = logging.getLogger("bagua")
 

@@ -1,4 +1,4 @@
-"""Engines in the test's process, ranks with a GPU leg over the fakes of tests/native/device as processes."""
+"""Engines in the test's process, ranks with a GPU leg over the fakes of tests/native/leg as processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from bagua.csrc import load, load_device
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "native" / "device"))  # for the fakes
+sys.path.insert(0, str(HERE.parents[1] / "native" / "leg"))  # for the fakes
 
 import fakes  # noqa: E402
 

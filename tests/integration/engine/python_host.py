@@ -1,4 +1,4 @@
-"""Host 0 of a job in Python: handshake and records of csrc/transport once more, by the package `cryptography`."""
+"""Host 0 of a job in Python: handshake and records of csrc/core/transport once more, by the package `cryptography`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from bagua.csrc import load
 
 HOSTS = [[0], [1]]
 COUNT = 1000  # float32: one frame for each host and operation
-HEADER = struct.Struct("<IHBBQIIQQQI8xI")  # csrc/transport/frame.h
+HEADER = struct.Struct("<IHBBQIIQQQI8xI")  # csrc/core/transport/frame.h
 MAGIC = b"BGUF"
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 ADDRESS = "10.77.0.1"

@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: CPU tensors count as a device's, over the fakes of tests/native/device."""
+"""CUDA tensors without a GPU: CPU tensors count as a device's, over the fakes of tests/native/leg."""
 
 from __future__ import annotations
 

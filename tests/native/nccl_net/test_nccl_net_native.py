@@ -23,14 +23,14 @@ SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 
 def sources() -> list[Path]:
     """The plugin, what it is linked with, the harness, the suites."""
-    csrc: Path = native.CSRC
+    core: Path = native.CORE
     shared = [
-        *sorted((csrc / "net").glob("*.cpp")),
-        *(csrc / "base" / f"{name}.cpp" for name in ("fd", "random", "text")),
+        *sorted((core / "net").glob("*.cpp")),
+        *(core / "base" / f"{name}.cpp" for name in ("fd", "random", "text")),
     ]
     return [
-        *sorted((csrc / "nccl_net").glob("*.cpp")),
-        csrc / "transport" / "stream_count.cpp",
+        *sorted((native.CSRC / "nccl_net").glob("*.cpp")),
+        core / "transport" / "stream_count.cpp",
         *shared,
         HERE.parent / "harness.cpp",
         *sorted(HERE.glob("*.cpp")),
@@ -43,7 +43,7 @@ def build(name: str, folder: Path) -> Path:
     Raises:
         RuntimeError: the compiler's messages.
     """
-    flags = [*native.COMMON, *native.BUILDS[name], f"-I{native.CSRC}", f"-I{HERE.parent}", f"-I{HERE}"]
+    flags = [*native.COMMON, *native.BUILDS[name], *native.INCLUDES, f"-I{HERE.parent}", f"-I{HERE}"]
 
     def compile_unit(source: Path) -> Path:
         headers = [*sorted((native.CSRC / "nccl_net").glob("*.h")), *sorted(HERE.glob("*.h"))]

@@ -14,7 +14,7 @@ DTYPES = (*FLOATS, *INTEGERS, "bool")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
 MOVING = ("broadcast", "allgather", "gather", "scatter", "alltoall", "ring")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
-DIRECT_BYTES = 32 * 1024  # up to here an all-reduce between hosts takes one trip (csrc/collective)
+DIRECT_BYTES = 32 * 1024  # up to here an all-reduce between hosts takes one trip (csrc/core/collective)
 EDGE = 64  # bytes that are watched before and behind each result
 
 # What the small side of a kind holds n times on its large side.

@@ -1,4 +1,4 @@
-"""How far from the right result an all-reduce that crosses between hosts encoded may lie: see csrc/codec/codec.h."""
+"""Largest error of an all-reduce that crosses between hosts encoded: see csrc/core/codec/codec.h."""
 
 from __future__ import annotations
 

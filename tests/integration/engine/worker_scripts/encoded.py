@@ -1,4 +1,4 @@
-"""What crosses between hosts encoded, see csrc/collective/compressed.cpp."""
+"""What crosses between hosts encoded, see csrc/core/collective/compressed.cpp."""
 
 from __future__ import annotations
 

@@ -1,0 +1,294 @@
+// topk: one block of threads per 16384 elements, which lie in shared memory while their largest are looked for
+// (top_k_select.h).
+//
+// From and to device memory the threads move four neighbours each, at 4 * (thread + 512 * i); while they select, each
+// has 32 elements in a row. Places in shared memory are chosen so that neither has conflicts.
+//
+// Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 6 * density / 65536 for a
+// message. To be reached: 85 % of what a copy moves, where few elements are kept: two or three blocks of threads on a
+// multiprocessor are in different phases, and an element takes some 20 instructions.
+#include <atomic>
+#include <iterator>
+
+#include "codec/formats.h"
+#include "gpu/kernels/launch.h"
+#include "gpu/kernels/top_k_select.h"
+#include "gpu/kernels/work.h"
+
+namespace bagua::cuda {
+namespace {
+
+using namespace top_k;
+
+constexpr int kQuads = kBlock / 4 / kThreads;  // of a thread: elements 4 * (thread + kThreads * i) to + 3
+constexpr int kBatch = 2;                      // quads whose loads are on the way at once
+constexpr int kBlocksPerMultiprocessor = 3;    // as far as registers go; shared memory may hold fewer
+static_assert(kQuads % kBatch == 0, "no quad is left over");
+
+// Blocks [first, end) of one call.
+struct Range {
+  Work work;
+  uint64_t first;
+  uint64_t end;
+};
+
+BAGUA_DEVICE uint32_t first_of_quad(int i) {
+  return 4 * threadIdx.x + static_cast<uint32_t>(4 * kThreads * i);
+}
+
+// Of the first element; the multiple of 256 that lies between quads is its own place.
+BAGUA_DEVICE uint32_t place_of_quad(int i) {
+  return place_of(4 * threadIdx.x) + static_cast<uint32_t>(4 * kThreads * i);
+}
+
+BAGUA_DEVICE uint32_t kept_of(uint32_t count, uint32_t density) {
+  return (count * density + 65535) / 65536;
+}
+
+// `wide`: all of the block is there, and everything is aligned to 16 bytes.
+//
+// Quad number i, of which elements that do not exist are 0.
+template <bool wide>
+BAGUA_DEVICE void load_quad(const float* vector, const Block& block, int i, float (&to)[4]) {
+  const float* from = vector + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
+  if constexpr (wide) {
+    uint32_t words[4];
+    load_words<4>(from, words);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = float_of(words[c]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = first_of_quad(i) + c < block.count ? from[c] : 0.0f;
+  }
+}
+
+template <bool wide>
+BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, int i, float* vector) {
+  float* to = vector + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
+  if constexpr (wide) {
+    const uint32_t words[4] = {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])};
+    store_words<4>(words, to);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (first_of_quad(i) + c < block.count) to[c] = v[c];
+    }
+  }
+}
+
+// Adds a block of a message to the sum. Positions come from another host and may be wrong.
+BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* message) {
+  const auto* bytes = static_cast<const uint8_t*>(message);
+  const auto* values = reinterpret_cast<const float*>(bytes) + block.kept_before;
+  const auto* positions = reinterpret_cast<const uint16_t*>(bytes + work.parameters_at) + block.kept_before;
+  for (uint32_t k = threadIdx.x; k < block.kept; k += kThreads) {
+    const uint32_t position = __ldcs(positions + k);
+    if (position >= block.count) continue;
+    float& y = shared().y[place_of(position)];
+    y = __fadd_rn(y, __ldcs(values + k));
+  }
+}
+
+// Sums of kBatch quads from number `i` on.
+template <bool wide>
+BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[b][c] = 0.0f;
+    if (work.raws > 0) load_quad<wide>(static_cast<const float*>(work.inputs[0]), block, i + b, y[b]);
+  }
+#pragma unroll 1
+  for (int k = 1; k < work.raws; ++k) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      float next[4];
+      load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, i + b, next);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], next[c]);
+    }
+  }
+}
+
+template <bool wide>
+BAGUA_DEVICE void scale(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[b][c] = __fmul_rn(y[b][c], work.scale);
+  }
+  if (work.residual == nullptr) return;
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    float residual[4];
+    load_quad<wide>(work.residual, block, i + b, residual);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], residual[c]);
+  }
+}
+
+// A group's largest magnitude is counted. NaN count as infinite, which is not above them.
+BAGUA_DEVICE void count_group(float most) {
+  atomicAdd(&shared().bins[min(bits_of(most), kInfinity) >> kGroupShift], 1u);
+}
+
+// Writes what is y now to shared memory, and counts the groups' largest elements by their first digit.
+BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, float& most) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    write_shared(y[b], place_of_quad(i + b));
+    const float of_quad =
+        max_or_nan(max_or_nan(fabsf(y[b][0]), fabsf(y[b][1])), max_or_nan(fabsf(y[b][2]), fabsf(y[b][3])));
+    if (groups == Groups::kOfQuads) count_group(of_quad);
+    most = max_or_nan(most, of_quad);
+  }
+}
+
+// y of the block to shared memory: each thread its own quads, unless messages are added, whose elements lie anywhere.
+template <bool wide>
+BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
+  const bool messages = work.raws != work.input_count;
+  float most = 0;
+#pragma unroll 1
+  for (int i = 0; i < kQuads; i += kBatch) {
+    float y[kBatch][4];
+    sum_raws<wide>(work, block, i, y);
+    if (work.scaled && !messages) scale<wide>(work, block, i, y);
+    write_final(y, i, messages ? Groups::kNone : groups, most);
+  }
+  if (messages) {
+    for (int k = work.raws; k < work.input_count; ++k) {
+      __syncthreads();
+      add_message(work, block, work.inputs[k]);
+    }
+    __syncthreads();
+    most = 0;
+#pragma unroll 1
+    for (int i = 0; i < kQuads; i += kBatch) {
+      float y[kBatch][4];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) read_shared(place_of_quad(i + b), y[b]);
+      if (work.scaled) scale<wide>(work, block, i, y);
+      write_final(y, i, groups, most);
+    }
+  }
+  if (groups == Groups::kOfThreads) count_group(most);
+  const uint32_t largest = __reduce_max_sync(kAllLanes, bits_of(most));
+  if (lane_of_thread() == 0) shared().largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+}
+
+BAGUA_DEVICE void write_message(const Work& work, const Block& block, Kept kept) {
+  auto* values = reinterpret_cast<float*>(work.message) + block.kept_before;
+  auto* positions = reinterpret_cast<uint16_t*>(work.message + work.parameters_at) + block.kept_before;
+  uint32_t at = kept.at + static_cast<uint32_t>(__popc(kept.elements));
+  for (uint32_t left = kept.elements; left != 0;) {
+    const uint32_t e = highest_bit(left);
+    left ^= 1u << e;
+    --at;
+    values[at] = shared().y[place_of_owned(e)];
+    positions[at] = static_cast<uint16_t>(32 * threadIdx.x + e);
+  }
+}
+
+// Residual and outputs.
+template <bool wide>
+BAGUA_DEVICE void write_decoded(const Work& work, const Block& block) {
+#pragma unroll 2
+  for (int i = 0; i < kQuads; ++i) {
+    const uint32_t first = first_of_quad(i);
+    const uint32_t kept = shared().kept[first / 32] >> first % 32;
+    float y[4];
+    float decoded[4];
+    read_shared(place_of_quad(i), y);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const bool is_kept = (kept >> c & 1) != 0;
+      decoded[c] = is_kept ? y[c] : 0.0f;
+      y[c] = is_kept ? 0.0f : zero_unless_finite(y[c]);
+    }
+    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(decoded, block, i, work.decoded[j]);
+    if (work.residual != nullptr) store_quad<wide>(y, block, i, work.residual);
+  }
+}
+
+template <bool wide>
+BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
+#pragma unroll 2
+  for (int i = 0; i < kQuads; ++i) {
+    float y[4];
+    read_shared(place_of_quad(i), y);
+    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(y, block, i, work.decoded[j]);
+  }
+}
+
+template <bool wide>
+BAGUA_DEVICE void transcode_block(const Work& work, const Block& block) {
+  const Groups groups = work.message == nullptr ? Groups::kNone : groups_for(block.kept);
+  gather<wide>(work, block, groups);
+  if (work.message == nullptr) {
+    write_sum<wide>(work, block);
+    return;
+  }
+  const Kept kept = select(block, groups);
+  write_message(work, block, kept);
+  if (work.residual == nullptr && work.decodeds == 0) return;
+  shared().kept[threadIdx.x] = kept.elements;
+  __syncthreads();
+  write_decoded<wide>(work, block);
+}
+
+template <bool wide>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    transcode_top_k(const __grid_constant__ Range range) {
+  const Work& work = range.work;
+  for (uint32_t b = threadIdx.x; b < kBins; b += kThreads) shared().bins[b] = 0;
+  __syncthreads();
+  for (uint64_t number = range.first + blockIdx.x; number < range.end; number += gridDim.x) {
+    Block block;
+    block.begin = number * kBlock;
+    block.count = static_cast<uint32_t>(min(work.count - block.begin, uint64_t{kBlock}));
+    block.kept = kept_of(block.count, work.density);
+    block.kept_before = number * kept_of(kBlock, work.density);
+    transcode_block<wide>(work, block);
+    __syncthreads();
+  }
+}
+
+// How many blocks of threads a multiprocessor of the current device holds. Asked once for a device.
+template <bool wide>
+cudaError_t resident_blocks(int* blocks) {
+  static std::atomic<int> known[64];
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  std::atomic<int>* const slot = device < static_cast<int>(std::size(known)) ? known + device : nullptr;
+  *blocks = slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
+  if (*blocks != 0) return cudaSuccess;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, transcode_top_k<wide>, kThreads, sizeof(Shared));
+  if (error == cudaSuccess && slot != nullptr) slot->store(*blocks, std::memory_order_relaxed);
+  return error;
+}
+
+template <bool wide>
+cudaError_t launch_range(const Range& range, On on) {
+  if (range.first == range.end) return cudaSuccess;
+  const auto kernel = transcode_top_k<wide>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
+  if (error != cudaSuccess) return error;
+  int resident = 0;
+  error = resident_blocks<wide>(&resident);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, range, range.end - range.first, resident, kThreads, sizeof(Shared), on);
+}
+
+}  // namespace
+
+cudaError_t launch_top_k(const Work& work, On on) {
+  const uint64_t blocks = codec::blocks_of(work.count, kBlock);
+  const uint64_t wide = work.aligned ? work.count / kBlock : 0;
+  const cudaError_t error = launch_range<true>({work, 0, wide}, on);
+  return error != cudaSuccess ? error : launch_range<false>({work, wide, blocks}, on);
+}
+
+}  // namespace bagua::cuda

@@ -1,0 +1,40 @@
+// One call of bagua_kernels_transcode() as the kernels take it: by value, 0.3 KiB in the constant bank.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "codec/codec.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/kernels/launch.h"
+
+namespace bagua::cuda {
+
+constexpr int kMostDecoded = 4;
+
+struct Work {
+  const void* inputs[BAGUA_KERNELS_MOST_INPUTS];  // raw ones first
+  float* decoded[kMostDecoded];
+  float* residual;
+  uint8_t* message;
+  uint64_t count;
+  uint64_t parameters_at;  // bytes from the start of a message; top-k: where the positions begin
+  int32_t raws;
+  int32_t input_count;
+  int32_t decodeds;
+  float scale;
+  uint32_t density;
+  bool scaled;   // scale is not 1, or there is a residual
+  bool aligned;  // all pointers: to 16 bytes
+};
+
+// Each launches one kernel on the current device; the caller has checked the work.
+cudaError_t launch_units(Codec codec, const Work& work, On on);  // all but these two:
+cudaError_t launch_signs(const Work& work, On on);
+cudaError_t launch_top_k(const Work& work, On on);
+
+// That of `codec`.
+cudaError_t launch_codec(Codec codec, const Work& work, On on);
+
+}  // namespace bagua::cuda

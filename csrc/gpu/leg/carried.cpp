@@ -1,0 +1,93 @@
+#include "gpu/leg/carried.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+Carried::Carried(Runtime* runtime, OperationTable* table, std::string members)
+    : runtime_(runtime), table_(table), members_(std::move(members)) {
+  waits_ = runtime->waits.add([this] { return look(); });
+  round_ = runtime->rounds.add([this] { settle(); });
+}
+
+Carried::~Carried() {
+  static_cast<void>(clear());
+}
+
+Status Carried::begin(Operation* operation) {
+  settle();
+  if (operation->begun == nullptr) {
+    if (Status status = runtime_->take_event(&operation->begun); !status) return status;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back({operation, false, 0});
+  return Status::ok();
+}
+
+void Carried::enqueued(Operation* operation, bool ok) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(queue_.begin(), queue_.end(),
+                                  [operation](const Entry& entry) { return entry.operation == operation; });
+  if (found != queue_.end()) found->enqueued = true;
+  if (ok) return;
+  if (found != queue_.end()) queue_.erase(found);
+  table_->retire(operation);
+}
+
+// Only settle() takes off what is enqueued.
+bool Carried::first(Entry* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (queue_.empty() || !queue_.front().enqueued) return false;
+  *out = queue_.front();
+  return true;
+}
+
+// Ends come in the order of operations. That one has begun CUDA says only when it is asked, too.
+void Carried::settle() {
+  const std::unique_lock<std::mutex> alone(settling_, std::try_to_lock);
+  if (!alone) return;
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  Entry entry{};
+  while (first(&entry)) {
+    const bool over = cuda.event_query(entry.operation->end) != kCudaNotReady;
+    const bool begun = over || entry.begun_ns != 0 || cuda.event_query(entry.operation->begun) != kCudaNotReady;
+    if (over) entry.operation->seen_done(now_ns());
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (begun && entry.begun_ns == 0) queue_.front().begun_ns = now_ns();
+      if (over) queue_.pop_front();
+    }
+    if (!over) return;
+    table_->retire(entry.operation);
+  }
+}
+
+bool Carried::clear() {
+  if (waits_ != 0) runtime_->waits.remove(waits_);
+  waits_ = 0;
+  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
+  round_ = 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Entry& entry : queue_) table_->retire(entry.operation);
+  queue_.clear();
+  return true;
+}
+
+// The first one holds up those behind it.
+Waiting Carried::look() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (queue_.empty() || queue_.front().begun_ns == 0) return {};
+  const Entry& first = queue_.front();
+  int64_t awaited = 0;
+  for (const Entry& entry : queue_) {
+    const int64_t one = entry.operation->awaited_ns.load(std::memory_order_relaxed);
+    if (one != 0 && (awaited == 0 || one < awaited)) awaited = one;
+  }
+  if (awaited == 0) return {};
+  return {std::max(first.begun_ns, awaited), "NCCL has not ended " + name_of(*first.operation) + " between ranks " +
+                                                 members_ + ": one of them has not come."};
+}
+
+}  // namespace bagua::device

@@ -1,0 +1,36 @@
+// Small operations between the members of a communicator through their daemons, on host memory: how the leg agrees on
+// routes and hands out NCCL ids, so both belong to the engine's generation. Waits; never used in a step.
+//
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/leg/runtime.h"
+
+namespace bagua::device {
+
+class Daemon {
+ public:
+  Daemon(Runtime* runtime, uint32_t comm) : runtime_(runtime), comm_(comm) {}
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // Every member gives `bytes`, all get those of all in the order of members. Ends with the leg's failure at the
+  // latest.
+  Status all_gather(const void* mine, void* all, uint64_t bytes, int members);
+  // values[i] = the largest of all members' values[i].
+  Status all_max(double* values, uint64_t count);
+
+ private:
+  Status room(uint64_t bytes);
+  Status run(Descriptor descriptor);
+
+  Runtime* const runtime_;
+  const uint32_t comm_;
+  uint64_t segment_ = 0, bytes_ = 0;
+  char* data_ = nullptr;
+};
+
+}  // namespace bagua::device

@@ -1,0 +1,180 @@
+#include "gpu/leg/flat.h"
+
+namespace bagua::device {
+
+int nccl_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return kNcclFloat32;
+    case DType::kF64:
+      return kNcclFloat64;
+    case DType::kF16:
+      return kNcclFloat16;
+    case DType::kBF16:
+      return kNcclBfloat16;
+    case DType::kI32:
+      return kNcclInt32;
+    case DType::kI64:
+      return kNcclInt64;
+    case DType::kU8:
+      return kNcclUint8;
+    case DType::kI8:
+      return kNcclInt8;
+    case DType::kBool:
+    case DType::kI16:
+      return -1;
+  }
+  return -1;
+}
+
+int nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return kNcclSum;
+    case ReduceOp::kProduct:
+      return kNcclProd;
+    case ReduceOp::kMin:
+      return kNcclMin;
+    case ReduceOp::kMax:
+      return kNcclMax;
+    case ReduceOp::kAvg:
+      return kNcclAvg;
+    case ReduceOp::kBor:
+    case ReduceOp::kBand:
+    case ReduceOp::kBxor:
+      return -1;
+  }
+  return -1;
+}
+
+namespace {
+bool is_float(DType dtype) {
+  return dtype <= DType::kBF16;
+}
+bool reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+}  // namespace
+
+Flat::~Flat() {
+  if (stream_ != nullptr) runtime_->libraries.cuda.stream_destroy(stream_);
+}
+
+Status Flat::open() {
+  return runtime_->make_stream(Traffic::kCollective, &stream_);
+}
+
+bool Flat::idle() const {
+  return runtime_->libraries.cuda.stream_query(stream_) != kCudaNotReady;
+}
+
+bool Flat::takes(const Operation& operation) const {
+  const Kind kind = operation.kind();
+  // NCCL would hold up everything behind a send that nobody receives yet; the daemons do not.
+  if (kind == Kind::kSend || kind == Kind::kRecv) return false;
+  if (!reduces(kind)) return true;
+  if (nccl_type(operation.dtype()) < 0 || nccl_op(operation.op()) < 0) return false;
+  // Products of integers wrap around in NCCL as here; MIN and MAX of floats treat NaN otherwise than torch does.
+  const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
+  if (compares && is_float(operation.dtype())) return false;
+  if (operation.op() == ReduceOp::kAvg && !is_float(operation.dtype()) && !kernels_) return false;
+  return operation.descriptor.codec == 0 || !encodes_ || kernels_;
+}
+
+Status Flat::submit(const Operation& operation, CudaEvent begin) {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  Status status = runtime_->cuda(cuda.stream_wait_event(stream_, begin, 0), "waiting for the caller's stream");
+  if (status) status = runtime_->cuda(cuda.event_record(operation.begun, stream_), "recording an event");
+  if (status) status = run(operation);
+  if (!status) return status;
+  return runtime_->cuda(cuda.event_record(operation.end, stream_), "recording an event");
+}
+
+Status Flat::run(const Operation& operation) {
+  if (operation.kind() == Kind::kBarrier) return barrier();
+  if (!reduces(operation.kind())) return move(operation);
+  if (operation.descriptor.codec != 0 && encodes_) return encoded_all_reduce(this, operation);
+  return reduction(operation);
+}
+
+Status Flat::reduction(const Operation& operation) {
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const Descriptor& d = operation.descriptor;
+  const bool divided = operation.op() == ReduceOp::kAvg && !is_float(operation.dtype());
+  const int type = nccl_type(operation.dtype()), op = divided ? kNcclSum : nccl_op(operation.op());
+  const Status status = handle_->launch("a reduction", [&](NcclComm comm) {
+    if (operation.kind() == Kind::kReduce) {
+      return nccl.reduce(operation.src, operation.dst, d.count, type, op, d.root, comm, stream_);
+    }
+    const auto function = operation.kind() == Kind::kAllReduce ? nccl.all_reduce : nccl.reduce_scatter;
+    return function(operation.src, operation.dst, d.count, type, op, comm, stream_);
+  });
+  return status && divided && operation.dst != nullptr ? divide(operation, d.count) : status;
+}
+
+Status Flat::divide(const Operation& operation, uint64_t count) {
+  const void* const inputs[] = {operation.dst};
+  BaguaReduce work{};
+  work.dtype = operation.descriptor.dtype;
+  work.op = static_cast<uint8_t>(ReduceOp::kAvg);
+  work.count = count;
+  work.inputs = inputs;
+  work.input_count = 1;
+  work.output = operation.dst;
+  work.divisor = handle_->ranks();
+  return runtime_->cuda(runtime_->libraries.kernels.reduce(&work, stream_), "dividing");
+}
+
+// Moves have no arithmetic: bytes, whatever the elements.
+Status Flat::move(const Operation& operation) {
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
+  const int root = operation.descriptor.root;
+  switch (operation.kind()) {
+    case Kind::kBroadcast:
+      return handle_->launch("broadcast", [&](NcclComm comm) {
+        return nccl.broadcast(operation.src, operation.dst, bytes, kNcclUint8, root, comm, stream_);
+      });
+    case Kind::kAllGather:
+      return handle_->launch("all-gather", [&](NcclComm comm) {
+        return nccl.all_gather(operation.src, operation.dst, bytes, kNcclUint8, comm, stream_);
+      });
+    default:
+      return bytes == 0 ? Status::ok() : exchange(operation);
+  }
+}
+
+// Gather, scatter and all-to-all: sends and receives.
+Status Flat::exchange(const Operation& operation) {
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
+  const Kind kind = operation.kind();
+  const int root = operation.descriptor.root, me = handle_->rank();
+  return handle_->launch("sends and receives", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
+    for (int peer = 0; peer < handle_->ranks() && goes_on(code); ++peer) {
+      const uint64_t block = static_cast<uint64_t>(peer) * bytes;
+      const bool sends = kind == Kind::kAllToAll || (kind == Kind::kGather ? peer == root : me == root);
+      const bool takes = kind == Kind::kAllToAll || (kind == Kind::kGather ? me == root : peer == root);
+      if (sends) {
+        const char* const from = operation.src + (kind == Kind::kGather ? 0 : block);
+        code = nccl.send(from, bytes, kNcclUint8, peer, comm, stream_);
+      }
+      if (takes && goes_on(code)) {
+        char* const to = operation.dst + (kind == Kind::kScatter ? 0 : block);
+        code = nccl.recv(to, bytes, kNcclUint8, peer, comm, stream_);
+      }
+    }
+    return code;
+  });
+}
+
+Status Flat::barrier() {
+  char* word = nullptr;
+  if (Status status = memory_.scratch(kBarrierRoom, 256, &word); !status) return status;
+  return handle_->launch("barrier", [&](NcclComm comm) {
+    return runtime_->libraries.nccl.all_reduce(word, word, 1, kNcclUint8, kNcclMax, comm, stream_);
+  });
+}
+
+}  // namespace bagua::device

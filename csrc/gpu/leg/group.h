@@ -1,0 +1,124 @@
+// One communicator of the leg: which route its operations take, and what the routes need.
+//
+// Thread safety: submit() any thread; open() and close() one thread, when nobody submits.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/leg/carried.h"
+#include "gpu/leg/daemon.h"
+#include "gpu/leg/flat.h"
+#include "gpu/leg/hierarchical.h"
+#include "gpu/leg/lane.h"
+#include "gpu/leg/operation.h"
+#include "gpu/leg/table.h"
+#include "gpu/leg/watcher.h"
+
+namespace bagua::device {
+
+// Who takes part, as everybody sees it.
+struct Members {
+  uint32_t comm = 0;
+  std::vector<int> ranks;  // global, sorted
+  std::vector<int> host;   // of each member: index of its host
+  int index = 0;           // of this rank
+  bool everyone = false;   // all ranks of the job
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  bool on_one_host() const { return host.front() == host.back(); }
+  // Members on the same host as `index`, by their index.
+  std::vector<int> neighbours() const;
+  // The same number of members, more than one, on each of several hosts.
+  bool regular() const;
+  // "0, 1, 2"
+  std::string names() const;
+};
+
+// What a rank says about itself before routes are chosen. Travels between ranks as it is.
+struct Facts {
+  uint32_t version = 2;
+  int32_t nccl_version = 0;  // 0: none
+  uint8_t kernels = 0, staged = 0, named_host = 0;
+  uint8_t forced = 0;  // 1 + Route; 0: by measurement
+  char bus[32] = {};   // PCI bus id of the GPU
+  char no_nccl[192] = {}, no_staged[192] = {};
+};
+
+// Routes that a communicator does not take, each with the reason, the same at all members.
+struct Excluded {
+  std::map<Route, std::string> impossible;  // by what the members are and have
+  std::map<Route, std::string> failed;      // when they were set up
+};
+
+class Group {
+ public:
+  Group(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members);
+  ~Group();  // after close()
+
+  // Agrees with the other members on a route and makes what it needs; waits for them. `forced`: 1 + Route, or 0. A
+  // forced route that can't be had is an error at all members; but where it has no meaning for the shape of a
+  // communicator of some of the ranks (hierarchical inside one host), that one chooses for itself.
+  Status open(uint8_t forced);
+  // Whether there is a way for an operation: an error at all members alike, before anything is enqueued.
+  Status check(const Operation& operation) const;
+  // Enqueues a checked operation behind the caller's stream.
+  Status submit(Operation* operation, CudaStream stream);
+  // In good order: waits until everything submitted is done or the leg has failed. False: see Lane::close.
+  bool close();
+
+  // Nothing is pending.
+  bool quiet();
+
+  Route route() const { return route_; }
+  const Excluded& excluded() const { return excluded_; }
+  const Members& members() const { return members_; }
+
+ private:
+  using Handles = std::vector<std::shared_ptr<NcclHandle>>;
+
+  Status gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* all);
+  Status choose(const std::vector<Facts>& all, std::vector<Route>* candidates);
+  std::string shape_forbids(Route route) const;
+  void look_at(const std::vector<Facts>& all);
+  Status refuse(Route wanted, const std::string& why) const;
+  Status set_up(Daemon* daemon, Route route);
+  Status make_ids(Daemon* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids, std::string* why);
+  Status join(Daemon* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why);
+  Status agree(Daemon* daemon, const Status& mine, std::string* why);
+  Status finish_flat(const Handles& handles);
+  Status finish_hierarchical(const Handles& handles);
+  Status make_across();
+  Status measure(Daemon* daemon, const std::vector<Route>& candidates);
+  void drop_slower();
+  Status time_route(Route route, void* data, uint64_t bytes, double* seconds);
+  void drop_nccl();
+
+  Route route_of(const Operation& operation) const;
+  Status submit_on(Route route, Operation* operation, CudaEvent begin);
+  Status lane_for(const Operation& operation, Lane** lane);
+  bool settled() const;
+
+  Runtime* const runtime_;
+  OperationTable* const table_;
+  Watcher* const watcher_;
+  const Members members_;
+  // constant after open()
+  Route route_ = Route::kStaged;
+  Excluded excluded_;
+  bool kernels_ = true;  // all members have them
+  uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
+
+  Carried carried_;
+
+  std::mutex mutex_;  // guards what follows, and the order of enqueuing
+  std::map<Route, Handles> handles_;
+  std::unique_ptr<Flat> flat_;
+  std::map<int64_t, std::unique_ptr<Lane>> lanes_;
+  std::unique_ptr<Hierarchical> hierarchical_;
+};
+
+}  // namespace bagua::device

@@ -1,0 +1,123 @@
+#include "gpu/leg/hierarchical.h"
+
+#include "base/clock.h"
+#include "gpu/leg/flat.h"
+
+namespace bagua::device {
+
+namespace {
+constexpr uint64_t kUnit = 64;  // elements: parts begin aligned
+}
+
+Hierarchical::~Hierarchical() {
+  for (CudaStream stream : {down_stream_, up_stream_}) {
+    if (stream != nullptr) runtime_->libraries.cuda.stream_destroy(stream);
+  }
+}
+
+Status Hierarchical::open() {
+  Status status = runtime_->make_stream(Traffic::kCollective, &down_stream_);
+  return status ? runtime_->make_stream(Traffic::kCollective, &up_stream_) : status;
+}
+
+bool Hierarchical::idle() const {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  return cuda.stream_query(down_stream_) != kCudaNotReady && cuda.stream_query(up_stream_) != kCudaNotReady;
+}
+
+bool Hierarchical::takes(const Operation& operation) const {
+  const bool is_float = operation.dtype() <= DType::kBF16;
+  const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
+  return operation.kind() == Kind::kAllReduce && nccl_type(operation.dtype()) >= 0 && nccl_op(operation.op()) >= 0 &&
+         !(operation.op() == ReduceOp::kAvg && !is_float) && !(compares && is_float);
+}
+
+Hierarchical::Cut Hierarchical::cut(const Operation& operation) const {
+  const uint64_t local = static_cast<uint64_t>(down_->ranks()), me = static_cast<uint64_t>(down_->rank());
+  const uint64_t count = operation.descriptor.count, exact = operation.descriptor.exact;
+  Cut cut{};
+  cut.part = count / local / kUnit * kUnit;
+  cut.rest = count - cut.part * local;
+  cut.begin = cut.part * me;
+  cut.count = cut.part + (me + 1 == local ? cut.rest : 0);
+  const uint64_t end = cut.begin + cut.count, encoded = count - exact;
+  cut.exact = end > encoded ? end - std::max(cut.begin, encoded) : 0;
+  return cut;
+}
+
+Status Hierarchical::submit(const Operation& operation, CudaEvent begin) {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  const Cut parts = cut(operation);
+  Status status = runtime_->cuda(cuda.stream_wait_event(down_stream_, begin, 0), "waiting for the caller's stream");
+  if (status) status = runtime_->cuda(cuda.event_record(operation.begun, down_stream_), "recording an event");
+  if (status) status = reduce(operation, parts);
+  CudaEvent reduced = nullptr, crossed = nullptr;
+  if (status) status = runtime_->take_event(&reduced);
+  if (status) status = runtime_->cuda(cuda.event_record(reduced, down_stream_), "recording an event");
+  uint64_t ticket = 0;
+  if (status && parts.count > 0) {
+    Operation* inner = nullptr;
+    status = table_->take(&inner);
+    if (status) {
+      inner->descriptor = operation.descriptor;
+      inner->descriptor.comm = across_;
+      inner->descriptor.count = parts.count;
+      inner->descriptor.exact = static_cast<uint32_t>(parts.exact);
+      inner->descriptor.ndim = 0;
+      inner->src = inner->dst = operation.dst + parts.begin * element_bytes(operation.dtype());
+      inner->src_bytes = inner->dst_bytes = parts.count * element_bytes(operation.dtype());
+      inner->submitted_ns = now_ns();
+      ticket = inner->ticket;
+      crossed = inner->end;
+      status = lane_->submit(inner, reduced);
+    }
+  }
+  if (status)
+    status = runtime_->cuda(cuda.stream_wait_event(up_stream_, crossed != nullptr ? crossed : reduced, 0),
+                            "waiting for the daemon");
+  table_->release(ticket);
+  runtime_->put_event(reduced);
+  if (status) status = spread(operation, parts);
+  if (!status) return status;
+  return runtime_->cuda(cuda.event_record(operation.end, up_stream_), "recording an event");
+}
+
+// Inside the host: every rank gets the sum of its part, at its place in dst.
+Status Hierarchical::reduce(const Operation& operation, const Cut& parts) {
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const uint64_t element = element_bytes(operation.dtype());
+  const int type = nccl_type(operation.dtype()), op = nccl_op(operation.op()), last = down_->ranks() - 1;
+  return down_->launch("reduce-scatter", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
+    if (parts.part > 0) {
+      code = nccl.reduce_scatter(operation.src, operation.dst + parts.begin * element, parts.part, type, op, comm,
+                                 down_stream_);
+    }
+    const uint64_t rest = parts.part * static_cast<uint64_t>(down_->ranks()) * element;
+    if (goes_on(code) && parts.rest > 0) {
+      code = nccl.reduce(operation.src + rest, operation.dst + rest, parts.rest, type, op, last, comm, down_stream_);
+    }
+    return code;
+  });
+}
+
+// Inside the host: everybody gets all parts.
+Status Hierarchical::spread(const Operation& operation, const Cut& parts) {
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const uint64_t element = element_bytes(operation.dtype());
+  const int last = up_->ranks() - 1;
+  return up_->launch("all-gather", [&](NcclComm comm) {
+    NcclResult code = kNcclOk;
+    if (parts.part > 0) {
+      code = nccl.all_gather(operation.dst + parts.begin * element, operation.dst, parts.part * element, kNcclUint8,
+                             comm, up_stream_);
+    }
+    char* const rest = operation.dst + parts.part * static_cast<uint64_t>(up_->ranks()) * element;
+    if (goes_on(code) && parts.rest > 0) {
+      code = nccl.broadcast(rest, rest, parts.rest * element, kNcclUint8, last, comm, up_stream_);
+    }
+    return code;
+  });
+}
+
+}  // namespace bagua::device

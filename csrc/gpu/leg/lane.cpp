@@ -1,0 +1,282 @@
+#include "gpu/leg/lane.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+namespace {
+
+constexpr uint64_t kAlign = 256;
+constexpr uint32_t kAllPassed = 1u << 30;  // ahead of every pending sequence number, which are compared modulo 2^32
+constexpr int64_t kDrainNs = 10 * kNsPerS;
+
+bool failed(void* failure) {
+  return static_cast<const Failure*>(failure)->failed();
+}
+
+// The result may come to where the input lay: one copy of memory less in the caches.
+bool in_place(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
+}
+
+}  // namespace
+
+Lane::~Lane() {
+  if (out_ != nullptr) runtime_->libraries.cuda.stream_destroy(out_);
+  if (in_ != nullptr) runtime_->libraries.cuda.stream_destroy(in_);
+}
+
+Status Lane::open() {
+  if (Status status = runtime_->make_stream(Traffic::kOut, &out_); !status) return status;
+  if (Status status = runtime_->make_stream(Traffic::kIn, &in_); !status) return status;
+  if (Status status = runtime_->take_pinned(sizeof(uint32_t), &word_memory_); !status) return status;
+  word_ = new (word_memory_.data) std::atomic<uint32_t>(0);
+  void* address = nullptr;
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  if (Status status = runtime_->cuda(cuda.host_address(&address, word_memory_.data, 0), "mapping memory"); !status) {
+    return status;
+  }
+  word_on_device_ = reinterpret_cast<DriverAddress>(address);
+  listener_ = runtime_->failure.listen([this] { release_all(); });
+  waits_ = runtime_->waits.add([this] { return look(); });
+  round_ = runtime_->rounds.add([this] { reap(); });
+  thread_ = std::thread([this] { serve(); });
+  return Status::ok();
+}
+
+Status Lane::place(Operation* operation) {
+  Descriptor& d = operation->descriptor;
+  const bool together = operation->src_bytes == 0 || operation->dst_bytes == 0 || in_place(operation->kind());
+  const uint64_t first = (operation->src_bytes + kAlign - 1) / kAlign * kAlign;
+  operation->dst_offset = together ? 0 : first;
+  const uint64_t bytes =
+      std::max(operation->src_bytes, operation->dst_bytes == 0 ? 0 : operation->dst_offset + operation->dst_bytes);
+  if (Status status = runtime_->take_pinned(bytes, &operation->memory); !status) return status;
+  d.src_segment = operation->src_bytes == 0 ? 0 : static_cast<uint32_t>(operation->memory.segment);
+  d.dst_segment = operation->dst_bytes == 0 ? 0 : static_cast<uint32_t>(operation->memory.segment);
+  d.src_offset = 0;
+  d.dst_offset = operation->dst_bytes == 0 ? 0 : operation->dst_offset;
+  return Status::ok();
+}
+
+Status Lane::submit(Operation* operation, CudaEvent begin) {
+  reap();
+  if (Status status = place(operation); !status) return status;
+  operation->lane = this;
+  operation->stage = Operation::Stage::kCopying;
+  operation->enqueued = false;
+  CudaEvent copied = nullptr;
+  if (Status status = runtime_->take_event(&copied); !status) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  operation->sequence = ++sequence_;
+  // From here on the operation belongs to the lane's thread, whatever fails: CUDA may hold a pointer to it.
+  {
+    std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+    queue_.push_back(operation);
+  }
+  Status status = enqueue_out(operation, begin);
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  if (status) status = runtime_->cuda(cuda.event_record(copied, out_), "recording an event");
+  if (status) status = enqueue_in(operation, copied);
+  runtime_->put_event(copied);
+  {
+    std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+    operation->enqueued = true;
+    changed_.notify_all();
+  }
+  if (!status) runtime_->failure.fail(name_of(*operation) + ": " + status.message());
+  return status;
+}
+
+Status Lane::enqueue_out(Operation* operation, CudaEvent begin) {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  Status status = runtime_->cuda(cuda.stream_wait_event(out_, begin, 0), "waiting for the caller's stream");
+  if (status && operation->src_bytes > 0) {
+    status =
+        runtime_->cuda(cuda.copy(operation->memory.data, operation->src, operation->src_bytes, kDeviceToHost, out_),
+                       "copying to shared memory");
+  }
+  if (status) status = runtime_->cuda(cuda.host_function(out_, &depart_function, operation), "enqueuing a function");
+  return status;
+}
+
+Status Lane::enqueue_in(Operation* operation, CudaEvent copied) {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  Status status = runtime_->cuda(cuda.stream_wait_event(in_, copied, 0), "waiting for a copy");
+  if (!status) return status;
+  const auto wait = runtime_->libraries.driver.wait_value;
+  status = runtime_->cuda(wait(in_, word_on_device_, operation->sequence, kWaitValueGeq), "waiting for the daemon");
+  if (status && operation->dst_bytes > 0) {
+    status = runtime_->cuda(cuda.copy(operation->dst, operation->memory.data + operation->dst_offset,
+                                      operation->dst_bytes, kHostToDevice, in_),
+                            "copying from shared memory");
+  }
+  if (status) status = runtime_->cuda(cuda.event_record(operation->end, in_), "recording an event");
+  return status;
+}
+
+// On a thread of CUDA: calls nothing of it.
+void Lane::depart_function(void* operation) {
+  Operation* const departing = static_cast<Operation*>(operation);
+  departing->started_ns.store(now_ns(), std::memory_order_relaxed);
+  departing->lane->runtime_->departures.depart(departing);
+}
+
+void Lane::leave(Operation* operation) {
+  HostError error;
+  uint64_t ticket = 0;
+  Status status = runtime_->failure.status();
+  if (status) {
+    const HostApi& host = runtime_->host;
+    status = runtime_->host_status(host.submit(host.client, &operation->descriptor, &ticket, &error), error);
+  }
+  if (!status) runtime_->failure.fail(status.message());
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  operation->host_ticket = ticket;
+  operation->stage = status ? Operation::Stage::kAtHost : Operation::Stage::kFailed;
+  changed_.notify_all();
+}
+
+// The daemon has ended the oldest one.
+void Lane::release(Operation* operation) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  queue_.pop_front();
+  landing_.push_back(operation);
+  progress_ns_ = now_ns();
+  if (!runtime_->failure.failed()) word_->store(operation->sequence);
+  changed_.notify_all();
+}
+
+void Lane::release_all() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  word_->store(word_->load() + kAllPassed);
+  changed_.notify_all();
+}
+
+// Waits for the oldest operation that has left the device; false: the lane ends.
+bool Lane::next(Operation** operation) {
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  const auto left_device = [this] {
+    return !queue_.empty() && queue_.front()->enqueued && queue_.front()->stage != Operation::Stage::kCopying;
+  };
+  const auto ready = [&] { return closing_ || runtime_->failure.failed() || left_device(); };
+  changed_.wait(lock, ready);
+  if (runtime_->failure.failed() || !left_device()) return false;
+  *operation = queue_.front();
+  return true;
+}
+
+Status Lane::await_host(Operation* operation) {
+  HostError error;
+  const HostApi& host = runtime_->host;
+  const int code = host.wait(host.client, operation->host_ticket, -1, &failed, &runtime_->failure, &error);
+  return runtime_->host_status(code, error);
+}
+
+void Lane::serve() {
+  Operation* operation = nullptr;
+  while (next(&operation)) {
+    if (Status status = await_host(operation); !status) {
+      runtime_->failure.fail(status.message());
+      break;
+    }
+    runtime_->departures.back();
+    release(operation);
+  }
+}
+
+// Retires operations whose results have arrived, unless the leg has failed: what was set free may still write.
+void Lane::reap() {
+  const std::unique_lock<std::mutex> alone(reaping_, std::try_to_lock);
+  if (!alone) return;
+  while (!runtime_->failure.failed()) {
+    Operation* operation = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(queue_mutex_);
+      if (landing_.empty()) return;
+      operation = landing_.front();
+    }
+    const CudaError code = runtime_->libraries.cuda.event_query(operation->end);
+    if (code == kCudaNotReady) return;
+    if (Status status = runtime_->cuda(code, "an operation on the device"); !status) {
+      runtime_->failure.fail(status.message());
+      return;
+    }
+    operation->seen_done(now_ns());
+    {
+      std::lock_guard<std::mutex> lock(queue_mutex_);
+      landing_.pop_front();
+    }
+    retire(operation);
+  }
+}
+
+void Lane::retire(Operation* operation) {
+  runtime_->put_pinned(operation->memory);
+  operation->memory = {};
+  retire_(operation);
+}
+
+void Lane::wait_empty() {
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  changed_.wait(lock, [this] { return queue_.empty() || runtime_->failure.failed(); });
+}
+
+bool Lane::empty() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return queue_.empty();
+}
+
+// The daemon knows who waits for whom.
+Waiting Lane::look() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  Waiting found;
+  for (const Operation* operation : queue_) {
+    const int64_t awaited = operation->awaited_ns.load(std::memory_order_relaxed);
+    if (awaited == 0 || operation->stage != Operation::Stage::kAtHost) continue;
+    const int64_t since = std::max({awaited, operation->started_ns.load(std::memory_order_relaxed), progress_ns_});
+    if (found.since_ns == 0 || since < found.since_ns) found.since_ns = since;
+  }
+  return found;
+}
+
+bool Lane::drained() {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  const int64_t deadline = now_ns() + kDrainNs;
+  for (CudaStream stream : {out_, in_}) {
+    while (stream != nullptr && cuda.stream_query(stream) == kCudaNotReady) {
+      if (now_ns() > deadline) return false;
+      poll(nullptr, 0, 1);  // CUDA has no wait with a deadline
+    }
+  }
+  return true;
+}
+
+bool Lane::close() {
+  if (thread_.joinable()) {
+    {
+      std::lock_guard<std::mutex> lock(queue_mutex_);
+      closing_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+  if (listener_ != 0) runtime_->failure.forget(listener_);
+  if (waits_ != 0) runtime_->waits.remove(waits_);
+  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
+  if (!drained()) return false;
+  runtime_->departures.forget(this);
+  landing_.insert(landing_.end(), queue_.begin(), queue_.end());
+  queue_.clear();
+  for (Operation* operation : landing_) retire(operation);
+  landing_.clear();
+  runtime_->put_pinned(word_memory_);
+  word_memory_ = {};
+  return true;
+}
+
+}  // namespace bagua::device

@@ -1,0 +1,93 @@
+// The GPU leg of one rank: communicators, tickets, and the end of all of it. device.pyi says what the calls mean.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/leg/group.h"
+#include "gpu/leg/runtime.h"
+#include "gpu/leg/table.h"
+#include "gpu/leg/watcher.h"
+
+namespace bagua::device {
+
+struct LegOptions {
+  int device = 0;
+  std::vector<std::vector<int>> hosts;
+  int me = -1;
+  std::string route;    // "": by measurement
+  std::string kernels;  // path
+  bool world = true;    // make communicator 0, for which all ranks wait
+};
+
+struct Times {
+  int64_t submitted_ns = 0, started_ns = 0, done_ns = 0;
+};
+
+class Leg {
+ public:
+  static Status create(const HostApi& host, LegOptions options, std::unique_ptr<Leg>* out);
+  ~Leg();
+  Leg(const Leg&) = delete;
+  Leg& operator=(const Leg&) = delete;
+
+  Status create_comm(uint32_t comm, std::vector<int> ranks);
+  Status destroy_comm(uint32_t comm);
+  Status route(uint32_t comm, Route* out, Excluded* excluded);
+
+  // Takes src, dst and the descriptor but for places.
+  Status submit(const Descriptor& descriptor, const void* src, void* dst, CudaStream stream, uint64_t* ticket);
+  Status done(uint64_t ticket, bool* done);
+  Status wait(uint64_t ticket, CudaStream stream);
+  void release(uint64_t ticket);
+  // kTimeout: not by the deadline (< 0: none). kAborted: `interrupted` said so; it is asked now and then.
+  Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
+  // Zeros for a ticket that was released.
+  Status times(uint64_t ticket, Times* out);
+  // What this rank has been waiting for longest.
+  Waiting waiting();
+
+  Status transcode(const BaguaTranscode& work, CudaStream stream);
+  Status reduce(const BaguaReduce& work, CudaStream stream);
+
+  void abort(const std::string& reason) { runtime_->failure.fail(reason); }
+  std::string error() const;
+  const Runtime& runtime() const { return *runtime_; }
+  void close();
+
+ private:
+  Leg(const HostApi& host, LegOptions options);
+  Status open_group(uint32_t comm, std::vector<int> ranks);
+  Status find(uint64_t ticket, Operation** out);
+  Status check_stream(CudaStream stream);
+  Status look(Operation* operation, bool* over);
+  // Of another process: a child that this one forked has none of its threads, and must leave everything alone.
+  bool forked() const;
+  Status usable() const;
+  void leak(std::unique_ptr<Group> group);
+  bool quiet(const std::map<uint32_t, std::unique_ptr<Group>>& groups) const;
+  bool close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups);
+
+  const pid_t pid_;
+  const LegOptions options_;
+  uint8_t forced_ = 0;  // constant after create()
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<OperationTable> table_;
+  std::unique_ptr<Watcher> watcher_;
+
+  std::shared_mutex mutex_;  // guards the next two; shared while a group is used
+  std::map<uint32_t, std::unique_ptr<Group>> groups_;
+  bool closed_ = false;
+  bool leaked_ = false;  // the thread in close()
+};
+
+}  // namespace bagua::device

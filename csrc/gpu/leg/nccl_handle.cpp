@@ -1,0 +1,162 @@
+#include "gpu/leg/nccl_handle.h"
+
+#include <sched.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+namespace {
+
+constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long looks at NCCL's state come fast
+constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later ones
+constexpr int64_t kFinalizeNs = 10 * kNsPerS;
+constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10};
+
+// NCCL has no wait for its state. A group takes it some 100 us on a thread of its own, where it does not block; making
+// connections takes long.
+void pause(int64_t since_ns) {
+  const int64_t waited = now_ns() - since_ns;
+  if (waited < kEagerNs) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(waited < kSoonNs ? kSoon : kLate);
+  }
+}
+
+}  // namespace
+
+Status NcclHandle::create(const NcclId& id) {
+  NcclConfig config;
+  NcclComm comm = nullptr;
+  const NcclResult code = runtime_->libraries.nccl.init_rank(&comm, ranks_, id, rank_, &config);
+  std::lock_guard<std::mutex> lock(mutex_);
+  comm_ = comm;
+  return runtime_->nccl(code, "making a communicator");
+}
+
+Status NcclHandle::created(bool* over) {
+  const NcclComm comm = begin();
+  *over = true;
+  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
+  const NcclResult state = state_of(comm);
+  end();
+  *over = state != kNcclInProgress;
+  return runtime_->nccl(state, "making a communicator");
+}
+
+NcclComm NcclHandle::begin() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  idle_.wait(lock, [this] { return !in_use_ || comm_ == nullptr; });
+  if (comm_ == nullptr || runtime_->failure.failed()) return nullptr;
+  in_use_ = true;
+  return comm_;
+}
+
+void NcclHandle::end() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  in_use_ = false;
+  idle_.notify_all();
+}
+
+NcclResult NcclHandle::state_of(NcclComm comm) {
+  NcclResult state = kNcclOk;
+  const NcclResult code = runtime_->libraries.nccl.async_error(comm, &state);
+  return code == kNcclOk ? state : code;
+}
+
+Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
+  if (code != kNcclInProgress) return runtime_->nccl(code, what);
+  const Waits::Here waiting(&runtime_->waits, std::string("NCCL connects with other ranks, for ") + what + ".");
+  const int64_t begin = now_ns();
+  while (code == kNcclInProgress) {
+    if (runtime_->failure.failed()) return runtime_->failure.status();
+    pause(begin);
+    code = state_of(comm);
+  }
+  return runtime_->nccl(code, what);
+}
+
+Status NcclHandle::async_error() {
+  NcclComm comm = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comm_ == nullptr || in_use_) return Status::ok();
+    in_use_ = true;
+    comm = comm_;
+  }
+  const NcclResult state = state_of(comm);
+  end();
+  return runtime_->nccl(state, "communication");
+}
+
+void NcclHandle::abort() {
+  NcclComm comm = nullptr;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait_for(lock, kLeaveNccl, [this] { return !in_use_; });
+    std::swap(comm, comm_);
+    idle_.notify_all();
+  }
+  if (comm == nullptr) return;
+  runtime_->counters.aborts.fetch_add(1);
+  runtime_->libraries.nccl.abort(comm);
+}
+
+void NcclHandle::destroy() {
+  NcclComm comm = nullptr;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait(lock, [this] { return !in_use_; });
+    std::swap(comm, comm_);
+  }
+  if (comm == nullptr) return;
+  const Nccl& nccl = runtime_->libraries.nccl;
+  const int64_t begin = now_ns(), deadline = begin + kFinalizeNs;
+  NcclResult code = nccl.finalize(comm);
+  while (code == kNcclInProgress && now_ns() < deadline && !runtime_->failure.failed()) {
+    pause(begin);
+    code = state_of(comm);
+  }
+  if (code == kNcclOk) {
+    nccl.destroy(comm);
+    return;
+  }
+  runtime_->counters.aborts.fetch_add(1);
+  nccl.abort(comm);
+}
+
+namespace {
+// ncclCommAbort() raises its flags before it calls CUDA, which may wait for a thread that waits for NCCL's kernels: so
+// after a failure nothing is called before it. NCCL sets the device itself, and sets back this thread's, which is GPU 0
+// unless it is set here.
+void abort_one(const Runtime& runtime, NcclHandle* handle) {
+  if (runtime.failure.failed()) return handle->abort();
+  OnDevice here(runtime);
+  handle->abort();
+}
+}  // namespace
+
+void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles) {
+  struct Left {
+    std::mutex mutex;  // guards what follows
+    std::condition_variable none;
+    size_t count;
+  };
+  const auto left = std::make_shared<Left>();
+  left->count = handles.size();
+  for (const auto& handle : handles) {
+    std::thread([runtime, handle, left] {
+      abort_one(*runtime, handle.get());
+      std::lock_guard<std::mutex> lock(left->mutex);
+      if (--left->count == 0) left->none.notify_all();
+    }).detach();
+  }
+  std::unique_lock<std::mutex> lock(left->mutex);
+  if (!left->none.wait_for(lock, kAbort, [&left] { return left->count == 0; })) runtime->stuck.store(true);
+}
+
+}  // namespace bagua::device

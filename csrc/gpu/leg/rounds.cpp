@@ -1,0 +1,47 @@
+#include "gpu/leg/rounds.h"
+
+#include <chrono>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+namespace {
+constexpr std::chrono::seconds kLongest{10};
+constexpr int64_t kHangs = kNsPerS;
+}  // namespace
+
+uint64_t Rounds::add(std::function<void()> look) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  looks_[next_] = std::move(look);
+  return next_++;
+}
+
+bool Rounds::remove(uint64_t id) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!back_.wait_for(lock, kLongest, [&] { return at_ != id; })) return false;
+  looks_.erase(id);
+  return true;
+}
+
+void Rounds::visit() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (auto it = looks_.begin(); it != looks_.end();) {
+    const uint64_t id = at_ = it->first;
+    since_ns_ = now_ns();
+    const std::function<void()>& look = it->second;  // remove() leaves it while it runs
+    lock.unlock();
+    look();
+    lock.lock();
+    at_ = 0;
+    back_.notify_all();
+    it = looks_.upper_bound(id);
+  }
+}
+
+int64_t Rounds::hanging_since() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return at_ != 0 && now_ns() > since_ns_ + kHangs ? since_ns_ : 0;
+}
+
+}  // namespace bagua::device

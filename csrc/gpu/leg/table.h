@@ -1,0 +1,39 @@
+// Tickets and the operations behind them; records are used again and again.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "gpu/leg/operation.h"
+
+namespace bagua::device {
+
+class OperationTable {
+ public:
+  explicit OperationTable(Runtime* runtime) : runtime_(runtime) {}
+  ~OperationTable();
+
+  // A fresh record with an event for its end, and a ticket.
+  Status take(Operation** out);
+  // nullptr: unknown, or released. The record stays until `release` (of the same ticket).
+  Operation* find(uint64_t ticket);
+  // Of the caller: the ticket is forgotten.
+  void release(uint64_t ticket);
+  // Of the route: nothing on the device uses the record.
+  void retire(Operation* operation);
+
+ private:
+  static constexpr uint64_t kSlots = 1u << 20;  // tickets are a use of a slot: use * kSlots + slot
+  void give_back(Operation* operation);
+
+  Runtime* const runtime_;
+  std::mutex mutex_;  // guards what follows and Operation::ticket, retired, released
+  std::vector<std::unique_ptr<Operation>> all_;
+  std::vector<uint64_t> uses_;  // of every slot
+  std::vector<size_t> free_;
+};
+
+}  // namespace bagua::device

@@ -1,0 +1,126 @@
+#include "gpu/leg/watcher.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.h"
+
+namespace bagua::device {
+
+namespace {
+constexpr int64_t kLookNs = 100 * kNsPerMs;  // NCCL tells of a broken connection only to whoever asks
+constexpr std::chrono::seconds kLastLook{10};
+}  // namespace
+
+void Watcher::start() {
+  const HostApi& host = runtime_->host;
+  listener_ = runtime_->failure.listen([&host] { host.nudge(host.client); });
+  // Perhaps for a kernel of NCCL that waits for other ranks, of which nothing is known while CUDA does not answer.
+  waits_ = runtime_->waits.add([this] {
+    return Waiting{runtime_->rounds.hanging_since(), "CUDA does not answer: another call holds the context's lock."};
+  });
+  thread_ = std::thread([this] { watch(); });
+  looking_ = std::thread([this] { look_now_and_then(); });
+}
+
+bool Watcher::stop() {
+  stopping_.store(true);
+  if (thread_.joinable()) {
+    runtime_->host.nudge(runtime_->host.client);
+    thread_.join();
+  }
+  if (listener_ != 0) runtime_->failure.forget(listener_);
+  if (waits_ != 0) runtime_->waits.remove(waits_);
+  listener_ = waits_ = 0;
+  if (runtime_->failure.failed()) abort_all();
+  if (!looking_.joinable()) return !runtime_->stuck.load();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.notify_all();
+  const bool over = changed_.wait_for(lock, kLastLook, [this] { return looked_; });
+  lock.unlock();
+  if (over) {
+    looking_.join();
+  } else {
+    looking_.detach();
+    runtime_->stuck.store(true);
+  }
+  return over;
+}
+
+void Watcher::watch() {
+  const HostApi& host = runtime_->host;
+  while (!stopping_.load() && !runtime_->failure.failed()) {
+    HostError error;
+    if (host.wait_failure(host.client, now_ns() + kLookNs, &error) == kHostFailed) runtime_->failure.fail(error.text);
+  }
+  if (runtime_->failure.failed()) abort_all();
+}
+
+void Watcher::look_now_and_then() {
+  {
+    OnDevice here(*runtime_);
+    Status status = here.status();
+    if (status) status = open_probe();
+    if (!status) runtime_->failure.fail(status.message());
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopping_.load() && !runtime_->failure.failed()) {
+      lock.unlock();
+      look();
+      lock.lock();
+      changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs), [this] { return stopping_.load(); });
+    }
+    lock.unlock();
+    runtime_->put_event(probe_);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  looked_ = true;
+  changed_.notify_all();
+}
+
+// An event that was never recorded may say that all is well, whatever has become of the device.
+Status Watcher::open_probe() {
+  const CudaRuntime& cuda = runtime_->libraries.cuda;
+  CudaStream stream = nullptr;
+  Status status = runtime_->take_event(&probe_);
+  if (status) status = runtime_->make_stream(Traffic::kIn, &stream);
+  if (status) status = runtime_->cuda(cuda.event_record(probe_, stream), "recording an event");
+  if (stream != nullptr) cuda.stream_destroy(stream);
+  return status;
+}
+
+void Watcher::look() {
+  runtime_->rounds.visit();
+  // An error of the device that nothing gets over (a wrong address in some kernel) is the answer to every question.
+  const CudaError code = probe_ == nullptr ? kCudaOk : runtime_->libraries.cuda.event_query(probe_);
+  if (Status status = runtime_->cuda(code == kCudaNotReady ? kCudaOk : code, "work"); !status) {
+    runtime_->failure.fail(status.message());
+    return;
+  }
+  for (const auto& handle : handles()) {
+    if (Status status = handle->async_error(); !status) {
+      runtime_->fail_with_cause(status.message());
+      return;
+    }
+  }
+}
+
+void Watcher::abort_all() {
+  abort_together(runtime_, handles());
+}
+
+std::vector<std::shared_ptr<NcclHandle>> Watcher::handles() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return handles_;
+}
+
+void Watcher::add(std::shared_ptr<NcclHandle> handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  handles_.push_back(std::move(handle));
+}
+
+void Watcher::remove(const std::shared_ptr<NcclHandle>& handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end());
+}
+
+}  // namespace bagua::device
