@@ -54,23 +54,36 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: HIDDEN if looks_secret(name, value) else value for name, value in variables.items()}
 
 
-def read_private(path: Path, title: str) -> bytes:
+def read_private(path: Path, title: str, *, personal: bool = False) -> bytes:
     """The content of a file that holds a secret: 64 KiB at most. ``title`` begins the error: "The token file".
 
     Raises OSError, and ConfigError for a file that others may read or change. The rule is that of PostgreSQL's clients
     for keys: 0600 for a file of one's own; a file of root's may be read by its group, as Kubernetes mounts secrets.
+    ``personal`` also refuses a pipe, a file of a third user, who knows the secret, and for root a file that a group
+    may read.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
+        if personal:
+            _check_personal(path, title, status)
         if not stat.S_ISREG(status.st_mode):
             os.set_blocking(file.fileno(), True)  # a pipe, as in --token-file <(pass show bagua)
         mode = stat.S_IMODE(status.st_mode)
-        if mode & (0o037 if status.st_uid == 0 else 0o077):
+        shared = status.st_uid == 0 and not (personal and os.geteuid() == 0)
+        if mode & (0o037 if shared else 0o077):
             raise ConfigError(
-                f"{title} {path} is open to other users of this machine (mode {mode:04o}). Close it: chmod 600 {path}. "
-                "If others may have read it already, replace the secret, too."
+                f"{title} {path} is open to other users of this machine (mode {mode:04o}). Close it: `chmod 600 {path}`"
+                " (`defaultMode: 0400` in a volume of Kubernetes). If others may have read it already, replace the "
+                "secret, too."
             )
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{title} {path} has more than {MAX_FILE_BYTES} bytes: it can't be the right one.")
     return data
+
+
+def _check_personal(path: Path, title: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{title} {path} must be a file.")
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"{title} {path} belongs to user {status.st_uid}, who could know it. Make your own.")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-import stat
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
 from bagua.base.run_folder import runtime_root
+from bagua.base.secrets import read_private
 from bagua.base.security import create_token
 
 SECRET = "BAGUA_JOB_SECRET"
@@ -86,27 +86,12 @@ def names_loopback(host: str) -> bool:
 
 def _from_file(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
-        with os.fdopen(descriptor, "rb") as file:
-            _check_owner(path, os.fstat(descriptor))
-            text = file.read(MAX_BYTES + 1).decode()
+        text = read_private(path, "The job's secret", personal=True).decode()
     except OSError as error:
         raise ConfigError(f"The job's secret {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"The job's secret {path} is no text: write one line of letters and digits.") from None
     return _stretch(text, str(path))
-
-
-def _check_owner(path: Path, status: os.stat_result) -> None:
-    """A file of root's may be readable by a group: Kubernetes gives secrets to a pod's user so."""
-    if status.st_uid not in (0, os.geteuid()):
-        raise ConfigError(f"The job's secret {path} belongs to user {status.st_uid}, who could know it. Make your own.")
-    closed_to = 0o077 if status.st_uid == os.geteuid() else 0o027
-    if status.st_mode & closed_to or not stat.S_ISREG(status.st_mode):
-        raise ConfigError(
-            f"The job's secret {path} must be a file that others can't read: `chmod 600 {path}`, `defaultMode: 0400` "
-            "in a volume of Kubernetes. If others may have read it, make a new one."
-        )
 
 
 def _stretch(text: str, source: str) -> bytes:

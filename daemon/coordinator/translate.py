@@ -219,26 +219,25 @@ def checked_number(field: str, value: int) -> int:
 
 def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, *, with_ranks: bool = True) -> job_pb2.Job:
     """A job as users see it."""
-    return job_pb2.Job(
-        job_id=job.job_id,
-        spec=_shown_spec(job.spec.wire),
-        state=common_pb2.JobState.ValueType(job.state),
-        reason=job.reason,
-        generation=job.generation,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        ranks=_rank_messages(job.ranks) if with_ranks else (),
-        waiting=job.waiting,
-        progress=progress,
-    )
+    message = _head_message(job, _shown_spec(job.spec.wire), progress)
+    message.waiting = job.waiting
+    if with_ranks:
+        message.ranks.extend(_rank_messages(job.ranks))
+    return message
 
 
 def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> job_pb2.Job:
     """A job as lists show it."""
+    return _head_message(job, common_pb2.JobSpec.FromString(job.brief), progress)
+
+
+def _head_message(
+    job: JobRecord | JobSummary, spec: common_pb2.JobSpec, progress: common_pb2.Progress | None
+) -> job_pb2.Job:
+    """The fields that a job and its summary share."""
     return job_pb2.Job(
         job_id=job.job_id,
-        spec=common_pb2.JobSpec.FromString(job.brief),
+        spec=spec,
         state=common_pb2.JobState.ValueType(job.state),
         reason=job.reason,
         generation=job.generation,
