@@ -22,14 +22,15 @@ def play(story: Coroutine[Any, Any, int]) -> int:
     try:
         return loop.run_until_complete(story)
     finally:
-        loop.run_until_complete(_sweep())
+        loop.run_until_complete(_sweep(loop))
         loop.close()
 
 
-async def _sweep() -> None:
+async def _sweep(loop: VirtualLoop) -> None:
     """Ends whatever still runs, and what that begins."""
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+    loop.set_exception_handler(lambda loop, context: None)
+    this = asyncio.current_task()
+    while left := [task for task in loop.unfinished if task is not this]:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
