@@ -234,7 +234,7 @@ def load(cache_dir: Path | None = None) -> Any:
 
 
 def load_device(cache_dir: Path | None = None) -> Any:
-    """The module ``bagua_device_native`` (typed by gpu/leg.pyi), built first if need be; CUDA is not needed.
+    """The module ``bagua_device_native`` (typed by gpu/leg/__init__.pyi), built first if need be; CUDA is not needed.
 
     One module per process. Raises BuildError.
     """

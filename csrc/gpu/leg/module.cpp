@@ -292,7 +292,7 @@ void bind_leg(py::module_* module) {
 
 PYBIND11_MODULE(bagua_device_native, module) {
   using namespace bagua::device;
-  module.doc() = "The GPU leg of Bagua's core; see csrc/gpu/leg.pyi.";
+  module.doc() = "The GPU leg of Bagua's core; see csrc/gpu/leg/__init__.pyi.";
   static py::exception<DeviceError> device_error(module, "DeviceError", PyExc_RuntimeError);
   py::register_local_exception_translator([](std::exception_ptr raised) {
     try {
