@@ -129,22 +129,6 @@ def shared_memory() -> Finding:
     return Finding("/dev/shm", OK, _amount(size))
 
 
-def libcrypto() -> Finding:
-    """OpenSSL's library, which encrypts connections between hosts."""
-    chosen = os.environ.get("BAGUA_LIBCRYPTO")
-    for name in ("libcrypto.so.3", "libcrypto.so.1.1") if chosen is None else (chosen,):
-        try:
-            ctypes.CDLL(name or "/none")  # an empty name would be this program
-        except OSError:
-            continue
-        return Finding("encryption", OK, name)
-    fix = (
-        "Needed between hosts: install OpenSSL 1.1.1 or 3 (Debian, Ubuntu: apt-get install libssl3). On networks that "
-        "are protected otherwise: bagua daemon --plain-data."
-    )
-    return Finding("encryption", WARN, f"{chosen or 'libcrypto'} can't be opened: jobs stay on one host", fix)
-
-
 def memfd() -> Finding:
     """Anonymous shared memory with seals, in which gradients live."""
     try:
@@ -256,7 +240,6 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     ninja,
     torch,
     memfd,
-    libcrypto,
     shared_memory,
     locked_memory,
     file_descriptors,

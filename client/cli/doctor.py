@@ -41,10 +41,11 @@ def doctor(
 
     Exit code 1 if something needed is missing.
     """
-    from bagua.cli import gpu_checks
+    from bagua.cli import crypto_checks, gpu_checks
     from bagua.cli.checks import CHECKS, FAIL
 
     findings = [check() for check in CHECKS]
+    findings.append(crypto_checks.encryption())
     findings += gpu_checks.findings()
     findings.append(core(build))
     fit = all(finding.status != FAIL for finding in findings)

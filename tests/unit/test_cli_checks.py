@@ -38,13 +38,6 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.scikit_learn().status == WARN
 
 
-@pytest.mark.parametrize("name", ["", "/nowhere/libcrypto.so"])
-def test_without_encryption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BAGUA_LIBCRYPTO", name)
-    found = checks.libcrypto()
-    assert found.status == WARN and "can't be opened" in found.detail and "--plain-data" in found.fix
-
-
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0})
     assert checks.cores().status == WARN

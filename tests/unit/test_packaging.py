@@ -22,10 +22,12 @@ TOP_LEVEL = {
     "algorithms",
     "tests",
     "deploy",
+    "docs",
     "pyproject.toml",
     "README.md",
     "LICENSE",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "SECURITY.md",
 }
 RANK_SIDE = ["bagua.torch_api", "bagua.algorithms", "bagua.csrc", "bagua.base", "bagua.proto"]

@@ -1,0 +1,80 @@
+"""The documentation: the README is short, links lead somewhere, pictures can be drawn from the tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
+
+
+def pages() -> list[Path]:
+    """All Markdown files that git knows, or would take."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [path for line in listed.stdout.splitlines() if (path := ROOT / line).exists()]
+
+
+def prose(page: Path) -> str:
+    """The text without blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(f"{page.relative_to(ROOT)}: {link}")
+    return broken
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_relative_links_lead_somewhere() -> None:
+    found = pages()
+    assert ROOT / "README.md" in found
+    assert [link for page in found for link in broken_links(page)] == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n[a](other.md) [b](#one) [c](page.md#two) ![d](x.png) [e](https://example.org)\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert broken_links(page) == ["page.md: other.md", "page.md: page.md#two", "page.md: x.png"]
+
+
+def drawing() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("plots", ROOT / "docs" / "plots.py")
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["allreduce", "steps", "accuracy"])
+def test_pictures_come_from_the_tables(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    getattr(drawing(), name)(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (ROOT / "docs" / f"{name}.png").exists()
