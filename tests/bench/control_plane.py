@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the control plane costs: a real coordinator process on SQLite, and simulated daemons that speak its protocol.
+"""The cost of the control plane: a real coordinator process on SQLite, and simulated daemons that speak its protocol.
 
     python tests/bench/control_plane.py
     python tests/bench/control_plane.py --rows queue --waiting 2000 --trivial 16

@@ -49,7 +49,7 @@ def available(peer: str, python: str) -> bool:
 
 
 def commands(peer: str, python: str, ranks: int, arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """What to start: one command per rank with its environment, or the peer's own launcher."""
+    """The processes to start: one command per rank with its environment, or the peer's own launcher."""
     program = [python, "-P", str(RANK_MAIN), peer, *arguments]
     base = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if peer == "openmpi":

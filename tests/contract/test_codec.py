@@ -1,4 +1,4 @@
-"""What every codec promises, against numpy and torch: error bounds, special values, feedback, determinism."""
+"""Promises of every codec, checked with numpy and torch: error bounds, special values, feedback, determinism."""
 
 import math
 
@@ -76,7 +76,7 @@ def transcode(
 
 
 def decode(name: str, message: Bytes, count: int) -> Floats:
-    """What a message decodes to."""
+    """Decodes a message."""
     decoded = np.full(count, 7, np.float32)
     core.transcode(core.CODECS[name], count, encoded=[message], decoded=[decoded], density=density_of(name))
     return decoded

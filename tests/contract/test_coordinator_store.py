@@ -1,4 +1,4 @@
-"""What every database must do for the coordinator."""
+"""The coordinator's store: one suite for every database."""
 
 from __future__ import annotations
 

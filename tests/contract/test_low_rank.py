@@ -82,7 +82,7 @@ def test_equals_float64(one: LowRank, rows: int, columns: int, rank: int, offset
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
 def test_large_results_are_as_small_ones(one: LowRank) -> None:
-    """What is written past the caches begins anywhere."""
+    """Writes past the caches may begin at any address."""
     made = Memory(0, 3)
     left, right, result = made.new(2, 700), made.new(2, 701), made.new(700, 701)
     one.product(left, right, result)

@@ -99,7 +99,7 @@ def test_two_jobs_on_the_same_daemons(service: Service, sandbox: Sandbox) -> Non
 
 @dataclass(frozen=True)
 class Held:
-    """What a daemon holds. Memory is in bytes, and counts each shared page once."""
+    """Resources of a daemon. Memory is in bytes, and counts each shared page once."""
 
     resident: int
     peak: int

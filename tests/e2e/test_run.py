@@ -296,7 +296,7 @@ def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
 
 
 def read_all(descriptor: int, process: subprocess.Popen[str]) -> str:
-    """What a program wrote to a terminal until it ended."""
+    """The output of a program to a terminal until it ended."""
     found = b""
     with os.fdopen(descriptor, "rb", buffering=0) as terminal:
         try:

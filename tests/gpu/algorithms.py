@@ -52,7 +52,7 @@ def references(*words: str) -> tuple[str, ...]:
 
 
 def parts_for(device: str) -> tuple[Part, ...]:
-    """What runs side by side; in a rehearsal a little of everything."""
+    """Algorithms that run side by side; in a rehearsal a few cases of each."""
     if device == "cpu":
         return (Part("", "", references("gradient_allreduce")),)
     if device == "fake":

@@ -52,7 +52,7 @@ def seconds_of(size: int, device: torch.device, codec: str) -> dict[str, float]:
 
 
 def measure(port: int, kind: str, sizes: list[int], codecs: list[str], limit_s: float) -> dict[str, Any]:
-    """What this rank found. ``codecs``: those whose results are checked; the first two are timed."""
+    """Findings of this rank. ``codecs``: those whose results are checked; the first two are timed."""
     warnings.simplefilter("default")  # what torch warns of is no matter here
     until = monotonic() + 0.7 * limit_s
     device = device_of(kind)

@@ -1,4 +1,4 @@
-"""What the sections share: their command line, time on a device, processes that run beside each other."""
+"""Helpers of all sections: their command line, time on a device, processes that run beside each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keep(found: Any) -> None:
 
 
 def kept(folder: Path, ranks: int) -> list[Any]:
-    """What all ranks have written down; nothing if one has not."""
+    """The results of all ranks; nothing if one rank has none."""
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(file.read_text()) for file in files] if all(file.exists() for file in files) else []
 

@@ -16,7 +16,7 @@ from gpu.findings import Findings, section
 from gpu.section_options import options
 
 BESIDE = 8
-"""So many cases at a time: most of one is torch's import and the making of a context."""
+"""Cases that run at a time: most of a case is torch's import and the making of a context."""
 CASE_S = 30.0
 JUDGED = {
     "memory": "registered memory of a sealed memfd: a stream waits on a word in it",
@@ -26,7 +26,7 @@ JUDGED = {
 
 
 def run_case(case: str, deadline: float) -> dict[str, Any]:
-    """What the case found; {"ended": words} if it could not say."""
+    """The findings of the case; {"ended": words} if it has none."""
     command = [sys.executable, "-m", "gpu.driver_case", "--case", case]
     left = min(CASE_S, deadline - time.monotonic())
     if left < 1:

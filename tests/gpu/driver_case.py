@@ -138,7 +138,7 @@ def memory(card: Card, found: dict[str, Any]) -> None:
 
 
 def fault(card: Card, found: dict[str, Any]) -> None:
-    """What events say after an assertion of a kernel, which nothing gets over: of it the leg's watcher learns so."""
+    """The answer of events after an assertion of a kernel, an error that stays: the leg's watcher learns of it so."""
     never = card.event()
     try:
         torch.zeros(4, device="cuda")[torch.tensor([99], device="cuda")]

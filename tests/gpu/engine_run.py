@@ -32,7 +32,7 @@ def run_ranks(
     partly: Callable[[list[Any]], None] | None = None,
     **more: Any,
 ) -> list[Any]:
-    """What ``function`` returned in every rank; it gets ``kind`` (the device), ``port`` (a free one) and ``limit_s``
+    """Results of ``function`` in all ranks. It gets ``kind`` (the device), ``port`` (a free one) and ``limit_s``
     beside ``more``. ``also``: more variables of the ranks. Raises what the rig raises, with the ranks' outputs; before
     that ``partly`` gets what the ranks kept."""
     with tempfile.TemporaryDirectory() as name, make_ranks(Path(name)) as ranks:

@@ -120,7 +120,7 @@ def graphs(port: int, kind: str, limit_s: float) -> dict[str, Any]:
 
 
 def words(error: BaseException | None) -> str:
-    """What an error says, and what those say in whose handling it was raised: a capture that is ended by a refusal
+    """The text of an error, and of the errors in whose handling it was raised: a capture that is ended by a refusal
     may fail for that reason, and raise an error of its own."""
     found = []
     while error is not None:

@@ -1,4 +1,4 @@
-"""What a section of the GPU tests finds: checks that hold or not, and rows of figures; kept on disk from the first on.
+"""Findings of a section of the GPU tests: checks that hold or not, and rows of figures; on disk from the first on.
 
 A section that is stopped at its limit, or that crashes, keeps what it had found.
 """
@@ -41,7 +41,7 @@ class Findings:
         self._found["tables"].pop(table, None)
 
     def note(self, text: str) -> None:
-        """What a reader of the figures must know."""
+        """Adds a note that a reader of the figures needs."""
         self._found["notes"].append(text)
         print(text, flush=True)
         self._write()

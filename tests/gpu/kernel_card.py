@@ -76,7 +76,7 @@ class CudaMemory:
             self._checked("cudaMemcpyAsync", *where, ctypes.c_size_t(nbytes), way, None)
 
     def part(self, address: int, offset: int) -> int:
-        """What lies ``offset`` bytes further on."""
+        """The address ``offset`` bytes further on."""
         return address + offset
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
@@ -162,7 +162,7 @@ class CpuCard:
         return found
 
     def part(self, address: Array, offset: int) -> Array:
-        """What lies ``offset`` bytes further on."""
+        """The address ``offset`` bytes further on."""
         return address[offset:]
 
     def copy(self, to: Array, source: Array, nbytes: int) -> None:

@@ -140,7 +140,7 @@ class Codecs:
                     )
 
     def messages(self) -> None:
-        """What the card encoded is read by the CPU, and the reverse: the same bits, and not far from float64."""
+        """The CPU reads messages of the card, and the reverse: the same bits, and not far from float64."""
         count = 100_003
         values = np.random.default_rng(5).standard_normal(count, np.float32)
         for name, most in ERRORS.items():

@@ -46,7 +46,7 @@ class Machine:
     blind: str = ""
 
     def lacking(self) -> dict[str, str]:
-        """What sections may need and this machine does not have, and why."""
+        """Requirements of sections that this machine does not have, and why."""
         missing = [name for name in ("grpc", "protobuf", "numpy", "pytest") if not getattr(self, name)]
         found = {name: f"{self.python} has no {name}" for name in missing}
         return {**found, "torch with CUDA": self.blind} if self.blind else found
@@ -118,7 +118,7 @@ def memory_used_mib() -> int | None:
 
 
 def state() -> dict[str, str]:
-    """What is free, and how fast the card runs: figures depend on it."""
+    """Free memory of host and card, and the card's clocks: figures depend on them."""
     _, _, available = Path("/proc/meminfo").read_text().partition("MemAvailable:")
     found = {"host memory free": f"{int(available.split()[0]) >> 10} MiB"}
     said = (_nvidia_smi("memory.free,memory.total,clocks.sm,clocks.max.sm,driver_version").splitlines() or [""])[0]

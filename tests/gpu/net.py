@@ -29,7 +29,7 @@ TARGETS = f"Targets: {TARGET} times at every size, {TARGET_LARGE} at 8 MiB and a
 
 
 def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s: float) -> tuple[dict[str, Any], str]:
-    """What both ranks measured (the slower one's time counts) and what they printed."""
+    """The measurements of both ranks (the slower one's time counts) and their output."""
     port = str(free_port())
     common = ["--port", port, "--device", "cuda" if device == "cuda" else "cpu"]
     common += ["--seconds", f"{limit_s:.0f}", "--sizes", *map(str, sizes)]
@@ -47,7 +47,7 @@ def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s
 
 
 def networks(device: str) -> dict[str, dict[str, str]]:
-    """What a program's environment has for each network."""
+    """A program's environment variables for each network."""
     if device != "cuda":
         return {"NCCL's sockets": {}, "Bagua-Net": {}}  # Gloo and the fakes know one network
     common = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}

@@ -20,7 +20,7 @@ TABLE = "all-reduce, 2 ranks on one card, in one process"
 
 
 def one_turn(environment: dict[str, str], device: str, sizes: list[int], limit_s: float) -> tuple[dict[str, Any], str]:
-    """What was measured and what was printed."""
+    """The measured rows, and the printed output."""
     # A module that is loaded late may wait for a kernel that waits for this one.
     environment = {**environment, "CUDA_MODULE_LOADING": "EAGER"}
     if device != "cuda":

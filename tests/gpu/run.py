@@ -76,7 +76,7 @@ class Run:
         }
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What every process of this run gets."""
+        """Variables that every process of this run gets."""
         tests = Path(__file__).resolve().parents[1]
         paths = [str(self.work / "site"), str(tests), os.environ.get("PYTHONPATH", "")]
         # Ranks would try again to build kernels that could not be built, each of them: empty means none.
@@ -171,7 +171,7 @@ class Run:
         sweep()
 
     def _found(self, section: sections.Section) -> dict[str, Any] | None:
-        """What the section has written down."""
+        """The findings that the section has written."""
         return _previous(self.work / f"{section.name}.json")
 
     def end(self) -> None:

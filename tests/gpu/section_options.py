@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """What every section understands."""
+    """Options that every section understands."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--result", type=Path, required=True, help="file for the findings")
     made.add_argument("--seconds", type=float, default=60.0, help="time that it has")

@@ -75,7 +75,7 @@ def by_name(names: Sequence[str]) -> list[Section]:
 
 
 def groups(sections: Sequence[Section]) -> list[list[Section]]:
-    """What runs one after the other; the members of a group run at the same time."""
+    """Groups of sections, one after the other; the members of a group run at the same time."""
     alone = [[section] for section in sections if section.alone]
     beside = [section for section in sections if not section.alone and not section.last]
     last = [section for section in sections if section.last]

@@ -1,4 +1,4 @@
-// What memory a host can still give, by its control groups, and requests that do not fit.
+// Memory that a host can still give, by its control groups, and requests that do not fit.
 #include "engine/budget.h"
 
 #include <sys/stat.h>

@@ -38,7 +38,7 @@ float number(size_t step, size_t member, size_t i) {
   return static_cast<float>((unit - 0.5) * (i % 7 == 3 ? 10 : 1));
 }
 
-// What a message made of `y` says.
+// Encodes `y` into a message and decodes it.
 Vector through(Encoding encoding, const Vector& y) {
   std::vector<char> room(encoded_bytes(encoding, y.size()) + 64);
   Vector decoded(y.size());

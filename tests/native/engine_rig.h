@@ -131,7 +131,7 @@ class Job {
   }
   Engine& engine(size_t host) { return *engines_[host]; }
   const std::string& socket(size_t host) const { return sockets_[host]; }
-  // What host `host` was told about the ring; empty: nothing.
+  // The ring event of host `host`; empty: none came.
   std::string ring(size_t host) {
     for (const Event& event : engines_[host]->events()) {
       if (std::string(event.kind) == "ring") return event.text;

@@ -141,7 +141,7 @@ TEST(order_of_a_ring) {
   }
 }
 
-// Whatever the ring: all ranks have the same bits, in the world and in communicators that leave hosts out.
+// For any ring, all ranks have the same bits, in the world and in communicators that leave hosts out.
 TEST(every_kind_on_four_hosts) {
   constexpr uint64_t kCount = 30'000;
   std::mutex mutex;

@@ -126,7 +126,7 @@ TEST(dialer_that_ignores_the_answer) {
   });
   Side thief;
   thief.credentials.key = key_of(9);
-  // What an honest dialer with a wrong key sends first is right in every field: replay it by hand, with a made-up
+  // The first message of an honest dialer with a wrong key is right in every field: replay it by hand, with a made-up
   // proof.
   Pair recorder;
   threads.start([&] { EXPECT(!dial(recorder, thief, in_ms(500)).status); });
@@ -240,7 +240,7 @@ TEST(an_honest_relay_changes_nothing) {
   CHECK_OK(outcome.accept.status);
 }
 
-// Whatever byte is changed, one of the two notices, and neither gets a connection that the other does not have.
+// For any changed byte one end notices, and neither gets a connection that the other does not have.
 TEST(no_byte_can_be_changed) {
   for (const Encryption encryption : {Encryption::kNever, Encryption::kAlways}) {
     const Side side = side_with(encryption);

@@ -75,7 +75,7 @@ TEST(choice_against_a_slow_stream) {
 
 constexpr int kLongestMs = 200'000;  // no more than a way out: relays of a busy machine pass on a few MB/s
 
-// What has been passed on by a slow relay, and by all others together. The slow one is slow by this count, not by the
+// Bytes that a slow relay and all others together have passed on. The slow one is slow by this count, not by the
 // clock: on a busy machine those that do not run are slow, too.
 struct Passed {
   static constexpr uint64_t kTimesSlower = 60;  // than all others together

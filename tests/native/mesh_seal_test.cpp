@@ -95,7 +95,7 @@ constexpr size_t kBytes = 5000;                                       // of a me
 constexpr size_t kFrame = kFrameHeader + kBytes + Sealer::kTagBytes;  // of its frame
 constexpr size_t kFrames = 3;
 
-// What host 1 sends on two streams, three messages on each, goes through the test's hands to host 0.
+// Three messages of host 1 on each of two streams pass through the test to host 0.
 struct Tapped {
   Mesh victim{mesh_options(0, 2, 2)};
   std::vector<Socket> to_victim;

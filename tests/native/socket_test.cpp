@@ -219,7 +219,7 @@ std::string congestion(int fd) {
   return name;
 }
 
-// What the system gives a new socket, and both ends of a new connection of ours.
+// Congestion control of a new socket of the system, and of both ends of a new connection of ours.
 struct Congestion {
   std::string system;
   Socket near_end;

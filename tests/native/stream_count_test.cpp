@@ -45,7 +45,7 @@ TEST(both_are_tried_before_it_is_decided) {
   EXPECT(link.count.all());  // the second half of the trial
 }
 
-// What a trial costs where it changes nothing.
+// The cost of a trial that changes nothing.
 TEST(the_trial_of_all_is_short) {
   Link link;
   int64_t all_ms = 0;

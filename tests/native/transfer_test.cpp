@@ -254,7 +254,7 @@ TEST(ranks_ahead_of_others) {
   EXPECT_EQ(job.engine().error(), std::string());
 }
 
-// What a rank writes over the arrival counters costs time, not results: the daemon looks by itself.
+// A rank that overwrites the arrival counters costs time, not results: the daemon looks by itself.
 TEST(scribbled_arrival_counters_cost_only_time) {
   Job job(2);
   job.each([](int rank, ChannelClient* client, StagePool* pool) {

@@ -1,1 +1,1 @@
-"""What tests of several folders start: ranks on real engines. ``tests`` is on the path (tests/conftest.py)."""
+"""Helpers of several folders: they start ranks on real engines. ``tests`` is on the path (tests/conftest.py)."""

@@ -26,7 +26,7 @@ WAIT_S = 30.0
 
 
 class Time:
-    """What both clocks of a coordinator show."""
+    """The times of both clocks of a coordinator."""
 
     def __init__(self) -> None:
         self.monotonic = 0.0

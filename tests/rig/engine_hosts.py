@@ -116,7 +116,7 @@ class RankProcess:
         return self.log.read_text()
 
     def result(self) -> Any:
-        """What the rank's function returned; fails the test with the rank's output if it did not end well."""
+        """Returns the result of the rank's function; fails the test with the rank's output if it did not end well."""
         assert self.process.returncode == 0, f"rank {self.rank}: exit code {self.process.returncode}\n{self.output}"
         return torch.load(self.result_file, weights_only=False)
 

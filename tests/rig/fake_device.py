@@ -58,7 +58,7 @@ class FakeRuntime:
         return found
 
     def misuse(self) -> str:
-        """What CUDA does not allow and was done, empty if nothing."""
+        """The calls that CUDA does not allow; empty if there were none."""
         return f"{self._library.fake_cuda_first_misuse()!r}" if self._library.fake_cuda_misuses() else ""
 
 

@@ -82,7 +82,7 @@ _Directive, _Fact = _lean_messages()
 
 @dataclass
 class Counts:
-    """What the daemons have seen and said; times by ``time.monotonic``, 0: not yet."""
+    """Facts that the daemons have seen and sent; times by ``time.monotonic``, 0: not yet."""
 
     connected: int = 0
     broken: int = 0  # streams that ended before they should

@@ -31,7 +31,7 @@ def outputs_of(
     names: list[str],
     deadline_s: float,
 ) -> list[str]:
-    """What every rank wrote. ``function(names)`` runs in each; ``deadline_s`` is for hangs alone."""
+    """The output of every rank. ``function(names)`` runs in each; ``deadline_s`` is for hangs alone."""
     hosts, bucket_bytes = layout
     environment = {"BAGUA_DEFAULT_BUCKET_SIZE": bucket_bytes} if bucket_bytes else {}
     with make_ranks(folder) as ranks:

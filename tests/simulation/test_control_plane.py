@@ -32,7 +32,7 @@ _COLLECT_EVERY = 100
 
 
 def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) -> str:
-    """What the first history that breaks a promise says; empty if none does."""
+    """The report of the first history that breaks a promise; empty if none does."""
     gc.collect()
     gc.freeze()  # histories leave circles behind; modules need no search for circles
     gc.disable()

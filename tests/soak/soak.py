@@ -30,7 +30,7 @@ EVERY_S = 0.5
 STARTED_S = 120.0
 ENDED_S = 120.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# What may be added while nothing leaks: fragments of the heap, descriptors and threads of a group that is alive.
+# Growth that is no leak: fragments of the heap, descriptors and threads of a group that is alive.
 LIMITS = {"memory": (24 << 20, 0.05), "descriptors": (12.0, 0.0), "threads": (6.0, 0.0)}
 
 

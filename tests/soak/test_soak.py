@@ -48,8 +48,8 @@ def test_trend(growth: Any, period: int) -> None:
 
 
 def test_trend_of_a_warm_up(growth: Any) -> None:
-    """What grows to its working size at the beginning and stays there does not leak; one step later on is none either,
-    two thirds of the time at the new height are."""
+    """Memory that reaches its working size at the beginning does not leak. A single later step is no leak either, if
+    two thirds of the time lie at the new height."""
     times = [float(index) for index in range(100)]
     assert growth(times, [min(time, 20.0) for time in times]) == 0.0
     assert growth([], []) == 0.0

@@ -1,4 +1,4 @@
-"""What the commands make of their options, and results that come with the output of a job."""
+"""How the commands read their options, and results that come with the output of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line of the benchmarks takes for sizes, rates and networks."""
+"""Sizes, rates and networks on the command line of the benchmarks."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_headers_are_parsed_a_few_times_and_every_source_once(tmp_path: Path) ->
 
 
 def test_the_core_leaves_printing_and_files_to_those_who_are_for_it() -> None:
-    """What somebody wrote to look into it would print into users' programs, or fill their disks."""
+    """No debugging output is left: it would print into users' programs, or fill their disks."""
     prints = re.compile(r"\b(v?f?printf|f?puts|fopen)\(|std::(ofstream|cerr|cout)")
     root = Path(build.__file__).parent
     sources = [path for path in root.rglob("*") if path.suffix in (".cpp", ".h", ".cu") and "tools" not in path.parts]

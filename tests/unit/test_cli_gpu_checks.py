@@ -1,4 +1,4 @@
-"""What the doctor says of GPUs, with drivers and NCCL that are small libraries made here."""
+"""The doctor on GPUs, with drivers and NCCL that are small libraries made here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked on the command line before anything is started."""
+"""Checks of the command line before anything is started."""
 
 import os
 import subprocess
@@ -103,7 +103,7 @@ def test_ranks_are_counted_as_torchrun_counts_them(monkeypatch: pytest.MonkeyPat
 
 
 def complete(line: str) -> list[str]:
-    """What bash is told where the last word of ``line`` is to be completed."""
+    """The completions that bash gets for the last word of ``line``."""
     words = {"_BAGUA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     command = [sys.executable, "-P", "-m", "bagua.cli.main"]
     done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, timeout=60, check=True)

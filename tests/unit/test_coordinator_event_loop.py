@@ -1,4 +1,4 @@
-"""What keeps the coordinator's event loop free while many nodes speak. Turns and passes are counted: no times."""
+"""The coordinator's event loop stays free while many nodes speak. Turns and passes are counted: no times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives in memory on the event loop: sessions, watchers, logs. Nothing grows without bound."""
+"""State in memory on the event loop: sessions, watchers, logs. Nothing grows without bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What expires, and how the option says it."""
+"""Jobs that expire, and the option for it."""
 
 from __future__ import annotations
 

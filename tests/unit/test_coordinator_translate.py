@@ -1,4 +1,4 @@
-"""What comes from outside is checked, and bounded."""
+"""Input from outside is checked, and bounded."""
 
 from __future__ import annotations
 

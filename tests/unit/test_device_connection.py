@@ -1,4 +1,4 @@
-"""What a DeviceConnection is made of, without a GPU: numbers of communicators, memory in use, moments, logs."""
+"""The parts of a DeviceConnection, without a GPU: numbers of communicators, memory in use, moments, logs."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_builds_are_kept_where_that_is_possible(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_card_that_torch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs no torch for CUDA can run."""
+    """Sections that need no torch for CUDA can run."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0'\n")
     program.chmod(0o755)

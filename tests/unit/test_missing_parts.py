@@ -1,4 +1,4 @@
-"""What is not there says so: parts of the original, other operating systems, packages of the examples."""
+"""Missing things are named in the error: parts of the original, other operating systems, packages of the examples."""
 
 from __future__ import annotations
 

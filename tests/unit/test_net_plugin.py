@@ -1,4 +1,4 @@
-"""What leads NCCL to the plugin, and who asks for it."""
+"""Variables that lead NCCL to the plugin, and the settings that ask for it."""
 
 from __future__ import annotations
 

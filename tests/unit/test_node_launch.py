@@ -1,4 +1,4 @@
-"""What the coordinator may ask for, and what is started for it."""
+"""Requests that the coordinator may send to a node, and the processes that follow."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is installed is what the folders hold, and importing it stays cheap."""
+"""The installed files are those of the folders, and importing them stays cheap."""
 
 from __future__ import annotations
 

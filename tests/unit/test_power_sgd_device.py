@@ -1,4 +1,4 @@
-"""What PowerSGD does without looking at results, as on a GPU, against what it does when it looks."""
+"""PowerSGD that does not read results on the host, as on a GPU, beside PowerSGD that does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the environment says."""
+"""Settings from the environment."""
 
 from __future__ import annotations
 

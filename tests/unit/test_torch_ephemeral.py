@@ -1,4 +1,4 @@
-"""What a rank believes of what it finds in the rendezvous store."""
+"""Entries of the rendezvous store that a rank believes, and those that it refuses."""
 
 from __future__ import annotations
 

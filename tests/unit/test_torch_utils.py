@@ -79,7 +79,7 @@ def test_average_over_time() -> None:
     assert average.total_recording_time() == pytest.approx(64)
     for seconds in (1, 2, 4, 8, 16, 32, 64):
         newest = values[-seconds:]
-        # What is older than a power of two seconds is known by means alone.
+        # For times beyond a power of two seconds only means are kept.
         assert average.get_records_mean(seconds) == pytest.approx(sum(newest) / seconds, abs=1.0)
         assert average.get(seconds) == pytest.approx(average.get_records_mean(seconds))
     assert average.get_records_mean(1) == pytest.approx(values[-1])

@@ -1,4 +1,4 @@
-"""What references of several algorithms need: the order of buckets, the codecs' kernel, pairs, and volumes."""
+"""Helpers for references of several algorithms: the order of buckets, the codecs' kernel, pairs, and volumes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Coder:
         self.back = torch.argsort(self.order)
 
     def __call__(self, vector: Tensor, residual: Tensor | None = None) -> Tensor:
-        """What ``vector`` (in the order of registration) decodes to; updates ``residual``, which is in the order of the
-        bucket."""
+        """Encodes and decodes ``vector`` (in the order of registration); updates ``residual`` (in the order of the
+        bucket)."""
         core = csrc.load()
         number, density = core.CODECS[self.codec.name], self.codec.density_units
         raw = vector[self.order].contiguous()

@@ -1,4 +1,4 @@
-"""What every algorithm must stand, whatever it computes: run on ranks for all registered names, and for an algorithm of
+"""Checks that every algorithm must pass: run on ranks for all registered names, and for an algorithm of
 a user's own (``pytest tests/contract --algorithm my.module:MyAlgorithm``).
 
 Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input is in mistakes.py.

@@ -35,7 +35,7 @@ def share(ratio: float) -> Callable[[World, nn.Module], float]:
 
 
 def lossy(error: float) -> Callable[[World, int], float]:
-    """What encoding may add to plain SGD at rate 0.05: ``error`` of a gradient of at most 1, independent in every step.
+    """Error that encoding may add to plain SGD at rate 0.05: ``error`` of a gradient of at most 1, new in every step.
     On one host nothing is encoded."""
     return lambda world, step: 0.05 * error * (step + 1) ** 0.5 if len(world.hosts) > 1 else 0.0
 

@@ -36,7 +36,7 @@ class Runner:
         self._cut = ""
 
     def result(self, name: str) -> list[Any]:
-        """What every rank returned in a job. Fails the test with the ranks' errors if one failed.
+        """Returns the results of all ranks of a job. Fails the test with the ranks' errors if one failed.
 
         If ranks are interrupted, or their time is over, KeyboardInterrupt is raised for the first job that was not
         done: the tests before that are told."""

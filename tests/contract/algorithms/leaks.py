@@ -48,7 +48,7 @@ def tensors_alive() -> int:
 
 
 def switch(rounds: int) -> list[dict[str, int]]:
-    """What there is after each round through all algorithms."""
+    """Resources in use after each round through all algorithms."""
     communicators = Communicators()
     model = seeded(volume_model, seed=bagua.get_rank())
     found = []

@@ -17,7 +17,7 @@ RATE, MOMENTUM, CONSENSUS = 0.7, 0.5, 1.0
 
 
 def pairs(count: int, number: int) -> list[list[int]]:
-    """Who meets in a round; the last is alone where the count is odd."""
+    """The pairs of a round; the last rank is alone where the count is odd."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
     return [order[at : at + 2] for at in range(0, count, 2)]
 

@@ -1,4 +1,4 @@
-"""What ranks of the contract suite do: one job after the other, each with a deadline and a file for what it found."""
+"""Ranks of the contract suite: they run one job after the other, each with a deadline and a file for what it found."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rank_jobs(names: list[str], folder: str) -> None:
 
 
 def job(name: str) -> Callable[[], Any]:
-    """What a job does."""
+    """The function of a job."""
     kind, _, rest = name.partition(" ")
     if kind == "case":
         return lambda: train_case(load_cases()[rest])

@@ -1,4 +1,4 @@
-"""What general.py and mistakes.py check: an algorithm of the registry with optimizers that fit, or one of a user's."""
+"""Subjects of general.py and mistakes.py: an algorithm of the registry with optimizers that fit, or one of a user's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bagua.base.errors import BaguaError
 
 Optimizers = list[torch.optim.Optimizer]
 CLEAR = (BaguaError, ValueError, TypeError, NotImplementedError)
-"""What a user may meet who passes something wrong."""
+"""Exceptions that a user may get for a wrong argument."""
 
 
 @dataclass(frozen=True)

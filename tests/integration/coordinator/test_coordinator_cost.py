@@ -1,4 +1,4 @@
-"""What the coordinator's processor does for many jobs and hosts: a budget, so that nobody brings the square back.
+"""Processor time of the coordinator for many jobs and hosts has a budget, so that no quadratic cost comes back.
 
 Processor time of the coordinator's process alone, with simulated daemons in another one; the budgets are several times
 what it takes, and a part of what it took when each fact looked at everything. ``tests/bench/control_plane.py`` has

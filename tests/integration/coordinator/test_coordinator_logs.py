@@ -137,7 +137,7 @@ def test_a_reader_sets_the_pace_and_loses_nothing(run, client):
 
 
 def test_readers_that_do_not_read_cost_little(run, client):
-    """What waits for a reader is bounded, whatever the log holds: a window here, and what gRPC has on the way."""
+    """Bytes that wait for a reader are bounded for any log: a window here, and gRPC's buffers."""
     a, order = run
     calls = [client.logs(order.job_id, ranks=[0], follow=True) for _ in range(10)]
     readers = [threading.Thread(target=next, args=(call,), daemon=True) for call in calls]

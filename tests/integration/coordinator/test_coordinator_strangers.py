@@ -26,7 +26,7 @@ CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 @contextmanager
 def silent_streams(address: str, number: int) -> Iterator[list[grpc.Call]]:
-    """So many connections, each with a stream that asks nothing more and shows no token."""
+    """Opens ``number`` connections, each with a stream that asks nothing more and shows no token."""
     with ExitStack() as channels:
         calls = []
         for _ in range(number):

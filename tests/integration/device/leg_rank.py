@@ -30,7 +30,7 @@ def load(name: str, path: str) -> Any:
 
 
 class Fakes:
-    """What the fakes have seen."""
+    """Counters of the fake CUDA and NCCL in this process."""
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL(os.environ["BAGUA_DEVICE_CUDART"])
@@ -53,7 +53,7 @@ class Fakes:
         self.cuda.fake_cuda_drain(ctypes.c_void_p(stream))
 
     def left(self) -> dict[str, int]:
-        """What exists on the device."""
+        """Objects that exist on the device."""
         found = {
             name: getattr(self.cuda, f"fake_cuda_{name}")() for name in ("streams", "events", "allocated", "registered")
         }

@@ -81,7 +81,7 @@ def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts:
 
 
 def test_groups_that_take_a_moment(make_job: Callable[..., Any]) -> None:
-    """Whoever submits waits hardly longer than NCCL takes to enqueue a group on a thread of its own: looks come more
+    """A submitting thread waits hardly longer than NCCL takes to enqueue a group on a thread of its own: it polls more
     often than every millisecond."""
     for result in make_job([[0, 1]]).run("streams.quick_groups").values():
         assert result["result"] > 12

@@ -54,7 +54,7 @@ class Relay:
             target.shutdown(socket.SHUT_WR)
 
     def change(self, data: bytes) -> bytes:
-        """What is passed on of a piece. An attacker's relay has its own."""
+        """Returns the bytes of a piece to pass on. An attacker's relay overrides this."""
         return data
 
     def reset(self) -> None:

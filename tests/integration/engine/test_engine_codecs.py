@@ -28,7 +28,7 @@ def test_every_codec_equals_the_mathematics(make_world: Callable[..., Any], layo
 
 
 def expected_bytes(codec: str, count: int, hosts: int) -> int:
-    """What one of ``hosts`` hosts has to send: (hosts - 1) / hosts of the vector, there and back."""
+    """The share that one of ``hosts`` hosts has to send: (hosts - 1) / hosts of the vector, there and back."""
     share, core = count // hosts, load()
     density = DENSITY if codec == "topk" else 0
     encoded: int = 4 * share if codec == "none" else core.encoded_bytes(core.CODECS[codec], share, density)

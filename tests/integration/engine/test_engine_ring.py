@@ -36,7 +36,7 @@ def connect() -> Iterator[Callable[..., Relay]]:
 
 
 def told(world: Any) -> list[list[str]]:
-    """What every host was told about its ring."""
+    """The ring events of every host."""
     return [[event["text"] for event in engine.events() if event["kind"] == "ring"] for engine in world.engines]
 
 

@@ -117,7 +117,7 @@ def test_a_right_beginning_is_not_enough(nccl: FakeNccl, door: Door) -> None:
 
 
 def recorded_hello(nccl: FakeNccl) -> list[bytes]:
-    """What a connecting plugin says first, to a port of ours."""
+    """Returns the first bytes that a connecting plugin sends to a port of ours."""
     before = machine.listening()
     listener = nccl.listen()
     ((_, port),) = machine.listening() - before

@@ -1,4 +1,4 @@
-"""What ranks see of the daemon's environment, and their secrets."""
+"""The part of the daemon's environment that ranks see, and their secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def seen(end, job_id: str, script: Path, **spec) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def operator(monkeypatch):
-    """What the daemon's operator has in his environment."""
+    """The environment of the daemon's operator."""
     variables = {"VAULT_TOKEN": "s3cret", "WANDB_API_KEY": "s3cret", "BAGUA_TOKEN": "s3cret", "TEAM_NAME": "x"}
     for name, value in {**variables, "NCCL_DEBUG": "WARN"}.items():
         monkeypatch.setenv(name, value)

@@ -17,7 +17,7 @@ BROKEN = 2  # in this step one rank's gradients are infinite
 
 
 def rank_scales() -> list[dict[str, Any]]:
-    """What the scaler and the parameters are after each step, for every algorithm."""
+    """The scaler and the parameters after each step, for every algorithm."""
     bagua.init_process_group()
     rank, device = bagua.get_rank(), placing.device()
     found = []
@@ -45,7 +45,7 @@ def rank_scales() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_all_ranks_skip_the_same_step(ranks: Any, device: str) -> None:
-    """Whoever made the infinite gradient."""
+    """All ranks skip the step, whichever rank had the infinite gradient."""
     first, *others = ranks.run(rank_scales, hosts=[[0, 1], [2]], environment=placing.environment(device, "staged"))
     before = first[0]["weights"]
     for number, mine in enumerate(first):

@@ -71,7 +71,7 @@ def rank_digits() -> dict[str, dict[str, float]]:
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def trained(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[dict[str, dict[str, float]]]:
-    """What every rank found with every codec."""
+    """The findings of every rank with every codec."""
     with make_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
         ranks.start(rank_digits, hosts=LAYOUTS[request.param])
         ranks.wait(deadline_s=200.0)

@@ -28,7 +28,7 @@ CELLS = list(itertools.product((True, False), (True, False), NAMES, (False, True
 
 
 def is_refused(synchronous: bool, centralised: bool, codec: str, everywhere: bool, mode: str) -> bool:
-    """What makes no sense."""
+    """Combinations that make no sense are refused."""
     if mode == "ring" and (centralised or not synchronous):
         return True
     return everywhere and codec == "none"

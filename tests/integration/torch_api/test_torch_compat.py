@@ -31,7 +31,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
-    """What every rank wrote."""
+    """The output of every rank."""
     folder = tmp_path_factory.mktemp("ranks")
     return outputs_of(make_ranks, folder, LAYOUTS[request.param], rank_scenarios, list(SCENARIOS), deadline_s=200.0)
 

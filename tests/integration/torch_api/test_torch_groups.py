@@ -77,7 +77,7 @@ def test_groups_that_ranks_of_a_host_see_differently(ranks: Any) -> None:
 
 
 def test_groups_that_hosts_see_differently(ranks: Any) -> None:
-    """Who waits for whom is there to be read (``bagua job show``, and the rank's own output after half a minute)."""
+    """A wait names its ranks in ``bagua job show``, and in the rank's own output after half a minute."""
     started = ranks.start(rank_disagrees, hosts=[[0, 1], [2]])
     for rank in started[:2]:
         rank.process.wait(60.0)

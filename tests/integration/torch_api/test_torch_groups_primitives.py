@@ -196,7 +196,7 @@ def check_coalesced() -> None:
 
 
 def check_abort() -> None:
-    """What is aborted ends, on all members; the rest goes on."""
+    """An aborted communicator ends on all members; the others go on."""
     group = new_group([1, 2])
     comm = group.get_global_communicator()
     if comm:

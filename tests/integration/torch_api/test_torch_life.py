@@ -355,7 +355,7 @@ def test_import_starts_nothing() -> None:
 
 
 def rank_too_large() -> tuple[str, int, bool]:
-    """What a rank is told of a model that one host has no memory for. A smaller one can be trained afterwards."""
+    """The error for a model that one host has no memory for. A smaller one can be trained afterwards."""
     bagua.init_process_group()
     before = current().connection.counters()["segment_bytes"]
     with pytest.raises(BaguaError) as told:

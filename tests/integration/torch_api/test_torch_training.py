@@ -37,7 +37,7 @@ FULL = {"4 ranks, one bucket"}
     scope="module", params=[pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in LAYOUTS]
 )
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
-    """What every rank wrote."""
+    """The output of every rank."""
     folder = tmp_path_factory.mktemp("ranks")
     return outputs_of(make_ranks, folder, LAYOUTS[request.param], rank_train, list(SCENARIOS), deadline_s=500.0)
 

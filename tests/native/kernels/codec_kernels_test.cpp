@@ -24,7 +24,7 @@ const Way kWays[] = {
     {2, 2, 0.25f, false, false, 2, true, 60}, {0, 0, 1, true, true, 1, false, 0},
     {16, 0, 1, false, true, 1, false, 0},     {1, 15, 1.0f / 16, true, true, 1, true, 0},
 };
-// What is done most: encoding with a residual, adding messages to a part, decoding.
+// The most frequent calls: encoding with a residual, adding messages to a part, decoding.
 const Way kUsualWays[] = {
     {1, 0, 0.5f, true, true, 0, false, 0},
     {1, 2, 1, false, true, 1, true, 0},
@@ -80,7 +80,7 @@ TEST(long_vectors) {
   emulation::set_order(0);
 }
 
-// Whatever a message says, nothing outside the buffers is touched (ASan), and all but repeated positions of top-k means
+// For any bytes in a message, nothing outside the buffers is touched (ASan), and all but repeated top-k positions mean
 // the same as on the CPU.
 TEST(garbage) {
   std::mt19937 random(5);

@@ -79,7 +79,7 @@ void compare(const Case& c) {
                          c.divisor};
   CHECK_EQ(bagua_kernels_reduce(&work, nullptr), 0);
   CHECK(output.whole());
-  // What a NaN is that an operation made or passed on is the processor's choice; for 16-bit floats a sum or product of
+  // The processor chooses the bits of a NaN that an operation made or passed on; for 16-bit floats a sum or product of
   // one input is an operation.
   const bool calculates = c.op == ReduceOp::kSum || c.op == ReduceOp::kProduct || c.op == ReduceOp::kAvg;
   const bool divides = c.op == ReduceOp::kAvg && c.divisor > 1;

@@ -1,4 +1,4 @@
-// What the tests of the CUDA kernels share: memory whose ends are watched, numbers of every kind, one call of both
+// Helpers of the tests of the CUDA kernels: memory whose ends are watched, numbers of every kind, one call of both
 // implementations.
 #pragma once
 
@@ -176,7 +176,7 @@ inline void call(Encoding encoding, size_t count, const Way& way, const Buffers&
   transcode(work);
 }
 
-// What a message says, by the core.
+// Decodes a message by the core.
 inline Buffer decode(Encoding encoding, const Buffer& message, size_t count) {
   Buffer decoded(count * 4);
   const void* encoded[] = {message.data()};

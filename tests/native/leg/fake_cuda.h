@@ -45,7 +45,7 @@ uint64_t fake_cuda_registered(void);
 /* A bit for each device that has a context. Since CUDA 12 cudaSetDevice() makes one. */
 uint64_t fake_cuda_contexts(void);
 void fake_cuda_forget_contexts(void);
-/* What cudaStreamIsCapturing says. Meanwhile, calls that spoil a capture are misuse. */
+/* Sets the answer of cudaStreamIsCapturing. Meanwhile, calls that spoil a capture are misuse. */
 void fake_cuda_set_capturing(void* stream, int status);
 /* Every call fails with this code from now on; 0: none does. */
 void fake_cuda_break(int code);

@@ -1,4 +1,4 @@
-// What tests call: kernels, what was counted, faults.
+// Functions that tests call: kernels, counters, faults.
 #include <algorithm>
 #include <chrono>
 #include <thread>

@@ -9,7 +9,7 @@ using namespace fake_cuda;
 
 namespace {
 
-// What frees memory waits for all streams, and for ever if one of them waits for this thread.
+// Calls that free memory wait for all streams, and for ever if one of them waits for this thread.
 void await_device() {
   std::set<void*> streams;
   {

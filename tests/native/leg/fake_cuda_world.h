@@ -1,4 +1,4 @@
-// What the parts of the fake CUDA runtime share: streams, events, memory, and what is counted.
+// State that all parts of the fake CUDA runtime share: streams, events, memory, counters.
 #ifndef FAKE_CUDA_WORLD_H
 #define FAKE_CUDA_WORLD_H
 
@@ -124,7 +124,7 @@ int unsafe(const char* function);
 // The host waits for the device.
 void synchronised();
 
-// What a handle means; nullptr, and misuse, if nothing. nullptr, 1 and 2 are default streams.
+// The object of a handle; nullptr, and misuse, if there is none. nullptr, 1 and 2 are default streams.
 Stream* stream_of(void* handle, const char* function);
 Event* event_of(void* handle, const char* function);
 

@@ -10,7 +10,7 @@ namespace fake {
 
 enum class Result { kOk, kGone, kAborted, kMismatch };
 
-// What a member is about to do with another one; both ends compare it.
+// A member's next operation with another one; both ends compare it.
 struct Header {
   uint64_t sequence;
   uint32_t what, type, op;

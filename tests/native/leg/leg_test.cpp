@@ -367,7 +367,7 @@ TEST(contexts_flat) {
   contexts_on_the_own_device("flat");
 }
 
-// Whoever asks late learns when it was over, but for a round of the watcher; and nothing of what was released.
+// A late question returns the time of the end, but for a round of the watcher; and nothing once it was released.
 void asked_late(const char* route) {
   Job job(kOneHost);
   job.each([route](Rank& rank) {

@@ -1,7 +1,7 @@
 // One data socket or all of them, on real sockets: a relay stands for a network that limits each socket, or all of them
 // together. It counts what each carries; nothing is decided by a clock but when to give up.
 //
-// What was found out about a host is kept until the process ends: each test has hosts of its own, addresses of
+// The plugin remembers a host's trial until the process ends, so each test has hosts of its own, addresses of
 // loopback.
 #include <arpa/inet.h>
 #include <poll.h>
@@ -33,7 +33,7 @@ constexpr size_t kWindow = 8;  // messages in flight, as NCCL
 constexpr double kEachRate = 4e6;
 constexpr double kSharedRate = 20e6;    // of each connection
 constexpr uint64_t kSlice = 2'000'000;  // bytes of each connection that are looked at together
-// So many alike in a row are more than the longest part of a trial can carry, which is 0.5 s on one socket (10 MB where
+// More equal messages in a row than the longest part of a trial can carry, which is 0.5 s on one socket (10 MB where
 // they share) or 0.25 s on all (4 MB where each is limited, and 2 MB that the kernel and the relay hold): it is
 // decided.
 constexpr int kSlices = 7;
@@ -47,7 +47,7 @@ int64_t soon() {
   return now_ns() + 20 * kNsPerS;
 }
 
-// So many bytes per second, of one socket or of several together.
+// Limits the bytes per second of one socket, or of several together.
 class Bucket {
  public:
   explicit Bucket(double rate) : rate_(rate) {}
@@ -56,7 +56,7 @@ class Bucket {
     int64_t free_at = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // What was missed for a moment is made up for: threads wait for a processor.
+      // A short pause is made up for: threads wait for a processor.
       free_at_ =
           std::max(free_at_, now_ns() - 20 * kNsPerMs) + static_cast<int64_t>(static_cast<double>(bytes) / rate_ * 1e9);
       free_at = free_at_;
@@ -92,7 +92,7 @@ class Relay {
     threads_.join();  // the one that accepts joins the others
   }
   const Handle& handle() const { return handle_; }
-  // What each data socket has carried.
+  // Bytes that each data socket has carried.
   std::vector<uint64_t> bytes() const {
     std::vector<uint64_t> out;
     for (int i = 1; i <= settings().streams; ++i) out.push_back(bytes_[static_cast<size_t>(i)].load());
@@ -191,7 +191,7 @@ class Traffic {
   uint64_t begun() const { return begun_; }
   uint64_t received() const { return received_; }
   bool idle() const { return sent_ == begun_ && received_ == begun_; }
-  // What each data socket has carried.
+  // Bytes that each data socket has carried.
   std::vector<uint64_t> bytes() const { return relay_->bytes(); }
 
  private:
@@ -264,7 +264,7 @@ size_t count_touched(const std::vector<uint64_t>& bytes) {
   return bytes.size() - static_cast<size_t>(std::count(bytes.begin(), bytes.end(), 0));
 }
 
-// What one connection's sockets carried of a slice: is it as it should be?
+// Tells whether the sockets of one connection carried the right bytes of a slice.
 using Check = std::function<bool(const std::vector<uint64_t>& carried)>;
 
 // Whether the connections come to carry slice after slice as `right` says.
@@ -310,7 +310,7 @@ std::string host_with_one_each(const std::string& hosts, size_t count) {
   return "";
 }
 
-// What a later connection's sockets carry of so many messages.
+// Bytes that each socket of a later connection carries of `messages` messages.
 std::vector<uint64_t> carried_later(const std::string& host, const std::shared_ptr<Bucket>& shared, uint64_t messages) {
   const Connections later = connect(1, host, shared);
   CHECK(keep_busy(later, [&] { return later.front()->begun() == messages; }));
@@ -326,7 +326,7 @@ TEST(all_sockets_are_used_where_each_is_limited) {
         comes_to(connect(1, host, nullptr), [](const auto& carried) { return count_busy(carried) == carried.size(); });
   }
   CHECK(spreads);
-  // What is known of the host holds for a connection that is made later, to another port: it spreads from the
+  // The host's trial counts for a connection that is made later, to another port: it spreads from the
   // beginning. A trial would have begun with 2 MB on one socket.
   const std::vector<uint64_t> bytes = carried_later(host, nullptr, 3);
   EXPECT(*std::max_element(bytes.begin(), bytes.end()) <= sum(bytes) / 2);

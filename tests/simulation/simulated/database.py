@@ -13,7 +13,7 @@ KINDS = ("fail", "fail", "lose", "slow", "slow", "cancel")
 
 
 class Trouble:
-    """What happens at the next question to the database. ``plan`` fixes it by number, for histories that try each of
+    """Outcome of the next query to the database. ``plan`` fixes it by number, for histories that try each of
     them; the rest is drawn. ``down_until``: the disk is full, or another process holds the lock."""
 
     def __init__(self, rng: random.Random, rate: float, plan: dict[int, str] | None = None) -> None:

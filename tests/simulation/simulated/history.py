@@ -37,7 +37,7 @@ async def _sweep(loop: VirtualLoop) -> None:
 
 
 async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> int:
-    """Whatever the seed says happens, then all is healed, then every job is cancelled."""
+    """Plays the events of the seed, then heals all faults, then cancels every job."""
     rng = random.Random(seed)
     trouble = Trouble(rng, rate=rng.choice((0.0, 0.05, 0.2, 0.5)))
     world = World(rng, trouble, make_store, rng.choice((1, 1, 1, 2, 2, 3)), rng.choice((1, 2)), make_life)

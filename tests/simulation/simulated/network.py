@@ -80,16 +80,16 @@ class Stream:
         return self.link.loop.time() < self.held_until
 
     async def read(self) -> bytes | None:
-        """What the coordinator reads: a NodeFact."""
+        """Reads the coordinator's next message: a NodeFact."""
         fact: bytes | None = await self.up.take()
         return fact
 
     def say(self, fact: node_pb2.NodeFact) -> None:
-        """What the daemon writes."""
+        """Writes a message of the daemon."""
         self.up.send(fact.SerializeToString())
 
     async def write(self, directive: node_pb2.Directive | bytes) -> None:
-        """What the coordinator writes."""
+        """Writes a message of the coordinator."""
         if self.up.ended and not self.silent:
             raise ConnectionError("the stream is broken")
         self.down.send(directive)

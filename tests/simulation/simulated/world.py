@@ -157,7 +157,7 @@ class World:
         return stream
 
     def _cut_somebody_off(self) -> None:
-        """Whoever waits for the database may be cancelled: a stream, a caller, or the coordinator by its death."""
+        """A task that waits for the database may be cancelled: a stream, a caller, or the coordinator by its death."""
         life = self.life
         if self.trouble.over or life is None:
             return
@@ -246,7 +246,7 @@ class World:
         await self.start_coordinator()
 
     def at_rest(self) -> list[str]:
-        """What is not as it must be when nothing has happened for long."""
+        """Violations of the promises after a long quiet time."""
         life = self.life
         if life is None or not life.listens:
             return ["the coordinator is away"]
@@ -320,7 +320,7 @@ class World:
         return found
 
     def all_over(self) -> list[str]:
-        """What is left when every job was cancelled."""
+        """Leftovers after every job was cancelled."""
         found = self.at_rest()
         found += [
             f"{job_id} is {stored.job.state.name}"

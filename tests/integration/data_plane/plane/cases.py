@@ -17,7 +17,7 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 DIRECT_BYTES = 32 * 1024  # up to here an all-reduce between hosts takes one trip (csrc/core/collective)
 EDGE = 64  # bytes that are watched before and behind each result
 
-# What the small side of a kind holds n times on its large side.
+# Kinds whose large side has n times the elements of the small side.
 GIVES_ALL = ("reduce_scatter", "scatter", "alltoall")
 GETS_ALL = ("allgather", "gather", "alltoall")
 
@@ -118,6 +118,6 @@ def coded(n: int, sizes: list[int], seed: int = 0) -> list[Case]:
 
 
 def segment_bytes(cases: list[Case], n: int) -> int:
-    """What a rank needs for each of its two segments."""
+    """Bytes that a rank needs for each of its two segments."""
     wide = (*GIVES_ALL, *GETS_ALL)
     return 4096 + max(c["count"] * SIZE[c["dtype"]] * (n if c["kind"] in wide else 1) for c in cases)

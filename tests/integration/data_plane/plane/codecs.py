@@ -50,7 +50,7 @@ def all_reduce_bound(name: str, partials: list[Array], divisor: int) -> Array:
     each = [bound(name, np.abs(partial), spread) for partial, spread in zip(partials, spreads, strict=True)]
     arrived = np.sum(each, axis=0) / divisor
     total = np.sum(partials, axis=0) / divisor
-    # What is encoded again is off by `arrived` already.
+    # A value that is encoded again is already off by `arrived`.
     spread = float(np.ptp(total)) + 2 * float(np.max(arrived)) if total.size else 0.0
     rounding = 2.0**-22 * np.sum(np.abs(partials), axis=0)
     return 1.01 * (arrived + bound(name, np.abs(total) + arrived, spread) + rounding) + 1e-30

@@ -77,7 +77,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds: bytes of memory that are resident (shared pages too, each once), descriptors, threads,
+    """Resources of a process: bytes of memory that are resident (shared pages too, each once), descriptors, threads,
     mappings."""
 
     resident: int

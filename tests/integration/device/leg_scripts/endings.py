@@ -136,7 +136,7 @@ def closed_while_pending(test: Member, route: str) -> dict[str, Any]:
 
 
 def waiting(test: Member, route: str) -> dict[str, Any]:
-    """What the leg says of an operation for which another rank does not come."""
+    """The leg's report on an operation for which another rank does not come."""
     test.open(route)
     data = np.ones(1000, np.float32)
     test.call("allreduce", data, data, 1000)

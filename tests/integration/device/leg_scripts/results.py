@@ -21,7 +21,7 @@ NUMPY = {
 
 
 def values(rank: int, count: int, dtype: str) -> Any:
-    """What a rank gives: small whole numbers, so that every sum is exact."""
+    """A rank's contribution: small whole numbers, so that every sum is exact."""
     numbers = (np.arange(count) * 7 + rank * 3) % 5 + 1
     return numbers.astype(NUMPY[dtype])
 

@@ -47,7 +47,7 @@ def routes(test: Member, route: str = "") -> dict[str, Any]:
 
 
 def report(test: Member, route: str = "", members: list[int] | None = None) -> dict[str, Any]:
-    """What the leg says about the routes of all ranks, or of some, and that an operation works."""
+    """Returns the leg's report on the routes of all ranks, or of some, and checks that an operation works."""
     leg = test.open(route)
     comm, groups = 0, {0: list(range(test.world))}
     if members is not None and test.me in members:

@@ -1,1 +1,1 @@
-"""What ranks of the engine's tests do; see worker.py."""
+"""Functions that ranks of the engine's tests run; see worker.py."""

@@ -1,4 +1,4 @@
-"""What crosses between hosts encoded, see csrc/core/collective/compressed.cpp."""
+"""Encoded messages between hosts, see csrc/core/collective/compressed.cpp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def through(codec: str, values: np.ndarray) -> np.ndarray:
-    """What a message made of ``values`` says."""
+    """Encodes ``values`` into a message and decodes it."""
     said = np.empty_like(values)
     message = aligned(core.encoded_bytes(CODECS[codec], len(values), density_of(codec)))
     core.transcode(CODECS[codec], len(values), raw=[values], message=message, decoded=[said], density=density_of(codec))

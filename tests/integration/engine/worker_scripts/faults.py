@@ -1,4 +1,4 @@
-"""What goes wrong, and what a rank may do at any moment."""
+"""Faults, and calls that a rank may make at any moment."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def early(rank: Rank, count: int) -> dict[str, Any]:
 
 
 def interrupted(rank: Rank) -> dict[str, Any]:
-    # What a shell starts in the background inherits that SIGINT is ignored.
+    # A process that a shell starts in the background inherits that SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     say(ready=True)
     try:

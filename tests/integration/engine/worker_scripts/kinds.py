@@ -21,7 +21,7 @@ def blocks(kind: str, me: int, root: int, n: int) -> tuple[int, int]:
 
 
 def expected(kind: str, op: str, dtype: str, count: int, root: int, me: int, ranks: list[int], seed: int) -> np.ndarray:
-    """What rank number ``me`` of ``ranks`` must get, as float64 or int64."""
+    """The result that rank number ``me`` of ``ranks`` must get, as float64 or int64."""
     n = len(ranks)
     inputs = [numbers(rank, count * blocks(kind, i, root, n)[0], dtype, seed) for i, rank in enumerate(ranks)]
     mine = slice(me * count, (me + 1) * count)

@@ -13,7 +13,7 @@ PTR_HOST, PTR_CUDA, PTR_DMABUF = 1, 2, 4
 SUCCESS, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 1, 2, 3, 4, 5, 6
 LOG_WARN = 2
 OPTIONAL_RECV_COMPLETION = 1
-"""What an LL receive leaves in ``*request`` before irecv."""
+"""The value that an LL receive leaves in ``*request`` before irecv."""
 
 TABLE_BYTES = {8: 152, 9: 160, 10: 160, 11: 176, 12: 176}
 PROPERTIES_BYTES = {8: 64, 9: 104, 10: 104, 11: 112, 12: 128}

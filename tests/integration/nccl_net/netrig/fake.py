@@ -36,7 +36,7 @@ def build_logger(folder: Path) -> Path:
 
 
 class Logger:
-    """What the plugin said through NCCL's logger."""
+    """Lines that the plugin wrote through NCCL's logger."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -138,7 +138,7 @@ class FakeNccl:
 
 
 class Listener:
-    """What ``listen`` made."""
+    """The result of ``listen``."""
 
     def __init__(self, nccl: FakeNccl, comm: c_void_p, handle: bytes) -> None:
         self.nccl, self.comm, self.handle = nccl, comm, handle

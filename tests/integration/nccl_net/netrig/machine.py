@@ -1,4 +1,4 @@
-"""What the kernel counts for this process: descriptors, threads, memory, ports."""
+"""The kernel's counts for this process: descriptors, threads, memory, ports."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Peer:
 
 
 class Worker:
-    """What a peer can do. Messages are ``pattern`` bytes."""
+    """Commands of a peer. Messages are ``pattern`` bytes."""
 
     def __init__(self, library: Path, logger: Path, start: bool) -> None:
         self.nccl = FakeNccl(library, Logger(logger), start=start)

@@ -192,7 +192,7 @@ def ring_step(
 
 
 def check_replicas(bucket: Any, among: list[list[int]]) -> None:
-    """What the first rank of each unit holds of itself and of its neighbours is what they hold, bit for bit."""
+    """The first rank of each unit has exact copies of itself and of its neighbours, bit for bit."""
     own = bucket.flattened_tensor()
     everyone = torch.zeros(bagua.get_world_size(), own.numel())
     bagua.allgather(own, everyone)

@@ -1,4 +1,4 @@
-"""What scenarios share: a small model, batches, and a reference of all ranks' models in one process."""
+"""Helpers of all scenarios: a small model, batches, and a reference of all ranks' models in one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def replicas(make: Callable[[], nn.Module] = Net) -> list[nn.Module]:
-    """What all ranks' models are at the start, in one process."""
+    """All ranks' models at the start, in one process."""
     first = seeded(make)
     return [copy.deepcopy(first) for _ in range(bagua.get_world_size())]
 

@@ -1,4 +1,4 @@
-"""What models with plans of their own go through: several at once, switched, unwrapped, in groups, with mistakes."""
+"""Models with plans of their own: several at once, switched, unwrapped, in groups, with mistakes."""
 
 from __future__ import annotations
 

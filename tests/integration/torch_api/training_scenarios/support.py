@@ -1,4 +1,4 @@
-"""What scenarios share: seeded models and batches, and the comparison with one process on all ranks' batches."""
+"""Helpers of all scenarios: seeded models and batches, and the comparison with one process on all ranks' batches."""
 
 from __future__ import annotations
 

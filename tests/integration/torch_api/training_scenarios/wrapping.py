@@ -1,4 +1,4 @@
-"""What with_bagua does to a model and its optimizers, and twice."""
+"""The effect of with_bagua on a model and its optimizers, also when it is called twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// What a device's conversions of numbers give, written for clarity. conversions.cpp compares them with what NVIDIA's
-// headers say.
+// A device's conversions of numbers, written for clarity. conversions.cpp compares their results with those of NVIDIA's
+// headers.
 #pragma once
 
 #include <algorithm>

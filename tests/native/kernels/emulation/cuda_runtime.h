@@ -1,4 +1,4 @@
-// What the kernels of csrc/gpu/kernels use of CUDA, on a processor: their source is compiled as C++ with this header in
+// The part of CUDA that csrc/gpu/kernels use, on a processor: their source is compiled as C++ with this header in
 // the place of NVIDIA's, and runs as it is. Every thread of a block is a fiber of its own; where a warp or a block has
 // to meet (shuffles, reductions, barriers) a fiber waits for the others. Blocks run one after the other.
 //
@@ -112,7 +112,7 @@ inline float __uint_as_float(uint32_t bits) {
   return emulation::from_word<float>(bits);
 }
 namespace emulation {
-// Whatever NaN goes into an operation or comes about in it: a device gives this one.
+// A device gives this NaN for every NaN that goes into an operation or comes out of it.
 inline float calculated(float v) {
   return v != v ? from_word<float>(0x7fffffffu) : v;
 }

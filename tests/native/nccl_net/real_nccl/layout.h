@@ -44,7 +44,7 @@ struct Resources {
 constexpr Resources kSendResources{send::sendMem, send::recvMem, send::buffers, send::buffSizes};
 constexpr Resources kRecvResources{recv::sendMem, recv::recvMem, recv::buffers, recv::buffSizes};
 
-// What the GPU and the proxy tell each other: struct ncclSendMem and struct ncclRecvMem.
+// Fields by which the GPU and the proxy tell each other their progress: struct ncclSendMem and struct ncclRecvMem.
 constexpr Field<uint64_t> kHead{0};  // ncclSendMem.head: steps that are free again
 constexpr Field<uint64_t> kTail{0};  // ncclRecvMem.tail: steps that are full
 constexpr Field<int64_t> kFifoSize{fifo::connFifo.offset + kSizeInConnFifo, kConnFifoSize};

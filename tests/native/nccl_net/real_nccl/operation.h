@@ -30,7 +30,7 @@ void fill(char* data, size_t size, uint64_t key);
 // The sending GPU.
 void play_sender(const Channel& channel, int number, const Operation& operation);
 
-// What a proxy's thread has to do for an operation.
+// Work of a proxy's thread for an operation.
 Object proxy_args(const std::vector<Channel>& channels, const Operation& operation, End Channel::* end);
 
 // Carries an operation out: a thread for each rank's proxy, and for each GPU's side of a channel. Returns the seconds.

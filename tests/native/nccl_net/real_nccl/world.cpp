@@ -8,7 +8,7 @@
 namespace bagua::nccl_net::real {
 namespace {
 
-// What a rank's proxy knows.
+// State of a rank's proxy.
 Object state_of(const Comm& comm, int rank) {
   static uint32_t abort_flag = 0;
   Object state = zeroed(proxy_state::kSize);
