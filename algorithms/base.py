@@ -106,7 +106,7 @@ class Bucket(Protocol):
         ...
 
     def set_plan(self, plan: Plan) -> None:
-        """What happens to the bucket. Buckets of gradients start by themselves when they are full, and are joined at
+        """Sets the bucket's steps. Buckets of gradients start by themselves when they are full, and are joined at
         the end of backward; those of weights when the algorithm says so. Raises ValueError for slots that don't
         exist."""
         ...

@@ -180,7 +180,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
             bucket.slot(RESULT).div_(bucket.slot(SCALE))
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """What the local steps moved, its mean, and momentum from it."""
+        """Adds the steps that average the sum of local steps, and make momentum from it."""
         plan_differences(bucket, self.codec, self._meet)
 
     def _meet(self, bucket: Bucket) -> None:

@@ -144,7 +144,7 @@ def is_built(cache_dir: Path | None = None) -> bool:
 
 
 def describe(cache_dir: Path | None = None) -> dict[str, str]:
-    """What the build depends on, for ``bagua doctor``; "" for what is missing. Raises nothing."""
+    """Versions that the build depends on, for ``bagua doctor``; "" for those that are missing. Raises nothing."""
     compiler = os.environ.get("CXX", "c++")
     found = {"compiler": shutil.which(compiler) or shutil.which("g++") or "", "ninja": _ninja() or ""}
     found["march"] = march()

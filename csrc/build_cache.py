@@ -1,6 +1,6 @@
-"""What all builds of native code share: keys, the cache, locks, compilers and their errors.
+"""Helpers of all builds of native code: keys, the cache, locks, compilers and their errors.
 
-What is built lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an
+A build lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an
 upgrade never disturbs a running job. Each is built at most once, under an operating-system lock that vanishes with its
 holder, in a fresh folder: what a killed builder left behind hinders nobody.
 """
@@ -49,7 +49,7 @@ def march_flags() -> list[str]:
 
 
 def processor_parts() -> list[str]:
-    """What a key needs of the processor. A home folder may be shared by unlike machines."""
+    """Properties of the processor for a key. A home folder may be shared by unlike machines."""
     return [platform.machine(), _cpu_flags() if march() == "native" else ""]
 
 

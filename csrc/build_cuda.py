@@ -17,7 +17,7 @@ from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 LIBRARY = "libbagua_kernels.so"
 KERNELS = "gpu/kernels"
 FOLDERS = (KERNELS, "core/codec", "core/kernel", "core/base")
-"""What the kernels are made of: .cu files of ``gpu/kernels``, and headers that they share with the CPU's codecs."""
+"""Sources of the kernels: .cu files of ``gpu/kernels``, and headers that they share with the CPU's codecs."""
 FLAGS = (
     "-std=c++17",
     "-O3",

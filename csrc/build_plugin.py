@@ -19,7 +19,7 @@ LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-l
 
 
 def _sources(suffixes: tuple[str, ...]) -> list[Path]:
-    """What it is made from. What is missing of the shared ones, the compiler tells."""
+    """Source files of the plugin. The compiler reports a shared one that is missing."""
     shared = (SOURCE_DIR / name for name in SHARED)
     found = [path for path in shared if path.suffix in suffixes and path.is_file()]
     return [*build_cache.files_of(SOURCE_DIR, FOLDERS, suffixes), *found]

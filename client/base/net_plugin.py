@@ -31,7 +31,7 @@ def wanted(env: Mapping[str, str]) -> bool:
 
 
 def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """What to set, for a program that would otherwise have ``env``. Raises ConfigError for a folder that can't stand in
+    """Variables for a program whose environment is ``env``. Raises ConfigError for a folder that can't stand in
     a search path.
 
     The plugin stays loaded when the last communicator goes: NCCL 2.28 forgets its name with it (NVIDIA/nccl#1978), and

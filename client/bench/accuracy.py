@@ -1,4 +1,4 @@
-"""What ``bagua bench accuracy`` trains, and what becomes of the results: rows, verdicts, plots.
+"""``bagua bench accuracy``: the tasks and settings, and the rows, verdicts and plots that are made of the results.
 
 The hyper-parameters of every algorithm stand here, once, for people to copy. All train on the same number of samples.
 """
@@ -24,7 +24,7 @@ class Task:
 
     name: str
     result: str
-    """What is measured at the end, by the mean of all replicas."""
+    """The measure at the end, of the mean of all replicas."""
     steps: int
     lr: float
     beta2: float
@@ -94,7 +94,7 @@ SETTINGS = (
 def config(
     tasks: Sequence[str], names: Sequence[str], seeds: int | None, share: float, validation: bool
 ) -> dict[str, Any]:
-    """What ranks are told: tasks and settings, the baseline first. ``share``: of the steps, for a quick look.
+    """Configuration for the ranks: tasks and settings, the baseline first. ``share``: of the steps, for a quick look.
     ``validation``: see the command."""
     chosen = [setting for setting in SETTINGS if setting.name in names or setting.name == BASELINE]
     told = [

@@ -31,9 +31,9 @@ START_DEADLINE_S = 10.0
 MOST_MESSAGES = 20_000
 MOST_PINGS = 500
 FIRST_BYTES = 8 << 20
-"""So much the first, uncounted stream carries."""
+"""Bytes in the unmeasured warm-up stream."""
 FIRST_PINGS = 4
-"""So many come first, uncounted."""
+"""Number of warm-up pings."""
 
 COLUMNS = (
     Column("network", "network", text),
@@ -208,7 +208,7 @@ def net_bench() -> Path:
 
 
 def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """What each system took: ``system``, ``bytes`` (None: any), ``stream_s``, ``ping_s`` per message, medians of
+    """Times of each system: ``system``, ``bytes`` (None: any), ``stream_s``, ``ping_s`` per message, medians of
     rounds in which the systems take turns. Raises BaguaError."""
     program = net_bench()
     systems = {name: arguments_of(name, config["streams"]) for name in config["systems"] if name != IPERF}

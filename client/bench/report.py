@@ -1,4 +1,4 @@
-"""What a benchmark found, as one JSON document and as cells of a table.
+"""Results of a benchmark, as one JSON document and as cells of a table.
 
 The document: ``benchmark``, ``command``, ``machine``, ``settings``, ``rows``. Keys of rows are an interface: add, don't
 rename. Times are milliseconds, bandwidths GB/s (1e9 bytes), null where there is no figure.
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """Properties of the machine that figures depend on."""
     model = platform.processor()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -64,7 +64,7 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """What is between two hosts. ``rate``: bits per second in each direction, 0 for as fast as it goes. ``delay_s``:
+    """The wire between two hosts. ``rate``: bits per second in each direction, 0 for as fast as it goes. ``delay_s``:
     one way."""
 
     rate: float = 0.0

@@ -75,7 +75,7 @@ def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Net
 
 
 def command_line() -> str:
-    """What was called, for the report."""
+    """The command that was called, for the report."""
     return shlex.join(["bagua", *sys.argv[1:]])
 
 
@@ -306,7 +306,7 @@ def train(
 
 
 def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
-    """What to train with, the baselines first. Raises UsageError."""
+    """The systems to train with, the baselines first. Raises UsageError."""
     systems = [{"name": ALONE, "kind": "alone"}]
     for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
         if peer != "none":

@@ -29,7 +29,7 @@ SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
 
 
 def _names(systems: str, streams: int) -> list[str]:
-    """What to measure; iperf3 only where it is installed, if it was not asked for by name."""
+    """The systems to measure; iperf3 only where it is installed, unless it was asked for by name."""
     names = (net.BAGUA, net.NCCL, net.SINGLE, net.POLLING, net.multiple(streams), net.IPERF)
     known = dict(zip(SYSTEMS, names, strict=True))
     installed = shutil.which(net.IPERF, path=SEARCH_PATH) is not None

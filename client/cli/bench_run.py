@@ -128,7 +128,7 @@ def _start(task: Task, cluster: EmbeddedCluster) -> None:
 
 
 def measure(task: Task, network: Network | None) -> dict[str, Any]:
-    """What rank 0 found; in an emulated network if there is one. Ends the program after Ctrl-C. Raises BaguaError."""
+    """Results of rank 0; in an emulated network if there is one. Ends the program after Ctrl-C. Raises BaguaError."""
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
         result = Path(folder) / "result.json"
         task = replace(task, result=str(result))

@@ -1,4 +1,4 @@
-"""What ``bagua doctor`` looks at. Each check is a function that returns its finding and imports nothing heavy."""
+"""The checks of ``bagua doctor``. Each is a function that returns its finding and imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ CHUNKS_IN_FLIGHT = 64
 
 
 class JobSource(Protocol):
-    """What following needs of ``bagua.client.Client``."""
+    """The part of ``bagua.client.Client`` that following a job needs."""
 
     def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]: ...
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]: ...

@@ -1,4 +1,4 @@
-"""What ``bagua doctor`` says about GPUs: one line where there is none; else driver, compiler, NCCL and what is built.
+"""``bagua doctor`` on GPUs: one line where there is none; else driver, compiler, NCCL and the built parts.
 
 Drivers and NCCL are asked in a process of their own: opening them takes memory, and may hang or crash.
 """

@@ -38,7 +38,7 @@ class LineAssembler:
         return lines
 
     def finish(self) -> list[str]:
-        """What is left when the rank has ended: zero or one line."""
+        """The rest when the rank has ended: zero or one line."""
         partial, self._partial = self._partial, b""
         return [_last_drawn(partial)] if partial.strip() else []
 
@@ -53,7 +53,7 @@ def missing_text(rank: int, count: int) -> str:
 
 
 def _last_drawn(line: bytes) -> str:
-    """What a terminal shows of a line after carriage returns inside it: the text after the last one."""
+    """The text after the last carriage return: the part of a line that a terminal shows."""
     return _decode(line.rstrip(b"\r").rpartition(b"\r")[2])
 
 

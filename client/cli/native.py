@@ -26,7 +26,7 @@ except builder.BuildError as error:
 
 
 def describe() -> dict[str, str]:
-    """What the build depends on, and whether the core is built (see bagua.csrc.build). Raises BuildError."""
+    """Describes the build of the core: its key, and whether it is built (see bagua.csrc.build). Raises BuildError."""
     command = [sys.executable, "-P", "-c", _DESCRIBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_DEADLINE_S)

@@ -56,7 +56,7 @@ def built_plugin() -> Path:
 
 
 def devices(library: Path) -> list[dict[str, Any]]:
-    """What NCCL would see with this environment. The plugin's warnings go to standard error. Raises ServiceError."""
+    """Interfaces that NCCL would see here. The plugin's warnings go to standard error. Raises ServiceError."""
     try:
         table = Table.in_dll(ctypes.CDLL(str(library)), "ncclNetPlugin_v8")
     except (OSError, ValueError) as error:

@@ -36,7 +36,7 @@ INTERRUPT_PATIENCE_S = 3.5
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says, checked."""
+    """Options of the command line, checked."""
 
     script: str
     args: list[str]

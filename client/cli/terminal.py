@@ -1,4 +1,4 @@
-"""What a running job shows: its ranks' lines, a progress bar on a terminal, plain lines elsewhere.
+"""The output of a running job: its ranks' lines, a progress bar on a terminal, plain lines elsewhere.
 
 Ranks' lines go to standard output; everything of ours (status, progress, summary) goes to standard error, except on a
 terminal, where one console draws both so that the bar tears no line. Used from one thread only.
@@ -41,7 +41,7 @@ class Terminal:
         output.flush()
 
     def status(self, text: str) -> None:
-        """What the job is doing; shown when it changes."""
+        """Shows what the job is doing, when that changes."""
         if text != self._status:
             self._status = text
             self.note(text)

@@ -100,7 +100,7 @@ class Client:
                 return tuple(found[:limit])
 
     def events(self, job_id: str, after_seq: int = 0) -> Iterator[job_pb2.JobEvent]:
-        """What happened to the job so far, in order."""
+        """Events of the job so far, in order."""
         while True:
             request = job_pb2.ListEventsRequest(job_id=job_id, after_seq=after_seq)
             found = self._call(self._stub.ListEvents, request).events
@@ -149,7 +149,7 @@ class Client:
     def logs(
         self, job_id: str, ranks: Iterable[int] = (), follow: bool = False, tail: int = 0
     ) -> Iterator[common_pb2.LogChunk]:
-        """What ranks (none: all) printed, in chunks as they come; the last ``tail`` lines only if that is not 0. With
+        """The output of ranks (none: all), in chunks as they come; the last ``tail`` lines only if that is not 0. With
         ``follow`` a job that is not placed yet is waited for, and the stream lasts until its ranks have ended."""
         request = job_pb2.ReadLogsRequest(job_id=job_id, ranks=list(ranks), follow=follow, tail_lines=tail)
         with self._words():

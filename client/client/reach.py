@@ -23,7 +23,7 @@ class Reach:
 
 
 def find_reach(address: str | None = None, token: str | None = None, tls: TlsFiles | Path | None = None) -> Reach:
-    """What is not given comes from the environment (BAGUA_COORDINATOR; BAGUA_TOKEN or BAGUA_TOKEN_FILE; BAGUA_TLS, a
+    """Missing arguments come from the environment (BAGUA_COORDINATOR; BAGUA_TOKEN or BAGUA_TOKEN_FILE; BAGUA_TLS, a
     folder), then from what the coordinator wrote into the state folder of this user. Raises ConfigError if there is no
     credential."""
     published = _published()
@@ -44,7 +44,7 @@ def _token_file(published: dict[str, str], explicit: bool) -> Path:
 
 
 def _published() -> dict[str, str]:
-    """What the coordinator on this machine says of itself; empty if none runs."""
+    """The published document of this machine's coordinator; empty if none runs."""
     try:
         found = json.loads((state_dir() / "coordinator" / "coordinator.json").read_text())
     except (OSError, ValueError):

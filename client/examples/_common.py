@@ -1,4 +1,4 @@
-"""What the examples share: the optimizer, the mean of replicas, the table at the end of a job with its statistics."""
+"""Helpers of all examples: the optimizer, the mean of replicas, the table at the end of a job with its statistics."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def finish(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job came to, the same on every rank. Bytes are sums over hosts, the hidden share is that of all ranks."""
+    """Outcome of a job, the same on every rank. Bytes are sums over hosts, the hidden share is that of all ranks."""
 
     results: dict[str, float]
     ranks: int

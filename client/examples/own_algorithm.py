@@ -49,12 +49,12 @@ class NormalisedMeanImpl(AlgorithmImpl):
 FEATURES, STEPS, BATCH = 8, 300, 32
 RATE = 0.1
 LOUD = 1000.0
-"""What a broken sensor multiplies by."""
+"""Factor of a broken sensor."""
 NEEDED_LOSS = 0.05
 
 
 def targets(inputs: torch.Tensor) -> torch.Tensor:
-    """What is to be learned: float32 [n, FEATURES] -> [n, 1]."""
+    """The function that the model learns: float32 [n, FEATURES] -> [n, 1]."""
     return inputs.sum(dim=1, keepdim=True) - 0.5
 
 

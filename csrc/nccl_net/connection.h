@@ -1,4 +1,4 @@
-// What both ends of a connection have in common: requests, the first error, readiness of the data sockets, figures.
+// Base of both ends of a connection: requests, the first error, readiness of the data sockets, figures.
 //
 // Threads: NCCL calls one connection from one thread at a time. Helpers (helpers.h) call pump() meanwhile, which
 // touches data sockets (each under its own mutex) and what mutex_ protects, and nothing else.
@@ -22,7 +22,7 @@ class Helper;
 
 // One isend or irecv that NCCL has not heard the end of.
 struct Request {
-  // What `left` is before the size of a message to receive is known.
+  // The value of `left` before the size of a message to receive is known.
   static constexpr int64_t kUnknown = int64_t{1} << 62;
 
   Connection* owner = nullptr;

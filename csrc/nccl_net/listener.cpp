@@ -35,7 +35,7 @@ void fill_handle(const Address& address, const Nonce& nonce, Handle* handle) {
   }
 }
 
-// Whoever connects sends nothing between Hello and Answer: something to read is the end.
+// The connecting side sends nothing between Hello and Answer: something to read is the end.
 bool silent(const Socket& socket) {
   char byte;
   return ::recv(socket.fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);

@@ -21,7 +21,7 @@ const char kPluginName[] = "Bagua-Net";
 
 namespace {
 
-// What NCCL calls a memory handle.
+// NCCL's memory handle.
 struct Registration {
   const char* data;
   size_t size;

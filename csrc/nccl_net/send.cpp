@@ -136,7 +136,7 @@ void SendConnection::queue_small(Request* request, size_t size) {
   inline_bytes_ += size;
 }
 
-// What has begun waits for more to join it: one call of the kernel takes many messages. NCCL begins those that it has
+// A message that has begun waits for others: one call of the kernel takes many. NCCL begins those that it has
 // one after the other, so the second call of test() without a new message ends the wait.
 bool SendConnection::holds() const {
   return held_bytes_ < kTogetherBytes && !control_refused_ && control_count_ < kMaxRequests &&
@@ -176,7 +176,7 @@ void SendConnection::count_streams(int64_t now) {
   counted_ns_ = now;
 }
 
-// What does not go on waits for nothing: its host would count the time as work of the others.
+// A connection that ends stops waiting: its host would count the time as work of the others.
 void SendConnection::stop_waiting() {
   if (waits_) host_->tell(now_ns(), -1);
   waits_ = false;

@@ -61,7 +61,7 @@ class SendConnection final : public Connection {
     uint64_t takes = 0;                // bytes that it claims: more while the kernel takes all at once
     std::atomic<bool> partial{false};  // a chunk has begun and waits for room
   };
-  // What is to go over the control socket, in the order of messages.
+  // Bytes for the control socket, in the order of messages.
   struct Control {
     Request* request;
     SmallHeader header;

@@ -1,4 +1,4 @@
-// What the environment sets: BAGUA_NET_*. Read once; a value that can't be used is told through NCCL's logger with the
+// The environment sets BAGUA_NET_*. Read once; a value that can't be used is told through NCCL's logger with the
 // allowed range and the default that is used instead, and so is a name that nobody knows.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What travels between two plugins. Little-endian.
+// The format on the wire between two plugins. Little-endian.
 //
 // A connection carries messages one way, from the one that connects to the one that listens: on a control socket and
 // on one or more data sockets. Each socket begins with a Hello; when all have come, the listener sends one Answer on
@@ -32,7 +32,7 @@ struct Nonce {
   }
 };
 
-// What listen() gives to NCCL, which carries it to the process that calls connect().
+// The handle that listen() gives to NCCL, which carries it to the process that calls connect().
 struct Handle {
   static constexpr uint32_t kMagic = 0x484e4742;  // "BGNH"
   uint32_t magic;

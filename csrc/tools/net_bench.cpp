@@ -371,7 +371,7 @@ class Meeting {
   const int listener_;
 };
 
-// What NCCL's own sockets do on machines without the network cards of AWS or Google: all on one connection, moved by
+// Does as NCCL's own sockets on machines without network cards of AWS or Google: all on one connection, moved by
 // test() of the oldest request alone. A message is its length in 4 bytes and, if it has at most 128 bytes, the payload
 // with it; what is longer follows with a call of its own. Each read takes the length alone, then the payload.
 class NcclLink : public Link {

@@ -50,7 +50,7 @@ class Subject:
         self._call(raw=[total], encoded=[memory_of(self.message)], decoded=[total])
 
     def recode(self) -> None:
-        """What the owner of a block does: the mean of its own vector and a message, with error feedback where the codec
+        """The work of a block's owner: the mean of its own vector and a message, with error feedback where the codec
         wants it, becomes a message for all and the result."""
         feedback = {"residual": memory_of(self.residual)} if self.codec.error_feedback else {}
         self._call(

@@ -1,4 +1,4 @@
-"""What the programs of ranks share: configuration in, results out, rounds in which systems take turns."""
+"""Helpers of the ranks' programs: configuration in, results out, rounds in which systems take turns."""
 
 from __future__ import annotations
 

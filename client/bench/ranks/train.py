@@ -29,7 +29,7 @@ BACKGROUND_STEPS = 10
 LEARNING_RATE = 1e-5
 ONE_BUCKET_MB = 1 << 14
 MALLOC_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
-"""What daemons raise for their ranks."""
+"""Thresholds of malloc that daemons raise for their ranks."""
 
 
 def without_communication(model: nn.Module, _: torch.optim.Optimizer) -> nn.Module:
@@ -158,7 +158,7 @@ class Trainer:
             self.model.bagua_ddp.close()  # type: ignore[operator, union-attr]
 
     def outcome(self, seconds: float) -> dict[str, Any]:
-        """What there is to say; None for what is not known of this system."""
+        """The figures of this system; None for those that are not known."""
         known = self.ours or bool(self.device)
         return {
             "s": seconds,
