@@ -9,6 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
+from typer.core import TyperGroup
+
+from bagua.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
@@ -62,6 +66,20 @@ def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     page.write_text("# One\n[a](other.md) [b](#one) [c](page.md#two) ![d](x.png) [e](https://example.org)\n")
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert broken_links(page) == ["page.md: other.md", "page.md: page.md#two", "page.md: x.png"]
+
+
+def spoken_commands(program: str) -> set[str]:
+    """Commands of a program that pages name in code, such as "job" of ``bagua job list``."""
+    code = [part for page in pages() for part in re.findall(r"`([^`\n]+)`|^    (.+)$", page.read_text(), re.MULTILINE)]
+    found = [re.findall(rf"(?:^|[\s/]){program} ([a-z]+)", part) for parts in code for part in parts]
+    return {name for names in found for name in names}
+
+
+def test_commands_of_bagua_exist() -> None:
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperGroup)
+    spoken = spoken_commands("bagua")
+    assert {"run", "job", "doctor"} <= spoken <= set(command.commands)
 
 
 def drawing() -> ModuleType:
