@@ -3,6 +3,9 @@
 
     python3 deploy/dev.py demo      set up, then train digits on two node daemons with two ranks each
     python3 deploy/dev.py test      set up, then run every check and test (what CI runs)
+    python3 deploy/dev.py test --full             and the long tests, too
+    python3 deploy/dev.py test tests/unit -k x    set up, then run some tests
+    python3 deploy/dev.py lint      set up, then run the static checks alone
     python3 deploy/dev.py develop   set up an editable installation to work on
     python3 deploy/dev.py proto     generate the protobuf code again
 
@@ -42,9 +45,11 @@ NVCC_FOLDER = VENV / "nvcc"
 NCCL = [*(f"nvidia-nccl-cu12=={version}" for version in ("2.21.5", "2.25.1", "2.27.5"))]
 NCCL += [*(f"nvidia-nccl-cu13=={version}" for version in ("2.28.9", "2.32.3"))]
 NCCL_FOLDER = VENV / "nccl"
-# Tests wait more than they compute: files run side by side, the long ones first (tests/conftest.py).
+# Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
+# tests out.
 WORKERS = max(3, min(os.cpu_count() or 1, 4))
-SIDE_BY_SIDE = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25"]
+EDITABLE = VENV / ".bagua-editable"
+"""Exists while ``develop``'s installation is the one in the environment."""
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
 
 
@@ -124,6 +129,7 @@ def install_dependencies(extra: str) -> None:
         for rubbish in (*ROOT.glob("*.egg-info"), ROOT / "build" / "lib", *ROOT.glob("build/bdist*")):
             shutil.rmtree(rubbish, ignore_errors=True)
         (VENV / ".bagua-package").unlink(missing_ok=True)
+        EDITABLE.unlink(missing_ok=True)
 
     once(f"dependencies-{extra}", digest([ROOT / "pyproject.toml", CONSTRAINTS], TORCH or ""), action)
 
@@ -146,6 +152,7 @@ def install_package() -> None:
         say("bagua itself")
         with tempfile.TemporaryDirectory() as out:
             pip("install", "--no-deps", "--force-reinstall", build_wheel(Path(out)))
+        EDITABLE.unlink(missing_ok=True)
 
     once("package", digest(sources()), action)
 
@@ -206,6 +213,7 @@ def develop(_: list[str]) -> None:
     # strict: type checkers see the packages; run it again after adding a file.
     pip("install", "--no-deps", "--no-build-isolation", "-e", ROOT, "-C", "editable_mode=strict")
     (VENV / ".bagua-package").unlink(missing_ok=True)
+    EDITABLE.touch()
     for rubbish in ROOT.glob("*.egg-info"):
         shutil.rmtree(rubbish)
 
@@ -270,23 +278,38 @@ def check_sources() -> None:
     run(tool("lint-imports"), "--cache-dir", VENV / "import-linter-cache")
 
 
-def test(arguments: list[str]) -> None:
+def lint(_: list[str]) -> None:
+    """The static checks that ``test`` begins with, of the sources as they are."""
     started = time.monotonic()
+    check_machine()
+    make_venv()
+    install_dependencies("dev")
+    if not EDITABLE.exists():
+        install_package()  # mypy and import-linter look at what is installed
+    check_sources()
+    print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
+
+
+def test(arguments: list[str]) -> None:
+    """Without arguments, or with --full alone, everything; else what pytest is to run."""
+    started = time.monotonic()
+    everything = set(arguments) <= {"--full"}
     set_up("dev")
-    if not arguments:
+    if everything:
         check_sources()
         build_for_gpus()
     provide_nccl()
     say("pytest, against the installed wheel")
+    options = [f"--numprocesses={WORKERS}"]  # may be given again among the arguments
+    options += ["--durations=25"] if everything else []
     with tempfile.TemporaryDirectory(prefix="bg-") as short:  # Unix sockets lie below it
-        options = arguments or [*SIDE_BY_SIDE, f"--basetemp={short}/t"]
-        code = run(tool("python"), "-m", "pytest", *options, check=False)
+        code = run(tool("python"), "-m", "pytest", *options, f"--basetemp={short}/t", *arguments, check=False)
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
     sys.exit(code)
 
 
 def main() -> None:
-    commands = {"demo": demo, "test": test, "develop": develop, "proto": proto}
+    commands = {"demo": demo, "test": test, "lint": lint, "develop": develop, "proto": proto}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on: to the example, to pytest")

@@ -20,24 +20,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one folder that ranks import too
 
-START_S = 30.0
+from rig import shares
 
-# Where pytest-xdist shares the files out, these begin first: what takes minutes must not be what is left at the end.
-LONG_FILES = (
-    "contract/test_algorithms.py",
-    "native/test_native.py",
-    "integration/torch_api/test_torch_training.py",
-    "integration/data_plane/test_equality.py",
-    "integration/node/test_node_jobs.py",
-    "bench/test_smoke.py",
-    "simulation/test_control_plane.py",
-    "soak/test_soak.py",
-)
+START_S = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,8 +67,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
     if hasattr(config, "workerinput"):
-        order = {Path(__file__).parent / name: number for number, name in enumerate(LONG_FILES)}
-        items.sort(key=lambda item: order.get(item.path, len(order)))
+        items.sort(key=lambda item: shares.place_in_order(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which process runs which tests."""
+    return shares.scheduler(config, log)
 
 
 def binaries() -> Path | None:

@@ -1,0 +1,76 @@
+"""How the processes of pytest-xdist share the tests out: long tests begin first; a share stays in one process.
+
+A share is a file, because the tests of a file use the same daemons, ranks and builds. Files that would keep one process
+busy when all others are done are divided further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Divide = Callable[[str], str]
+"""Name of a test without its file, as ``test_x[a-b]`` -> name of the test's share of the file."""
+
+
+def each(name: str) -> str:
+    """Each test by itself: the tests have nothing in common."""
+    return name
+
+
+def by_function(name: str) -> str:
+    """All cases of a function together."""
+    return name.partition("[")[0]
+
+
+def by_build(name: str) -> str:
+    """Tests of the same build of the native code: the first one waits for the compiler."""
+    return name.partition("[")[2].partition("-")[0]
+
+
+def by_world(name: str) -> str:
+    """Tests of the same ranks (contract/test_algorithms.py)."""
+    return name.partition("[")[2].partition("-")[0] or "2 hosts x 2"
+
+
+LONG: dict[str, Divide | None] = {
+    "native/test_native.py": by_build,
+    "contract/test_algorithms.py": by_world,
+    "simulation/test_control_plane.py": each,
+    "integration/torch_api/test_torch_training.py": None,
+    "integration/data_plane/test_equality.py": None,
+    "integration/node/test_node_jobs.py": None,
+    "e2e/test_equality.py": each,
+    "e2e/test_ephemeral.py": each,
+    "e2e/test_examples.py": each,
+    "e2e/test_run.py": each,
+    "bench/test_accuracy.py": each,
+    "bench/test_smoke.py": each,
+    "soak/test_soak.py": None,
+}
+"""Files that begin first, in this order, and how they are divided; None: not at all."""
+
+
+def place_in_order(nodeid: str) -> int:
+    """The lower, the earlier."""
+    file = nodeid.partition("::")[0].removeprefix("tests/")
+    return next((number for number, name in enumerate(LONG) if name == file), len(LONG))
+
+
+def share_of(nodeid: str) -> str:
+    """Name of the share that a test belongs to."""
+    path, _, name = nodeid.partition("::")
+    divide = LONG.get(path.removeprefix("tests/"))
+    return path if divide is None else f"{path}::{divide(name)}"
+
+
+def scheduler(config: Any, log: Any) -> Any:
+    """The scheduler of pytest-xdist that keeps shares together, in the order of the tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return share_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Sharing(config, log)
