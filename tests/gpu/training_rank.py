@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.session import current
+from bagua.torch_api.join.session import current
 from gpu.common import device_of, keep
 from gpu.group import agreed, cost_of, in_turns, join, predicted, slowest
 

@@ -23,7 +23,7 @@ import torch
 from plane import codecs, reference
 
 import bagua.torch_api as bagua
-from bagua.torch_api.session import Communicator, current
+from bagua.torch_api.join.session import Communicator, current
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,

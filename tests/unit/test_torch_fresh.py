@@ -11,8 +11,8 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT
-from bagua.torch_api.connection import Place
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
+from bagua.torch_api.join.connection import Place
+from bagua.torch_api.train.gradient_bucket import GradientBucket
 
 NUMBERS = count(1)
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
-from bagua.torch_api.connection import Place, Times
-from bagua.torch_api.data_parallel.engine_callback import BackwardPass
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
-from bagua.torch_api.data_parallel.reducer import GradientReducer
+from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.gradient_bucket import GradientBucket
+from bagua.torch_api.train.reducer import GradientReducer
 
 
 class Meeting:

@@ -13,12 +13,12 @@ from torch import nn
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours, Plan
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.connection import Times
-from bagua.torch_api.data_parallel.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
-from bagua.torch_api.data_parallel.plan_bucket import PlanBucket, join_all
-from bagua.torch_api.data_parallel.runner import Runner
-from bagua.torch_api.data_parallel.weight_bucket import WeightBucket
+from bagua.torch_api.join.connection import Times
+from bagua.torch_api.train.bucket import PlanBucket, join_all
+from bagua.torch_api.train.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.train.gradient_bucket import GradientBucket
+from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.weight_bucket import WeightBucket
 
 
 class Comm:

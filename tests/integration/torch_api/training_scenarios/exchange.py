@@ -11,7 +11,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.torch_api.communication import statistics
-from bagua.torch_api.data_parallel.agreement import gather_texts
+from bagua.torch_api.train.agreement import gather_texts
 from training_scenarios.support import batch, check_close, check_identical, compare, mlp, scenario, seeded, sgd, wrap
 
 
