@@ -68,7 +68,7 @@ def rank_primitives() -> dict[str, int]:
     bagua.alltoall_v(given, counts[me], places[0], got, [row[me] for row in counts], places[1])
     assert got.tolist() == [i for i in range(4) for _ in range(counts[i][me])]
     assert bagua.empty(3, device=placing.device()).tolist() == [0, 0, 0]
-    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    [device] = current().devices.values()
     counters: dict[str, int] = device.counters()
     return counters
 
@@ -161,7 +161,7 @@ def rank_counts_waits() -> tuple[int, int, str, bool]:
         train(model, optimizer, step)
     runtime = fake_device.RUNTIME
     assert runtime is not None
-    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    [device] = current().devices.values()
     runtime.watch_this_thread()
     before, waits = runtime.synchronisations(), device.counters()["host_waits"]
     for step in range(3, 3 + STEPS):
