@@ -17,7 +17,6 @@ from bagua.torch_api.comm.groups import (
     get_communicator,
     new_group,
 )
-from bagua.torch_api.comm.point_to_point import alltoall_v, alltoall_v_inplace, recv, send
 from bagua.torch_api.comm.primitives import (
     allgather,
     allgather_inplace,
@@ -25,16 +24,20 @@ from bagua.torch_api.comm.primitives import (
     allreduce_inplace,
     alltoall,
     alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
     barrier,
     broadcast,
     gather,
     gather_inplace,
+    recv,
     reduce,
     reduce_inplace,
     reduce_scatter,
     reduce_scatter_inplace,
     scatter,
     scatter_inplace,
+    send,
     statistics,
 )
 from bagua.torch_api.comm.transfer import ReduceOp

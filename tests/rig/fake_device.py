@@ -22,10 +22,9 @@ import torch
 from bagua.torch_api import communication
 from bagua.torch_api.comm import coalesced
 from bagua.torch_api.cuda import connection, port
-from bagua.torch_api.data_parallel import bagua_distributed
-from bagua.torch_api.join import torch_distributed
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
+from bagua.torch_api.train.model import DistributedModel
 
 
 class FakeRuntime:
@@ -129,10 +128,9 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (optimizer_state, "broadcast_json"),
     (ModelBuckets, "_of_rank_0"),
     (ModelBuckets, "level_out"),
-    (bagua_distributed.BaguaDistributedDataParallel, "_reduce_loss"),
+    (DistributedModel, "_reduce_loss"),
     (coalesced, "broadcast_object"),
     (communication, "broadcast_object"),
-    (torch_distributed, "_tell"),
 )
 
 

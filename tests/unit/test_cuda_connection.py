@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from bagua.torch_api.comm import members
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.cuda.step_times import CudaSteps
-from bagua.torch_api.join.session import SUBGROUPS
 
 
 def test_twins_have_numbers_of_their_own() -> None:
     """Those of each device, and of counted communicators below what the hierarchical route can take."""
-    numbers = [connection._twin_number(number, device) for number in range(50) for device in range(6)]
-    numbers += [connection._twin_number(SUBGROUPS + number, device) for number in range(50) for device in range(6)]
+    numbers = [members.twin_number(number, device) for number in range(50) for device in range(6)]
+    numbers += [members.twin_number(members.SUBGROUPS + number, device) for number in range(50) for device in range(6)]
     assert len(set(numbers)) == len(numbers)
-    assert all(connection._twin_number(number, device) < 1 << 23 for number in range(50) for device in range(4))
-    assert all(number >= connection.TWINS for number in numbers)
+    assert all(members.twin_number(number, device) < 1 << 23 for number in range(50) for device in range(4))
+    assert all(number >= members.TWINS for number in numbers)
 
 
 def test_a_place_keeps_its_memory() -> None:

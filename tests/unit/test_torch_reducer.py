@@ -16,8 +16,7 @@ from torch import nn
 from bagua.algorithms import AllReduce, Plan
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_pass import BackwardPass
-from bagua.torch_api.train.gradient_bucket import GradientBucket
-from bagua.torch_api.train.reducer import GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 
 
 class Meeting:

@@ -1,28 +1,15 @@
-"""What primitives check before anything is sent, and whom they mean."""
+"""Checks of primitives' arguments, before anything is sent."""
 
 from __future__ import annotations
 
 import torch
 
 from bagua.algorithms.codec import Codec
-from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
+from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
-from bagua.torch_api.join.session import Session, current
 
 
-def begin(comm: Comm) -> tuple[Session, Communicator]:
-    """The session, and the communicator that ``comm`` stands for. Raises TypeError for what is none, CommunicationError
-    for one that was aborted, BaguaError for one of a session that has ended."""
-    session = current()
-    if comm is None or comm is WORLD:
-        return session, session.world
-    if not isinstance(comm, Communicator):
-        raise TypeError(f"comm is a {type(comm).__name__}: pass a communicator, or None for all ranks.")
-    comm.check_usable(session.connection)
-    return session, comm
-
-
-def check_root(root: int, group: Communicator, name: str) -> int:
+def check_root(root: int, group: Members, name: str) -> int:
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < group.nranks():
         raise ValueError(f"{name} is {root!r}: it must be a rank from 0 to {group.nranks() - 1}.")
     return root
@@ -66,7 +53,7 @@ def check_codec(codec: Codec | str, dtype: torch.dtype, op: ReduceOp) -> Codec |
     return found
 
 
-def share(tensor: torch.Tensor, group: Communicator) -> int:
+def share(tensor: torch.Tensor, group: Members) -> int:
     """Elements per rank of a tensor that is cut in equal blocks, one for each rank."""
     count, left = divmod(check_tensor(tensor, "tensor").numel(), group.nranks())
     if left:
@@ -104,6 +91,6 @@ class Blocks:
                 self.tensor.copy_(self.flat.view(self.tensor.shape))
 
 
-def check_peer(peer: int, group: Communicator, name: str) -> None:
+def check_peer(peer: int, group: Members, name: str) -> None:
     if check_root(peer, group, name) == group.rank():
         raise ValueError(f"{name} is {peer}, this rank itself: name another rank.")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from bagua.base.errors import CommunicationError
-from bagua.torch_api.comm.checks import begin, check_root
+from bagua.torch_api.comm.checks import check_root
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, Comm
-from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor, transfer
+from bagua.torch_api.comm.communicators import communicator_of
+from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor
 
 PICKLED, FAILED = 0, 1
 MAX_OBJECT_BYTES = 1 << 32
@@ -20,14 +21,13 @@ MAX_OBJECT_BYTES = 1 << 32
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
     """``tensors`` of rank ``src`` replace those of every rank: one broadcast for each dtype and device. Same
     number, sizes and dtypes in the same order everywhere."""
-    if comm is NON_COMM_MEMBER:
+    group = communicator_of(comm)
+    if group is NON_COMM_MEMBER:
         return
-    session, group = begin(comm)
     check_root(src, group, "src")
     at_root = group.rank() == src
     for flat in _flat_by_dtype(tensors, read=at_root, write=not at_root):
-        give, take = (flat, None) if at_root else (None, flat)
-        transfer(session, "broadcast", give, take, flat.numel(), group, root=src, together=at_root)
+        group.broadcast(flat, src)
 
 
 def allreduce_coalesced_inplace(
@@ -35,13 +35,13 @@ def allreduce_coalesced_inplace(
 ) -> None:
     """Each of ``tensors`` = reduction of all ranks' tensors at that place: one all-reduce for each dtype and
     device. Same number, sizes and dtypes in the same order everywhere."""
-    if comm is NON_COMM_MEMBER:
+    group = communicator_of(comm)
+    if group is NON_COMM_MEMBER:
         return
-    session, group = begin(comm)
     for tensor in tensors:
         check_reduction(check_tensor(tensor, "tensors").dtype, op)
     for flat in _flat_by_dtype(tensors, read=True, write=True):
-        transfer(session, "allreduce", flat, flat, flat.numel(), group, op=int(op), together=True)
+        group.allreduce_inplace(flat, ReduceOp(op))
 
 
 def _flat_by_dtype(tensors: Sequence[torch.Tensor], *, read: bool, write: bool) -> Iterator[torch.Tensor]:
@@ -76,9 +76,9 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
 
     Raises what pickling raises on ``src``, and CommunicationError with its words on the others.
     """
-    if comm is NON_COMM_MEMBER:
+    group = communicator_of(comm)
+    if group is NON_COMM_MEMBER:
         return obj
-    session, group = begin(comm)
     check_root(src, group, "src")
     at_root = group.rank() == src
     header = torch.zeros(2, dtype=torch.int64, device="cpu")
@@ -94,15 +94,13 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
             data, kind = str(failure).encode(), FAILED
         header[0], header[1] = kind, len(data)
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    give, take = (header, None) if at_root else (None, header)
-    transfer(session, "broadcast", give, take, 2, group, root=src, together=at_root)
+    group.broadcast(header, src)
     if not at_root:
         size = int(header[1])
         if not 0 <= size <= MAX_OBJECT_BYTES:
             raise CommunicationError(f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be.")
         content = torch.empty(size, dtype=torch.uint8, device="cpu")
-    give, take = (content, None) if at_root else (None, content)
-    transfer(session, "broadcast", give, take, content.numel(), group, root=src, together=at_root)
+    group.broadcast(content, src)
     if failure is not None:
         raise failure
     if at_root:

@@ -1,24 +1,30 @@
-"""Ranks that communicate among themselves, as objects: who they are, and every primitive as a method."""
+"""Communicators: ranks that communicate among themselves, with every primitive as a method."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.join import environment
+from bagua.algorithms.codec import Codec
+from bagua.torch_api.comm.block_exchange import RankBlocks, exchange_blocks
+from bagua.torch_api.comm.checks import Blocks, check_codec, check_count, check_peer, check_root, pair, share
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor, transfer
+from bagua.torch_api.join.session import Session, current
 
-if TYPE_CHECKING:
-    from bagua.torch_api.compat.tensor import BackendTensor
-    from bagua.torch_api.cuda.connection import CudaConnection
-    from bagua.torch_api.join.connection import Connection
 
-    Carried = torch.Tensor | BackendTensor
+class TensorHolder(Protocol):
+    """An object that stands for a tensor, as ``tensor.bagua_backend_tensor()`` does."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that travels."""
+        ...
+
+
+Carried = torch.Tensor | TensorHolder
 
 
 class World:
@@ -31,144 +37,176 @@ class World:
 WORLD = World()
 
 
-class Communicator:
-    """Positions in it (``rank()``, roots, peers) count from 0 in the order of ``ranks``, which are global numbers.
+class Communicator(Members):
+    """Ranks of the job, and the operations among them: see ``bagua.torch_api.communication``.
 
-    Its methods are the primitives of ``bagua.torch_api.communication`` with ``comm`` set to it: see there. They take
-    tensors, and what ``tensor.bagua_backend_tensor()`` returns.
-
-    One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
-    Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
+    Methods take tensors, and what ``tensor.bagua_backend_tensor()`` returns. Positions (``rank()``, roots, peers) count
+    from 0 in the order of ``ranks``, which are global numbers.
     """
 
-    def __init__(
-        self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | CudaConnection | None = None
-    ) -> None:
-        self.id = id
-        self.ranks = tuple(ranks)
-        self.connection = connection
-        self.stream: torch.cuda.Stream | None = None  # of its group; None: the current one
-        self.twins: dict[int, Communicator] = {}  # by device: what carries CUDA tensors among the same ranks
-        self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
-        self._aborted = False
-        self._destroy = None
-        if connection is not None and id != 0:
-            connection.create_comm(id, self.ranks)
-            self._destroy = weakref.finalize(self, _destroy_quietly, connection, id)
-            self._destroy.atexit = False  # the session's end is the communicators' end
+    def _session(self) -> Session:
+        """The session of this process. Raises CommunicationError if this communicator was aborted, BaguaError if it
+        belongs to a session that has ended."""
+        session = current()
+        self.check_usable(session.connection)
+        return session
 
-    def __repr__(self) -> str:
-        return f"Communicator(ranks={list(self.ranks)}, rank={self._rank})"
-
-    def rank(self) -> int:
-        """Position of this process; -1 if it is no member."""
-        return self._rank
-
-    def nranks(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
-
-    def device_id(self) -> int:
-        """Number of this rank's device on its host: LOCAL_RANK."""
-        return environment.get_local_rank()
-
-    @property
-    def cuda_stream(self) -> Any:
-        """The CUDA stream in whose order it carries CUDA tensors: that of its group, else the current one; 0 where CUDA
-        is not in use."""
-        if self.stream is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return self.stream or 0
-        return torch.cuda.current_stream()
-
-    def destroy(self) -> None:
-        """Gives it back to the daemon: this rank will not use it any more. Idempotent."""
-        for twin in self.twins.values():
-            twin.destroy()
-        self.twins.clear()
-        if self._destroy is not None:
-            self._destroy()
-
-    def abort(self) -> None:
-        """Ends it on this rank: whatever is called on it from now on raises CommunicationError. Other communicators go
-        on. Returns at once; an operation that waits in another thread goes on waiting.
-
-        All members call it, each when it notices that something is wrong. A member that goes on alone waits for this
-        one, and is told about it by name every minute (``bagua`` log), until this process leaves the job: then its
-        operation fails. Aborting the communicator of all ranks leaves this rank nothing but to leave the job.
-        """
-        self._aborted = True
-
-    def check_abort(self) -> bool:
-        """Whether it was aborted on this rank."""
-        return self._aborted
-
-    def check_usable(self, connection: Connection) -> None:
-        """Raises CommunicationError if it was aborted, BaguaError if it belongs to a session that has ended."""
-        if self._aborted:
-            raise CommunicationError(
-                f"The communicator of ranks {list(self.ranks)} was aborted on this rank. Make a new group and use its "
-                "communicators."
-            )
-        if self.connection is not None and self.connection is not connection:
-            raise BaguaError(
-                f"The communicator of ranks {list(self.ranks)} was made before destroy_process_group(): make a new one."
-            )
-
-    # Primitives
+    # Primitives. Each does what the function of its name in ``bagua.torch_api.communication`` says.
 
     def barrier(self) -> None:
-        _primitives().barrier(self)
+        session = self._session()
+        session.connection.barrier(self.id)
 
     def send(self, tensor: Carried, dst: int) -> None:
-        _primitives().send(_plain(tensor), dst, self)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_peer(dst, self, "dst")
+        check_tensor(tensor, "tensor")
+        transfer(session, "send", tensor, None, tensor.numel(), self, root=dst)
 
     def recv(self, tensor: Carried, src: int) -> None:
-        _primitives().recv(_plain(tensor), src, self)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_peer(src, self, "src")
+        check_tensor(tensor, "tensor")
+        transfer(session, "recv", None, tensor, tensor.numel(), self, root=src)
 
     def broadcast(self, tensor: Carried, src: int = 0) -> None:
-        _primitives().broadcast(_plain(tensor), src, self)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_root(src, self, "src")
+        check_tensor(tensor, "tensor")
+        at_root = self.rank() == src
+        give, take = (tensor, None) if at_root else (None, tensor)
+        transfer(session, "broadcast", give, take, tensor.numel(), self, root=src, together=at_root)
 
-    def allreduce(self, send_tensor: Carried, recv_tensor: Carried, op: int = 0) -> None:
-        _primitives().allreduce(_plain(send_tensor), _plain(recv_tensor), op, self)
+    def allreduce(
+        self,
+        send_tensor: Carried,
+        recv_tensor: Carried,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        codec: Codec | str | None = None,
+    ) -> None:
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        count = pair(send_tensor, recv_tensor)
+        op = check_reduction(send_tensor.dtype, op)
+        encoding = None if codec is None else check_codec(codec, send_tensor.dtype, op)
+        transfer(session, "allreduce", send_tensor, recv_tensor, count, self, op=op, together=True, codec=encoding)
 
-    def allreduce_inplace(self, tensor: Carried, op: int = 0) -> None:
-        _primitives().allreduce_inplace(_plain(tensor), op, self)
+    def allreduce_inplace(
+        self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
+    ) -> None:
+        self.allreduce(tensor, tensor, op, codec=codec)
 
-    def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: int = 0) -> None:
-        _primitives().reduce(_plain(send_tensor), _plain(recv_tensor), dst, op, self)
+    def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        check_root(dst, self, "dst")
+        count = pair(send_tensor, recv_tensor)
+        op = check_reduction(send_tensor.dtype, op)
+        at_root = self.rank() == dst
+        result = recv_tensor if at_root else None
+        transfer(session, "reduce", send_tensor, result, count, self, op=op, root=dst, together=at_root)
 
-    def reduce_inplace(self, tensor: Carried, dst: int, op: int = 0) -> None:
-        _primitives().reduce_inplace(_plain(tensor), dst, op, self)
+    def reduce_inplace(self, tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
+        self.reduce(tensor, tensor, dst, op)
 
     def allgather(self, send_tensor: Carried, recv_tensor: Carried) -> None:
-        _primitives().allgather(_plain(send_tensor), _plain(recv_tensor), self)
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        n = self.nranks()
+        count = pair(send_tensor, recv_tensor, 1, n)
+        transfer(session, "allgather", send_tensor, recv_tensor, count, self, recv_rows=n)
 
     def allgather_inplace(self, tensor: Carried) -> None:
-        _primitives().allgather_inplace(_plain(tensor), self)
+        tensor = plain_tensor(tensor)
+        self._session()
+        count = share(tensor, self)
+        whole = Blocks(tensor, count)
+        self.allgather(whole.block(self.rank()), whole.flat)
+        whole.close()
 
     def gather(self, send_tensor: Carried, recv_tensor: Carried, dst: int) -> None:
-        _primitives().gather(_plain(send_tensor), _plain(recv_tensor), dst, self)
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        check_root(dst, self, "dst")
+        n = self.nranks()
+        count = pair(send_tensor, recv_tensor, 1, n)
+        result = recv_tensor if self.rank() == dst else None
+        transfer(session, "gather", send_tensor, result, count, self, recv_rows=n, root=dst)
 
     def gather_inplace(self, tensor: Carried, count: int, dst: int) -> None:
-        _primitives().gather_inplace(_plain(tensor), count, dst, self)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_root(dst, self, "dst")
+        at_root = self.rank() == dst
+        n = self.nranks()
+        check_count(tensor, count, n if at_root else 1)
+        whole = Blocks(tensor, count)
+        own, result = (whole.block(self.rank()), whole.flat) if at_root else (whole.flat, None)
+        transfer(session, "gather", own, result, count, self, recv_rows=n, root=dst)
+        if at_root:
+            whole.close()
 
     def scatter(self, send_tensor: Carried, recv_tensor: Carried, src: int) -> None:
-        _primitives().scatter(_plain(send_tensor), _plain(recv_tensor), src, self)
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        check_root(src, self, "src")
+        n = self.nranks()
+        count = pair(send_tensor, recv_tensor, n, 1)
+        blocks = send_tensor if self.rank() == src else None
+        transfer(session, "scatter", blocks, recv_tensor, count, self, send_rows=n, root=src)
 
     def scatter_inplace(self, tensor: Carried, count: int, src: int) -> None:
-        _primitives().scatter_inplace(_plain(tensor), count, src, self)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_root(src, self, "src")
+        at_root = self.rank() == src
+        n = self.nranks()
+        check_count(tensor, count, n if at_root else 1)
+        whole = Blocks(tensor, count)
+        blocks, own = (whole.flat, whole.block(self.rank())) if at_root else (None, whole.flat)
+        transfer(session, "scatter", blocks, own, count, self, send_rows=n, root=src)
+        if not at_root:
+            whole.close()
 
-    def reduce_scatter(self, send_tensor: Carried, recv_tensor: Carried, op: int = 0) -> None:
-        _primitives().reduce_scatter(_plain(send_tensor), _plain(recv_tensor), op, self)
+    def reduce_scatter(self, send_tensor: Carried, recv_tensor: Carried, op: ReduceOp = ReduceOp.SUM) -> None:
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        n = self.nranks()
+        count = pair(send_tensor, recv_tensor, n, 1)
+        op = check_reduction(send_tensor.dtype, op)
+        transfer(session, "reduce_scatter", send_tensor, recv_tensor, count, self, send_rows=n, op=op)
 
-    def reduce_scatter_inplace(self, tensor: Carried, op: int = 0) -> None:
-        _primitives().reduce_scatter_inplace(_plain(tensor), op, self)
+    def reduce_scatter_inplace(self, tensor: Carried, op: ReduceOp = ReduceOp.SUM) -> None:
+        tensor = plain_tensor(tensor)
+        self._session()
+        count = share(tensor, self)
+        whole = Blocks(tensor, count)
+        self.reduce_scatter(whole.flat, whole.block(self.rank()), op)
+        whole.close()
 
     def alltoall(self, send_tensor: Carried, recv_tensor: Carried) -> None:
-        _primitives().alltoall(_plain(send_tensor), _plain(recv_tensor), self)
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        n = self.nranks()
+        count = pair(send_tensor, recv_tensor, n, n)
+        transfer(session, "alltoall", send_tensor, recv_tensor, count, self, send_rows=n, recv_rows=n)
 
     def alltoall_inplace(self, tensor: Carried) -> None:
-        _primitives().alltoall_inplace(_plain(tensor), self)
+        tensor = plain_tensor(tensor)
+        self._session()
+        share(tensor, self)
+        self.alltoall(tensor.detach().clone(), tensor)
 
     def alltoall_v(
         self,
@@ -179,12 +217,15 @@ class Communicator:
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
-        _primitives().alltoall_v(
-            _plain(send_tensor), send_counts, send_displs, _plain(recv_tensor), recv_counts, recv_displs, self
-        )
+        send_tensor = plain_tensor(send_tensor)
+        recv_tensor = plain_tensor(recv_tensor)
+        session = self._session()
+        gives = RankBlocks.of(send_tensor, send_counts, send_displs, self.nranks(), "send")
+        takes = RankBlocks.of(recv_tensor, recv_counts, recv_displs, self.nranks(), "recv")
+        exchange_blocks(session, self, gives, takes)
 
     def alltoall_v_inplace(self, tensor: Carried, counts: Sequence[int], displs: Sequence[int]) -> None:
-        _primitives().alltoall_v_inplace(_plain(tensor), counts, displs, self)
+        self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
 
 
 class NonMember(Communicator):
@@ -203,26 +244,23 @@ class NonMember(Communicator):
     def abort(self) -> None:
         """Nothing: it stands for all communicators of others."""
 
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Other processes communicate."""
+
+    barrier = send = recv = broadcast = _nothing
+    allreduce = allreduce_inplace = reduce = reduce_inplace = reduce_scatter = reduce_scatter_inplace = _nothing
+    allgather = allgather_inplace = gather = gather_inplace = scatter = scatter_inplace = _nothing
+    alltoall = alltoall_inplace = alltoall_v = alltoall_v_inplace = _nothing
+
 
 NON_COMM_MEMBER = NonMember()
 Comm = Communicator | World | None
 """What primitives take as ``comm``: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
 
 
-def _destroy_quietly(connection: Connection | CudaConnection, id: int) -> None:
-    """Silent when the session has ended, and with it the communicator."""
-    with suppress(CommunicationError):
-        connection.destroy_comm(id)
-
-
-def _plain(tensor: Carried) -> torch.Tensor:
+def plain_tensor(carried: Carried) -> torch.Tensor:
     """The tensor that travels."""
-    given: Any = tensor
-    found: torch.Tensor = given if isinstance(given, torch.Tensor) else getattr(given, "tensor", given)
+    if isinstance(carried, torch.Tensor):
+        return carried
+    found: torch.Tensor = getattr(carried, "tensor", carried)  # primitives say what is wrong with something else
     return found
-
-
-def _primitives() -> ModuleType:
-    from bagua.torch_api import communication  # which is made of what is here
-
-    return communication

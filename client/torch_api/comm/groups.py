@@ -11,8 +11,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from torch import distributed
+
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator
+from bagua.torch_api.comm.communicators import communicator_of, communicators
 from bagua.torch_api.join.session import Session, current
 
 
@@ -29,23 +32,24 @@ class BaguaProcessGroup:
 
     def __init__(self, ranks: Sequence[int], stream: Any = None, group_name: str = "", *, key: str = "") -> None:
         self._session = current()
+        self._made = communicators(self._session)
         self.ranks = sorted(ranks)
         self.stream = stream
         self.group_name = group_name
         self.contains_this_rank = self._session.membership.rank in self.ranks
-        self._everyone = tuple(self.ranks) == self._session.world.ranks
+        self._everyone = tuple(self.ranks) == self._made.world.ranks
         self._key = f"{key} {self.ranks}"
-        self._key += f" {self._session.count(self._key)}"
+        self._key += f" {self._made.count(self._key)}"
         # Taken here, where all ranks are in the same order, and not when a communicator is first asked for.
-        self._world_id = self._session.next_world_id() if self._everyone and not key else None
+        self._world_id = self._made.next_world_id() if self._everyone and not key else None
         self._communicators: dict[tuple[int, ...], Communicator] = {}
 
     @classmethod
     def _of_world(cls) -> BaguaProcessGroup:
         """The default group: its communicator of all ranks is the one that ``comm=None`` means."""
-        session = current()
-        made = cls(session.world.ranks, None, "0", key="default")
-        made._communicators[session.world.ranks] = session.world
+        world = communicators(current()).world
+        made = cls(world.ranks, None, "0", key="default")
+        made._communicators[world.ranks] = world
         return made
 
     def __repr__(self) -> str:
@@ -82,11 +86,11 @@ class BaguaProcessGroup:
         make theirs in the same order. It ends with the last reference to it."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
-        if tuple(members) == self._session.world.ranks:
-            made = self._session.new_communicator(members)
+        if tuple(members) == self._made.world.ranks:
+            made = self._made.new(members)
         else:
             key = f"{self._key} own {members}"
-            made = self._session.make_communicator(f"{key} {self._session.count(key)}", members)
+            made = self._made.make(f"{key} {self._made.count(key)}", members)
         made.stream = self.stream
         return made
 
@@ -105,10 +109,10 @@ class BaguaProcessGroup:
         if found is None:
             if self._session is not current():
                 raise BaguaError("This group was made before destroy_process_group(): make a new one.")
-            if self._world_id is not None and members == self._session.world.ranks:
-                found = self._session.attach_communicator(self._world_id, members)
+            if self._world_id is not None and members == self._made.world.ranks:
+                found = self._made.attach(self._world_id, members)
             else:
-                found = self._session.make_communicator(f"{self._key} part {members}", members)
+                found = self._made.make(f"{self._key} part {members}", members)
             found.stream = self.stream
             self._communicators[members] = found
         return found
@@ -117,7 +121,6 @@ class BaguaProcessGroup:
 class _Groups:
     """What is known in this process."""
 
-    default: tuple[Session, BaguaProcessGroup] | None = None
     made = 0
 
 
@@ -135,15 +138,11 @@ def _remember(group: BaguaProcessGroup) -> BaguaProcessGroup:
 
 def _get_default_group() -> BaguaProcessGroup:
     """The group of all ranks. Raises BaguaError before ``init_process_group``."""
-    session = current()
-    if _Groups.default is None or _Groups.default[0] is not session:
-        _Groups.default = (session, _remember(BaguaProcessGroup._of_world()))
-    return _Groups.default[1]
+    return current().keep(_default_group)
 
 
-def forget_groups() -> None:
-    """The session ends: lets go of its default group."""
-    _Groups.default = None
+def _default_group(_: Session) -> BaguaProcessGroup:
+    return _remember(BaguaProcessGroup._of_world())
 
 
 def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
@@ -153,8 +152,7 @@ def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaPr
     communicators end with the last reference to them. Raises ValueError for ranks that the job does not have, for
     none, and for one named twice.
     """
-    session = current()
-    world = session.world.nranks()
+    world = current().membership.world_size
     members = list(range(world)) if ranks is None else list(ranks)
     for rank in members:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
@@ -172,8 +170,6 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
 
     Raises ValueError if this process is no member of ``group``.
     """
-    from torch import distributed
-
     if group is None:
         group = distributed.group.WORLD
     if not isinstance(group, distributed.ProcessGroup):
@@ -214,9 +210,7 @@ def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
 
 def _bagua_backend_comm(comm: Comm = None) -> Communicator | None:
     """The communicator that ``comm`` of a primitive stands for; None on a process that is no member."""
-    if comm is NON_COMM_MEMBER:
-        return None
-    return current().world if not isinstance(comm, Communicator) else comm
+    return communicator_of(comm) or None
 
 
 def get_communicator(group_name: str, comm_name: str) -> Communicator:

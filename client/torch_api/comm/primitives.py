@@ -13,42 +13,38 @@ hold parts of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from bagua.algorithms.codec import Codec
-from bagua.torch_api.comm.checks import Blocks, begin, check_codec, check_count, check_root, pair, share
-from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, Comm
-from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor, transfer
+from bagua.torch_api.comm.communicator import Comm
+from bagua.torch_api.comm.communicators import communicator_of
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
 from bagua.torch_api.join.statistics import Statistics
 
 
-def statistics() -> Statistics:
-    """What was communicated so far; see ``Statistics``."""
-    session = current()
-    for device in session.devices.values():
-        device.steps.settle(wait=True)
-    return session.statistics.summary(session.connection.counters())
-
-
 def barrier(comm: Comm = None) -> None:
     """Returns when every rank has called it."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    session.connection.barrier(group.id)
+    communicator_of(comm).barrier()
+
+
+def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
+    """Sends ``tensor`` to rank ``dst``, which must receive one of the same size and dtype. Returns when it has
+    arrived."""
+    communicator_of(comm).send(tensor, dst)
+
+
+def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
+    """Receives into ``tensor`` what rank ``src`` sends."""
+    communicator_of(comm).recv(tensor, src)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: Comm = None) -> None:
     """``tensor`` of rank ``src`` replaces that of every rank. Same size and dtype everywhere."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    check_tensor(tensor, "tensor")
-    at_root = group.rank() == src
-    give, take = (tensor, None) if at_root else (None, tensor)
-    transfer(session, "broadcast", give, take, tensor.numel(), group, root=src, together=at_root)
+    communicator_of(comm).broadcast(tensor, src)
 
 
 def allreduce(
@@ -64,13 +60,7 @@ def allreduce(
     ``codec``: how float32 that is summed or averaged crosses between hosts, without error feedback; see
     ``bagua.algorithms.codec.Codec``. Inside a host nothing is encoded.
     """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    count = pair(send_tensor, recv_tensor)
-    op = check_reduction(send_tensor.dtype, op)
-    encoding = None if codec is None else check_codec(codec, send_tensor.dtype, op)
-    transfer(session, "allreduce", send_tensor, recv_tensor, count, group, op=op, together=True, codec=encoding)
+    communicator_of(comm).allreduce(send_tensor, recv_tensor, op, codec=codec)
 
 
 def allreduce_inplace(
@@ -81,7 +71,7 @@ def allreduce_inplace(
     codec: Codec | str | None = None,
 ) -> None:
     """``tensor`` = reduction of all ranks' ``tensor``. ``codec``: see ``allreduce``."""
-    allreduce(tensor, tensor, op, comm, codec=codec)
+    communicator_of(comm).allreduce_inplace(tensor, op, codec=codec)
 
 
 def reduce(
@@ -93,43 +83,24 @@ def reduce(
 ) -> None:
     """``recv_tensor`` of rank ``dst`` = reduction of all ranks' ``send_tensor``; other ranks' stays as it is. Equal
     sizes."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    count = pair(send_tensor, recv_tensor)
-    op = check_reduction(send_tensor.dtype, op)
-    at_root = group.rank() == dst
-    result = recv_tensor if at_root else None
-    transfer(session, "reduce", send_tensor, result, count, group, op=op, root=dst, together=at_root)
+    communicator_of(comm).reduce(send_tensor, recv_tensor, dst, op)
 
 
 def reduce_inplace(tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
     """``tensor`` of rank ``dst`` = reduction of all ranks' ``tensor``."""
-    reduce(tensor, tensor, dst, op, comm)
+    communicator_of(comm).reduce_inplace(tensor, dst, op)
 
 
 def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
     """``recv_tensor`` = all ranks' ``send_tensor``, one after the other; it is as many times larger as there are
     ranks."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, 1, n)
-    transfer(session, "allgather", send_tensor, recv_tensor, count, group, recv_rows=n)
+    communicator_of(comm).allgather(send_tensor, recv_tensor)
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
     """Every rank's own block of ``tensor`` goes to all ranks. Block number ``rank`` of equal blocks, one for each
     rank."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    count = share(tensor, group)
-    whole = Blocks(tensor, count)
-    allgather(whole.block(group.rank()), whole.flat, group)
-    whole.close()
+    communicator_of(comm).allgather_inplace(tensor)
 
 
 def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
@@ -137,14 +108,7 @@ def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm:
 
     On every rank it is as many times larger as there are ranks.
     """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, 1, n)
-    result = recv_tensor if group.rank() == dst else None
-    transfer(session, "gather", send_tensor, result, count, group, recv_rows=n, root=dst)
+    communicator_of(comm).gather(send_tensor, recv_tensor, dst)
 
 
 def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
@@ -152,18 +116,7 @@ def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None
 
     On other ranks it has ``count`` elements, which go to ``dst``.
     """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    at_root = group.rank() == dst
-    n = group.nranks()
-    check_count(tensor, count, n if at_root else 1)
-    whole = Blocks(tensor, count)
-    own, result = (whole.block(group.rank()), whole.flat) if at_root else (whole.flat, None)
-    transfer(session, "gather", own, result, count, group, recv_rows=n, root=dst)
-    if at_root:
-        whole.close()
+    communicator_of(comm).gather_inplace(tensor, count, dst)
 
 
 def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
@@ -171,14 +124,7 @@ def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm
 
     On every rank ``send_tensor`` is as many times larger as there are ranks.
     """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, 1)
-    blocks = send_tensor if group.rank() == src else None
-    transfer(session, "scatter", blocks, recv_tensor, count, group, send_rows=n, root=src)
+    communicator_of(comm).scatter(send_tensor, recv_tensor, src)
 
 
 def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
@@ -186,18 +132,7 @@ def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = Non
 
     On other ranks it has ``count`` elements and gets this rank's block.
     """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    at_root = group.rank() == src
-    n = group.nranks()
-    check_count(tensor, count, n if at_root else 1)
-    whole = Blocks(tensor, count)
-    blocks, own = (whole.flat, whole.block(group.rank())) if at_root else (None, whole.flat)
-    transfer(session, "scatter", blocks, own, count, group, send_rows=n, root=src)
-    if not at_root:
-        whole.close()
+    communicator_of(comm).scatter_inplace(tensor, count, src)
 
 
 def reduce_scatter(
@@ -208,42 +143,54 @@ def reduce_scatter(
 ) -> None:
     """``recv_tensor`` = this rank's block of the reduction of all ranks' ``send_tensor``, which holds one for each
     rank."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, 1)
-    op = check_reduction(send_tensor.dtype, op)
-    transfer(session, "reduce_scatter", send_tensor, recv_tensor, count, group, send_rows=n, op=op)
+    communicator_of(comm).reduce_scatter(send_tensor, recv_tensor, op)
 
 
 def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
     """Block number ``rank`` of ``tensor`` = that block of the reduction of all ranks' ``tensor``; the rest stays as
     it is."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    count = share(tensor, group)
-    whole = Blocks(tensor, count)
-    reduce_scatter(whole.flat, whole.block(group.rank()), op, group)
-    whole.close()
+    communicator_of(comm).reduce_scatter_inplace(tensor, op)
 
 
 def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
     """Block j of rank i's ``send_tensor`` becomes block i of rank j's ``recv_tensor``; one block for each rank, equal
     sizes."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, n)
-    transfer(session, "alltoall", send_tensor, recv_tensor, count, group, send_rows=n, recv_rows=n)
+    communicator_of(comm).alltoall(send_tensor, recv_tensor)
 
 
 def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
     """``alltoall`` whose result replaces its input."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    share(tensor, group)
-    alltoall(tensor.detach().clone(), tensor, group)
+    communicator_of(comm).alltoall_inplace(tensor)
+
+
+def alltoall_v(
+    send_tensor: torch.Tensor,
+    send_counts: Sequence[int],
+    send_displs: Sequence[int],
+    recv_tensor: torch.Tensor,
+    recv_counts: Sequence[int],
+    recv_displs: Sequence[int],
+    comm: Comm = None,
+) -> None:
+    """``alltoall`` with blocks of any size: rank j gets ``send_counts[j]`` elements of ``send_tensor`` from element
+    ``send_displs[j]`` on, and what comes from rank i goes to the ``recv_counts[i]`` elements of ``recv_tensor`` from
+    ``recv_displs[i]`` on. The rest of ``recv_tensor`` stays as it is.
+
+    Lists of whole numbers, one for each rank; what is longer is ignored. ``recv_counts[i]`` here must be
+    ``send_counts`` of this rank at rank i, else CommunicationError comes on all ranks. Blocks to be received must not
+    overlap (ValueError); those sent may.
+    """
+    communicator_of(comm).alltoall_v(send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs)
+
+
+def alltoall_v_inplace(tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: Comm = None) -> None:
+    """``alltoall_v`` whose result replaces its input: block j goes to rank j, and what that one sends takes its
+    place."""
+    communicator_of(comm).alltoall_v_inplace(tensor, counts, displs)
+
+
+def statistics() -> Statistics:
+    """What was communicated so far; see ``Statistics``."""
+    session = current()
+    devices(session).settle()
+    return session.statistics.summary(session.connection.counters())

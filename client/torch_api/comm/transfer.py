@@ -10,8 +10,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from bagua.algorithms.codec import Codec
-from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.cuda.connection import CudaPlace
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.connection import AS_IT_IS, NOWHERE, Encoding, Place, request
 from bagua.torch_api.join.session import Session
 
 CONTIGUOUS = torch.contiguous_format
@@ -84,7 +87,7 @@ def transfer(
     send: torch.Tensor | None,
     recv: torch.Tensor | None,
     count: int,
-    comm: Communicator,
+    comm: Members,
     *,
     send_rows: int = 1,
     recv_rows: int = 1,
@@ -111,10 +114,7 @@ def transfer(
     if recv is not None and not _plain(recv):
         target = torch.empty(recv.shape, dtype=recv.dtype, device=recv.device) if recv is not send else source
     if tensor is not None and PORT.cuda.holds(tensor):
-        from bagua.torch_api.cuda.primitives import carry_out
-
-        lane = session.on_device(tensor)
-        carry_out(lane, kind, dtype, source, target, count, comm, op=op, root=root, together=together, codec=codec)
+        _on_device(session, kind, dtype, source, target, count, comm, op=op, root=root, together=together, codec=codec)
     else:
         connection.transfer(
             comm.id,
@@ -144,3 +144,49 @@ def transfer(
 def _plain(tensor: torch.Tensor) -> bool:
     """The elements lie in memory one after the other as they are (not negated lazily, as parts of a conjugate)."""
     return tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _on_device(
+    session: Session,
+    kind: str,
+    dtype: int,
+    source: torch.Tensor | None,
+    target: torch.Tensor | None,
+    count: int,
+    comm: Members,
+    *,
+    op: int,
+    root: int,
+    together: bool,
+    codec: Codec | None,
+) -> None:
+    """``transfer`` on contiguous tensors of one device, at least one: submitted in the order of the current stream,
+    which then waits for the result."""
+    device = devices(session).of(source if source is not None else target)  # type: ignore[arg-type]
+    if source is not None and target is not None and not together and _overlap(source, target):
+        source = source.clone()
+    given, taken = _place(source), _place(target)
+    operation = request(
+        device.kinds[kind],
+        comm=0,
+        dtype=dtype,
+        count=count,
+        op=op,
+        root=root,
+        src=given,
+        dst=given if target is None and together else taken,
+        shape=[] if source is None else source.shape,
+        encoding=AS_IT_IS if codec is None else Encoding(device.codecs[codec.name], codec.density_units),
+    )
+    with PORT.cuda.by_way_of(comm.stream):
+        operation["comm"] = comm.twin(device).id
+        device.wait(device.submit(operation))
+
+
+def _place(tensor: torch.Tensor | None) -> Place:
+    return NOWHERE if tensor is None else CudaPlace(tensor)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    begin, also = one.data_ptr(), other.data_ptr()
+    return begin < also + other.numel() * other.element_size() and also < begin + one.numel() * one.element_size()

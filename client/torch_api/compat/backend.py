@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.groups import _get_default_group
-from bagua.torch_api.compat.tensor import registration
+from bagua.torch_api.compat.bucket import BaguaBucket
+from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.bucket import join_all
+from bagua.torch_api.train.execution import StartOrder, join_all
+from bagua.torch_api.train.model import DistributedModel
 from bagua.torch_api.train.runner import Runner
-
-if TYPE_CHECKING:
-    import torch
-
-    from bagua.torch_api.compat.bucket import BaguaBucket
-    from bagua.torch_api.compat.tensor import BackendTensor, Registration
-    from bagua.torch_api.train.bucket import PlanBucket
-    from bagua.torch_api.train.model import BaguaDistributedDataParallel
 
 
 class Backend:
@@ -35,22 +29,21 @@ class Backend:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.RLock()  # guards what follows; not held while waiting
-        self._ring: deque[BaguaBucket] = deque()
-        self._missing: dict[PlanBucket, set[Registration]] = {}
-        self._started: list[BaguaBucket] = []
+        self._order: StartOrder[BaguaBucket] = StartOrder(())
+        self._running: list[BaguaBucket] = []
         self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
         self._in_pass = False
         self._runners: dict[torch.device, Runner] = {}
-        self._ddp: weakref.ref[BaguaDistributedDataParallel] | None = None
+        self._ddp: weakref.ref[DistributedModel] | None = None
 
-    def serve(self, ddp: BaguaDistributedDataParallel) -> None:
+    def serve(self, ddp: DistributedModel) -> None:
         """The model whose gradients are marked here, too."""
         self._ddp = weakref.ref(ddp)
 
     @property
     def idle(self) -> bool:
         """Whether no buckets are registered."""
-        return not self._ring
+        return not self._order.buckets
 
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
         """These buckets (or their ``backend_bucket``) take the place of those registered before, in this order.
@@ -58,7 +51,7 @@ class Backend:
         Raises BaguaError if some of those are at work.
         """
         with self._lock:
-            if self._started:
+            if self._running:
                 raise BaguaError(
                     f"Buckets of {self.name} are at work: call wait_pending_comm_ops() before registering others."
                 )
@@ -66,16 +59,15 @@ class Backend:
                 if bucket.runner is None:
                     bucket.attach(self._own_runner(bucket))
                 bucket.backend = self
-            self._ring = deque(buckets)
-            self._missing = {bucket: bucket.registrations() for bucket in buckets}
+                bucket.mark_none()
+            self._order = StartOrder(buckets)
             self._in_pass = False
 
     def forget(self) -> None:
         """There are no buckets any more."""
         with self._lock:
-            self._started.clear()
-            self._ring.clear()
-            self._missing.clear()
+            self._running.clear()
+            self._order = StartOrder(())
             self._in_pass = False
 
     def abandon(self) -> bool:
@@ -84,12 +76,14 @@ class Backend:
             if not self._in_pass:
                 return False
             self._in_pass = False
-            started, self._started = self._started, []
-            self._ring.rotate(len(self._ring) - self._left)
-            self._missing = {bucket: bucket.registrations() for bucket in self._ring}
-        for bucket in started:
+            running, self._running = self._running, []
+            count = len(self._order.buckets)
+            self._order.started = (self._order.started + self._left) % count  # where the pass began
+            for bucket in self._order.buckets:
+                bucket.mark_none()
+        for bucket in running:
             bucket.execution.abandon()
-        return self._left < len(self._ring)
+        return self._left < count
 
     def mark_communication_ready(self, tensor: BackendTensor, ready_event: int = 0) -> None:
         """``tensor.bagua_backend_tensor()`` may be communicated. ``ready_event``: accepted for programs that pass a
@@ -101,12 +95,12 @@ class Backend:
         bucket = known.bucket()
         ddp = self._ddp() if self._ddp is not None else None
         with self._lock:
-            missing = self._missing.get(bucket) if bucket is not None else None
-            if missing is not None:
+            if isinstance(bucket, BaguaBucket) and bucket in self._order.buckets:
                 if ddp is not None and ddp.in_backward and not self._in_pass:
-                    self._in_pass, self._left = True, len(self._ring)
-                missing.discard(known)
-                self._start_full()
+                    self._in_pass, self._left = True, len(self._order.buckets)
+                bucket.mark(known)
+                while not self._front.pending:
+                    self._start_front()
                 return
         if bucket is None or ddp is None:
             raise BaguaError(
@@ -117,10 +111,10 @@ class Backend:
 
     def mark_parameter(self, parameter: torch.Tensor) -> bool:
         """Marks it, if it is in a registered bucket; False if not."""
-        if not self._ring:
+        if self.idle:
             return False
         known = registration(parameter)
-        if known is None or known.bucket() not in self._missing:
+        if known is None or known.bucket() not in self._order.buckets:
             return False
         self.mark(known)
         return True
@@ -143,25 +137,27 @@ class Backend:
             if self._in_pass:
                 self._in_pass = False
                 for _ in range(self._left):
-                    self._start_first()
-            started, self._started = self._started, []
-        join_all(started)
-        return len(started)
+                    self._start_front()
+            running, self._running = self._running, []
+        join_all(running)
+        return len(running)
 
-    def _start_full(self) -> None:
-        while self._ring and not self._missing[self._ring[0]]:
-            self._start_first()
+    @property
+    def _front(self) -> BaguaBucket:
+        return self._order.buckets[self._order.started]
 
-    def _start_first(self) -> None:
-        bucket = self._ring[0]
-        if bucket in self._started:  # full again before anybody waited
-            started, self._started = self._started, []
-            join_all(started)
-        self._ring.rotate(-1)
-        self._missing[bucket] = bucket.registrations()
+    def _start_front(self) -> None:
+        """Starts the bucket whose turn it is; after the last one it is the first one's again."""
+        bucket = self._front
+        if bucket in self._running:  # full again before anybody waited
+            running, self._running = self._running, []
+            join_all(running)
+        bucket.mark_none()
         self._left -= 1
-        self._started.append(bucket)
-        bucket.start()
+        self._running.append(bucket)
+        self._order.start_next()
+        if self._order.started == len(self._order.buckets):
+            self._order.started = 0
 
     def _own_runner(self, bucket: BaguaBucket) -> Runner:
         session = current()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,15 +13,13 @@ from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.compat.operations import NOTHING, BucketOperations
-from bagua.torch_api.compat.tensor import Registration, register, registered
+from bagua.torch_api.compat.registration import Registration, register, registered
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.bucket import Allocate, Region, region_of, views_like
 from bagua.torch_api.train.runner import Runner
-
-if TYPE_CHECKING:
-    from bagua.torch_api.compat.backend import Backend
 
 PADDING = "bagua_padding_tensor"
 
@@ -32,7 +29,7 @@ def _allocator(tensor: torch.Tensor) -> Allocate:
     if not PORT.cuda.holds(tensor):
         return lambda count, dtype: current().memory.place_empty(count, dtype)
     device = tensor.device
-    return lambda count, dtype: current().on_device(tensor).place_empty(count, dtype, device)
+    return lambda count, dtype: devices(current()).of(tensor).place_empty(count, dtype, device)
 
 
 class BaguaBucket(BucketOperations):
@@ -62,6 +59,7 @@ class BaguaBucket(BucketOperations):
         if not tensors:
             raise ValueError(f"Bucket {name} has no tensors.")
         self._registrations = [registered(tensor) for tensor in tensors]
+        self._missing = set(self._registrations)
         now = [_effective_or_zeros(registration) for registration in self._registrations]
         if len({tensor.dtype for tensor in now}) > 1:
             raise TypeError(f"Bucket {name} has tensors of {sorted({str(tensor.dtype) for tensor in now})}: one dtype.")
@@ -72,7 +70,7 @@ class BaguaBucket(BucketOperations):
         self.flatten = flatten
         self.guarded = not flatten
         self.runner: Runner | None = None
-        self.backend: Backend | None = None
+        self.backend: object = None  # lives as long as its buckets
         count = sum(tensor.numel() for tensor in now)
         self.elements = -(-count // alignment) * alignment
         flat = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
@@ -88,9 +86,18 @@ class BaguaBucket(BucketOperations):
         for registration in self._registrations:
             registration.bucket = weakref.ref(self)
 
-    def registrations(self) -> set[Registration]:
-        """Those of its tensors, as a new set."""
-        return set(self._registrations)
+    @property
+    def pending(self) -> int:
+        """How many of its tensors are not ready in this round."""
+        return len(self._missing)
+
+    def mark(self, known: Registration) -> None:
+        """This tensor of it is ready."""
+        self._missing.discard(known)
+
+    def mark_none(self) -> None:
+        """A round begins in which no tensor is ready."""
+        self._missing = set(self._registrations)
 
     def holds_gradients(self) -> bool:
         """Whether all that travels is parameters' ``.grad``."""

@@ -10,8 +10,8 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, from_torch_group
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.model import BaguaDistributedDataParallel
 
 # torch's default. Whoever passes nothing, or this, gets the sizes of with_bagua.
 DEFAULT_BUCKET_MB = 25

@@ -8,8 +8,8 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.model import BaguaDistributedDataParallel
 
 
 class BaguaModule(torch.nn.Module):

@@ -5,27 +5,34 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from bagua.algorithms.pairs import Pairs
 from bagua.base.errors import BaguaError
-
-if TYPE_CHECKING:
-    from bagua.torch_api.comm.communicator import Communicator
-    from bagua.torch_api.comm.groups import BaguaProcessGroup
-    from bagua.torch_api.compat.operations import BucketOperations
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.groups import BaguaProcessGroup
 
 MODES = ("all", "shift_one")
+
+
+class Effective(Protocol):
+    """A bucket with effective tensors."""
+
+    def slot(self, name: str) -> torch.Tensor:
+        """The flat tensor of a slot."""
+        ...
+
+    def write_effective(self, flat: torch.Tensor) -> None:
+        """The effective tensors become the parts of ``flat``."""
+        ...
 
 
 class DecentralizedOperation:
     """Averages with peers into a tensor of its own, which ``copy_back_peer_weight`` makes the weights."""
 
-    def __init__(
-        self, bucket: BucketOperations, peer_slot: str, group: BaguaProcessGroup, hierarchical: bool, mode: str
-    ):
+    def __init__(self, bucket: Effective, peer_slot: str, group: BaguaProcessGroup, hierarchical: bool, mode: str):
         """Raises ValueError for an unknown mode, and for "shift_one" among an odd number."""
         if mode not in MODES:
             raise ValueError(f"peer_selection_mode is {mode!r}: choose one of {', '.join(map(repr, MODES))}.")

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Codec, Local, Neighbours, Plan
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT, WEIGHT, Over, Step
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.compat.operation_handles import AsynchronousOperation, DecentralizedOperation
 from bagua.torch_api.compat.ring_replicas import RingReplicas
 from bagua.torch_api.compat.utils import check_contiguous
-from bagua.torch_api.train.bucket import NotReady, PlanBucket, views_like
-
-if TYPE_CHECKING:
-    from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.train.bucket import PlanBucket, views_like
+from bagua.torch_api.train.execution import NotReady
 
 PythonFunction = Callable[[str], object]
 
@@ -264,8 +263,6 @@ class BucketOperations(PlanBucket):
         return self._current()
 
     def _group(self, group: BaguaProcessGroup | None) -> BaguaProcessGroup:
-        from bagua.torch_api.comm.groups import _get_default_group
-
         return group or self.process_group or _get_default_group()
 
     def _over(self, group: BaguaProcessGroup | None, place: str) -> Over:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.comm.groups import BaguaProcessGroup
 
 
 class RingReplicas:

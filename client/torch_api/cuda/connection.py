@@ -6,7 +6,6 @@ and ``wait`` makes that stream wait. So an error comes to light at the next call
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -16,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bagua import csrc
 from bagua.algorithms import Codec
 from bagua.base.errors import BaguaError, BuildError, CommunicationError
-from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.cuda.step_times import CudaSteps
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.cuda.wait_watchdog import WaitWatchdog
-from bagua.torch_api.join.connection import AS_IT_IS, NOWHERE, Connection, Encoding, Place, Times
-from bagua.torch_api.join.session import SUBGROUPS
+from bagua.torch_api.join.connection import HostConnection, Place, Request, Times
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ LOG = logging.getLogger("bagua")
 
 DEVICE = -1
 """First number of a ``Place`` in device memory; the second one is the address."""
-TWINS = 1 << 22
-DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
 KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times are known
 KERNELS = "BAGUA_DEVICE_KERNELS"
 
@@ -45,11 +41,10 @@ class CudaConnection:
 
     Ranks that live and never come are given up as on the CPU (``BAGUA_WAIT_TIMEOUT_S``): the leg fails.
 
-    Communicators have a twin here, with a number of its own: what is on its way from the GPU comes to the daemon later
-    than it was submitted, and must not meet what this rank does with CPU tensors on the same communicator.
+    Numbers of communicators are those of twins: see ``Members.twin``.
     """
 
-    def __init__(self, connection: Connection, index: int, recorder: StatisticsRecorder) -> None:
+    def __init__(self, connection: HostConnection, index: int, recorder: StatisticsRecorder) -> None:
         """Opens the libraries. Raises BuildError or BaguaError with what is missing and what to do."""
         self.index = index
         self.connection = connection
@@ -90,16 +85,6 @@ class CudaConnection:
         return self.connection.go_on(waited, more=what)
 
     # Communicators
-
-    def twin(self, communicator: Communicator) -> Communicator:
-        """The communicator of the same ranks for operations of this device, made when it is first asked for: all
-        members ask at the same point of their operations on it, and wait for each other."""
-        found = communicator.twins.get(self.index)
-        if found is None:
-            number = _twin_number(communicator.id, len(communicator.twins))
-            found = Communicator(number, communicator.ranks, self.membership.rank, self)
-            communicator.twins[self.index] = found
-        return found
 
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
         """See ``Connection``; waits for the other members, the first of which logs the route."""
@@ -143,42 +128,13 @@ class CudaConnection:
 
     # Operations
 
-    def submit(
-        self,
-        kind: int,
-        *,
-        comm: int,
-        dtype: int,
-        count: int,
-        op: int = 0,
-        root: int = -1,
-        src: Place = NOWHERE,
-        dst: Place = NOWHERE,
-        shape: Sequence[int] = (),
-        label: str = "",
-        encoding: Encoding = AS_IT_IS,
-    ) -> int:
-        """Hands one operation to the leg, to begin after what the current stream holds; returns its ticket at once.
-        ``src`` and ``dst`` are (DEVICE, address); ``comm`` is a twin's number. Raises CommunicationError, too,
-        while the stream is captured into a CUDA graph."""
+    def submit(self, request: Request) -> int:
+        """See ``Connection``. The operation begins after what the current stream holds. Places are (DEVICE, address);
+        ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
+        src, dst = request["src"], request["dst"]
+        native: dict[str, Any] = {**request, "src": src[1], "dst": dst[1]}
         try:
-            ticket = self._leg.submit(
-                comm=comm,
-                kind=kind,
-                dtype=dtype,
-                op=op,
-                count=count,
-                root=root,
-                src=src[1],
-                dst=dst[1],
-                shape=shape,
-                label=label,
-                codec=encoding.codec,
-                density=encoding.density,
-                residual=encoding.residual,
-                exact=encoding.exact,
-                stream=self._cuda.stream(self.index),
-            )
+            ticket = self._leg.submit(**native, stream=self._cuda.stream(self.index))
         except self._error as error:
             raise CommunicationError(str(error)) from None
         self._in_use[ticket] = src, dst
@@ -211,9 +167,9 @@ class CudaConnection:
         """Counters of the leg."""
         return self._leg.counters()
 
-    def route(self, communicator: Communicator) -> str:
-        """How operations of a communicator travel: "staged", "flat" or "hierarchical"."""
-        return self._leg.route(self.twin(communicator).id)
+    def route(self, comm: int) -> str:
+        """How operations of a twin travel: "staged", "flat" or "hierarchical"."""
+        return self._leg.route(comm)
 
     def close(self) -> None:
         """Pending operations fail. Idempotent. Comes before the connection's."""
@@ -241,16 +197,6 @@ def _log_route(ranks: Sequence[int], route: str, impossible: Mapping[str, str], 
     LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
 
 
-def _twin_number(number: int, device: int) -> int:
-    """The same on all members, for the first, second, ... device with tensors of a communicator. Those of communicators
-    of all ranks, which are counted, lie below the numbers that the hierarchical route takes for itself; for others,
-    which have hashes, there is no such route."""
-    if number < NUMBERS and device < DEVICES:
-        return TWINS + device * NUMBERS + number
-    digest = hashlib.blake2b(f"device twin {device} of {number}".encode(), digest_size=4).digest()
-    return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
-
-
 class _Translated:
     """The leg's errors become CommunicationError."""
 
@@ -267,8 +213,6 @@ class _Translated:
 
 def _modules() -> tuple[Any, Any, str, str]:
     """The module of the leg, the core, why there are no kernels (empty if there are) and their path."""
-    from bagua import csrc
-
     try:
         module = csrc.load_device()
     except csrc.BuildError as error:

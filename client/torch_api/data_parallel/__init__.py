@@ -5,9 +5,9 @@ from bagua.torch_api.compat.distributed_data_parallel import (
     DistributedDataParallel_V1_9_0,
     to_bagua_process_group,
 )
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.compat.module import BaguaModule, with_bagua
 from bagua.torch_api.data_parallel import functional
-from bagua.torch_api.train.model import BaguaDistributedDataParallel
 
 __all__ = [
     "BaguaDistributedDataParallel",

@@ -1,5 +1,5 @@
-"""The wrapped model under the path of the original: ``train.model``."""
+"""The wrapped model under the path of the original: ``compat.model``."""
 
-from bagua.torch_api.train.model import BaguaDistributedDataParallel
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 
 __all__ = ["BaguaDistributedDataParallel"]

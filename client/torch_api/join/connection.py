@@ -1,37 +1,23 @@
-"""One rank's connection to its node daemon: gRPC to join, the core's shared-memory channel for everything after that.
-
-gRPC channels are opened for single calls and closed again: training code forks (DataLoader workers), and a process
-with live gRPC threads should not.
-"""
+"""Operations of this rank, and its connection to the core in the node daemon: a channel in shared memory."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
-import grpc
-
-import bagua
+from bagua import csrc
 from bagua.base.errors import BuildError, CommunicationError, ConfigError, ServiceError
-from bagua.base.rpc import CHANNEL_OPTIONS, error_of
-from bagua.proto.common_pb2 import Progress
-from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
-from bagua.proto.rank_pb2_grpc import RankServiceStub
 from bagua.torch_api.join import environment
+from bagua.torch_api.join.daemon import Membership
 
 if TYPE_CHECKING:
     from bagua.csrc import core
 
 LOG = logging.getLogger("bagua")
 
-# A cold build of the core on a slow machine may come before the daemon answers.
-JOIN_DEADLINE_S = 300.0
-CALL_DEADLINE_S = 5.0
 FIRST_WARNING_S = 30.0
 WARNING_EVERY_S = 60.0
 
@@ -52,95 +38,90 @@ class Encoding(NamedTuple):
 AS_IT_IS = Encoding()
 
 
-@dataclass(frozen=True)
-class Membership:
-    """Who takes part: this rank, and the ranks of every host in order."""
+class Request(TypedDict):
+    """One operation, in the words of the core's ``Rank.submit``. It may be submitted again and again."""
 
-    rank: int
-    hosts: tuple[tuple[int, ...], ...]
-    job_id: str = ""
-    generation: int = 1
-
-    @property
-    def world_size(self) -> int:
-        return sum(len(ranks) for ranks in self.hosts)
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this rank's host."""
-        return next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
-
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        """Ranks on this host."""
-        return self.hosts[self.node_rank]
-
-    @property
-    def local_rank(self) -> int:
-        return self.local_ranks.index(self.rank)
+    kind: int
+    comm: int
+    dtype: int
+    count: int
+    op: int
+    root: int
+    src: Place
+    dst: Place
+    shape: Sequence[int]
+    label: str
+    codec: int
+    density: int
+    residual: int
+    exact: int
 
 
-@dataclass(frozen=True)
-class Admission:
-    """The daemon's answer to Join: what a ``Connection`` is made of."""
+def request(
+    kind: int,
+    *,
+    comm: int,
+    dtype: int,
+    count: int,
+    op: int = 0,
+    root: int = -1,
+    src: Place = NOWHERE,
+    dst: Place = NOWHERE,
+    shape: Sequence[int] = (),
+    label: str = "",
+    encoding: Encoding = AS_IT_IS,
+) -> Request:
+    """An operation for ``Connection.submit``. ``src`` and ``dst``: places that the connection's memory has."""
+    return {
+        "kind": kind,
+        "comm": comm,
+        "dtype": dtype,
+        "count": count,
+        "op": op,
+        "root": root,
+        "src": src,
+        "dst": dst,
+        "shape": shape,
+        "label": label,
+        "codec": encoding.codec,
+        "density": encoding.density,
+        "residual": encoding.residual,
+        "exact": encoding.exact,
+    }
+
+
+class Connection(Protocol):
+    """Operations of this rank on one kind of memory: that of the daemon (``HostConnection``) or of one GPU
+    (``cuda.connection.CudaConnection``). Every call raises CommunicationError with the core's words."""
 
     membership: Membership
-    data_socket: str
-    token: bytes
+    kinds: Mapping[str, int]
+    dtypes: Mapping[str, int]
+    codecs: Mapping[str, int]
+
+    def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
+        """Makes communicator number ``comm`` of these ranks, on this rank."""
+        ...
+
+    def destroy_comm(self, comm: int) -> None:
+        """This rank will not use the communicator any more."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Hands over one operation; returns its ticket at once."""
+        ...
+
+    def done(self, ticket: int) -> bool:
+        """Whether ``wait`` for this operation would return, or raise, at once."""
+        ...
+
+    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+        """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
+        for once."""
+        ...
 
 
-class DaemonClient:
-    """The daemon's service for ranks. Every call raises ServiceError (or a subclass) with the daemon's words."""
-
-    def __init__(self, socket: str, job_id: str) -> None:
-        self.socket = socket
-        self.job_id = job_id
-
-    @contextmanager
-    def channel(self) -> Iterator[RankServiceStub]:
-        """A stub on a channel that lives as long as the block; errors of calls become ServiceError."""
-        try:
-            with grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel:
-                yield RankServiceStub(channel)
-        except grpc.RpcError as error:
-            raise self._translate(error) from None
-
-    def _translate(self, error: grpc.RpcError) -> ServiceError:
-        code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.UNAVAILABLE:
-            details = (
-                f"The node daemon does not answer at {self.socket} ({details}). Is it running? BAGUA_DAEMON_SOCKET "
-                "names its socket; without that variable a daemon is started for the job."
-            )
-        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            details = f"The node daemon at {self.socket} did not answer in time."
-        return error_of(code, details)
-
-    def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:
-        """Asks the daemon to admit this process as ``rank`` of the job; waits until the job's engine is ready."""
-        request = JoinRequest(job_id=self.job_id, rank=rank, pid=os.getpid(), version=bagua.__version__)
-        with self.channel() as stub:
-            reply = stub.Join(request, timeout=timeout_s)
-        hosts = tuple(tuple(host.ranks) for host in reply.hosts)
-        if rank not in hosts[reply.host_index]:
-            raise ServiceError(f"The node daemon admitted rank {rank} to host {reply.host_index}, which has {hosts}.")
-        membership = Membership(rank, hosts, self.job_id, reply.generation)
-        return Admission(membership, reply.data_socket, reply.data_token)
-
-    def describe_waits(self) -> str:
-        """Who waits for whom in this job, one line each."""
-        with self.channel() as stub:
-            return stub.DescribeWaits(DescribeWaitsRequest(job_id=self.job_id), timeout=CALL_DEADLINE_S).waiting
-
-    def report(self, progress: Progress, stub: RankServiceStub) -> None:
-        """Passes progress on, over a channel that the caller keeps."""
-        try:
-            stub.ReportProgress(progress, timeout=CALL_DEADLINE_S)
-        except grpc.RpcError as error:
-            raise self._translate(error) from None
-
-
-class Connection:
+class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words.
 
     ``describe_waits`` is asked when an operation takes long; its answer goes to the log.
@@ -149,8 +130,6 @@ class Connection:
     def __init__(
         self, membership: Membership, data_socket: str, token: bytes, describe_waits: Callable[[], str] | None = None
     ) -> None:
-        from bagua import csrc
-
         try:
             module = csrc.load()  # builds the core where that has not been done
         except csrc.BuildError as error:
@@ -204,42 +183,17 @@ class Connection:
         with self._translated():
             self._rank.destroy_comm(comm)
 
-    def submit(
-        self,
-        kind: int,
-        *,
-        comm: int,
-        dtype: int,
-        count: int,
-        op: int = 0,
-        root: int = -1,
-        src: Place = NOWHERE,
-        dst: Place = NOWHERE,
-        shape: Sequence[int] = (),
-        label: str = "",
-        encoding: Encoding = AS_IT_IS,
-    ) -> int:
-        """Hands one operation to the daemon; returns its ticket at once. ``src`` and ``dst`` are (segment, byte
-        offset)."""
+    def submit(self, request: Request) -> int:
+        """See ``Connection``. Places are (segment, byte offset)."""
         try:
-            return self._rank.submit(
-                comm=comm,
-                kind=kind,
-                dtype=dtype,
-                op=op,
-                count=count,
-                root=root,
-                src=src,
-                dst=dst,
-                shape=shape,
-                label=label,
-                codec=encoding.codec,
-                density=encoding.density,
-                residual=encoding.residual,
-                exact=encoding.exact,
-            )
+            return self._rank.submit(**request)
         except self._error as error:
             raise CommunicationError(str(error)) from None
+
+    def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
+        """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
+        number, together = self.dtypes["uint8"], bool(src)
+        self.transfer(0, self.kinds[kind], number, op, root, count, src, 1, dst, 1, together, (count,), 0, 0)
 
     def transfer(self, *request: Any) -> None:
         """One operation on tensors at any address, from submission to the end: the arguments of the core's
@@ -297,7 +251,8 @@ class Connection:
 
     def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
         """Returns when every member has called it."""
-        self.wait(self.submit(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0), deadline_s)
+        operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
+        self.wait(self.submit(operation), deadline_s)
 
     def _who_waits(self) -> str:
         if self._describe_waits is None:

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bagua.base.errors import BaguaError, ConfigError, ServiceError
 from bagua.torch_api.join import environment
-from bagua.torch_api.join.connection import DaemonClient
+from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
 from bagua.torch_api.join.service_process import ServiceProcess
 from bagua.torch_api.join.session import Session

@@ -12,7 +12,7 @@ import torch
 
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import Progress
-from bagua.torch_api.join.connection import DaemonClient
+from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")

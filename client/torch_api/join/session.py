@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar, cast
 
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import Admission, Connection, DaemonClient
+from bagua.torch_api.join.connection import HostConnection
+from bagua.torch_api.join.daemon import Admission, DaemonClient
 from bagua.torch_api.join.progress import ProgressReporter
 from bagua.torch_api.join.shared_memory import SharedMemory
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
-if TYPE_CHECKING:
-    from bagua.torch_api.cuda.connection import CudaConnection
-    from bagua.torch_api.join.torch_distributed import TorchGroup
-
-SUBGROUPS = 0x80000000
-"""Numbers of communicators from here on are hashes; see ``Session.make_communicator``."""
+T = TypeVar("T")
 
 
 class Session:
@@ -35,57 +27,23 @@ class Session:
         self.membership = admission.membership
         self.data_socket = admission.data_socket
         describe = daemon.describe_waits if daemon is not None else None
-        self.connection = Connection(admission.membership, admission.data_socket, admission.token, describe)
+        self.connection = HostConnection(admission.membership, admission.data_socket, admission.token, describe)
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
         self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None
-        everyone = sorted(rank for ranks in self.membership.hosts for rank in ranks)
-        self.world = Communicator(0, everyone, self.membership.rank, self.connection)
-        self._world_ids = 0
-        self._counts: Counter[str] = Counter()
-        self.devices: dict[int, CudaConnection] = {}  # by number, once a CUDA tensor has come
+        self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
+        self._closings: list[Callable[[], None]] = []
 
-    def new_communicator(self, ranks: Sequence[int]) -> Communicator:
-        """A communicator of its own for ``ranks`` (global, this one among them). All members must make theirs in the
-        same order; operations on different communicators need not be in the same order on all ranks."""
-        members = sorted(ranks)
-        if tuple(members) == self.world.ranks:
-            return self.attach_communicator(self.next_world_id(), members)
-        return self.make_communicator(f"{members} {self.count(str(members))}", members)
-
-    def make_communicator(self, key: str, members: Sequence[int]) -> Communicator:
-        """A communicator of some of the ranks whose number follows from ``key``, which its members choose alike and
-        nobody chooses again. Raises CommunicationError if another one has the same number, as one in two thousand
-        million pairs does."""
-        digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
-        return self.attach_communicator(SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1, members)
-
-    def attach_communicator(self, id: int, members: Sequence[int]) -> Communicator:
-        """This rank's end of communicator ``id``."""
-        return Communicator(id, members, self.membership.rank, self.connection)
-
-    def on_device(self, tensor: torch.Tensor) -> CudaConnection:
-        """What carries tensors of this one's device. Raises BuildError or BaguaError with what is missing."""
-        index = PORT.cuda.index(tensor.device)
-        found = self.devices.get(index)
-        if found is None:
-            from bagua.torch_api.cuda.connection import CudaConnection
-
-            found = self.devices[index] = CudaConnection(self.connection, index, self.statistics)
-        return found
-
-    def next_world_id(self) -> int:
-        """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
-        quicker than others: see csrc/channel/layout.h."""
-        self._world_ids += 1
-        return self._world_ids
-
-    def count(self, key: str) -> int:
-        """How often this was asked before."""
-        self._counts[key] += 1
-        return self._counts[key] - 1
+    def keep(self, make: Callable[[Session], T]) -> T:
+        """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep here what
+        lives as long as the session."""
+        try:
+            return cast(T, self._kept[make])
+        except KeyError:
+            found = self._kept[make] = make(self)
+            return found
 
     def end_first(self, key: object, end: Callable[[], None]) -> None:
         """``end()`` is called before this rank leaves the job in good order. All ranks that it concerns have the same
@@ -103,14 +61,19 @@ class Session:
             with suppress(CommunicationError):  # the others have ended already, by an error
                 end()
 
+    def close_first(self, close: Callable[[], None]) -> None:
+        """``close()`` is called just before the connection is closed."""
+        self._closings.append(close)
+
     def close(self) -> None:
         """Leaves the job in good order."""
         if os.getpid() != self.pid:
             return
+        self._kept.clear()
         if self.progress is not None:
             self.progress.close()
-        for device in self.devices.values():
-            device.close()
+        for close in self._closings:
+            close()
         self.connection.close()
 
 
@@ -118,7 +81,6 @@ class _Current:
     """The session of the process, None before ``init_process_group`` and after ``destroy_process_group``."""
 
     session: Session | None = None
-    torch_group: TorchGroup | None = None
 
 
 CURRENT = _Current()

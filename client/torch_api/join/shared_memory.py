@@ -8,13 +8,13 @@ from collections import deque
 
 import torch
 
-from bagua.torch_api.join.connection import NOWHERE, Connection, Place
+from bagua.torch_api.join.connection import NOWHERE, HostConnection, Place
 
 
 class SharedMemory:
     """Makes tensors in shared segments. A segment goes back to the daemon when the last tensor on it is gone."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HostConnection) -> None:
         self._connection = connection
         self._segments: dict[int, tuple[int, int]] = {}  # address -> (bytes, segment id)
         self._lock = threading.Lock()  # guards _segments; not taken by _release

@@ -9,15 +9,20 @@ import sys
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api.comm.groups import forget_groups
 from bagua.torch_api.join import environment, ephemeral, torch_distributed
-from bagua.torch_api.join.connection import DaemonClient, Membership
+from bagua.torch_api.join.daemon import DaemonClient, Membership
 from bagua.torch_api.join.malloc import keep_memory
 from bagua.torch_api.join.session import CURRENT, Session
 from bagua.torch_api.join.torch_distributed import TorchGroup
 
 DAEMON_SOCKET = "BAGUA_DAEMON_SOCKET"
 JOB_ID = "BAGUA_JOB_ID"
+
+
+class _Torch:
+    """The default group of ``torch.distributed`` beside the session; None before the start and after the end."""
+
+    group: TorchGroup | None = None
 
 
 def init_process_group(
@@ -87,7 +92,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     _export(session.membership)
     torch_group = TorchGroup(session, torch_wanted)
     CURRENT.session = session
-    CURRENT.torch_group = torch_group
+    _Torch.group = torch_group
     atexit.register(_leave, session, torch_group)
 
 
@@ -98,12 +103,11 @@ def destroy_process_group() -> None:
     Gradients of wrapped models stay readable. Other ranks that wait for this one get CommunicationError. Takes
     ``torch.distributed`` down again if ``init_process_group`` brought it up.
     """
-    session, torch_group = CURRENT.session, CURRENT.torch_group
+    session, torch_group = CURRENT.session, _Torch.group
     if session is None:
         return
     session.end()
-    CURRENT.session = CURRENT.torch_group = None
-    forget_groups()
+    CURRENT.session = _Torch.group = None
     atexit.unregister(_leave)
     if torch_group is not None:
         torch_group.close()

@@ -25,7 +25,6 @@ from torch import distributed
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from bagua.base.address import is_loopback
-from bagua.torch_api.comm.transfer import ReduceOp, transfer
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import Session
 
@@ -40,6 +39,7 @@ MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
 ADDRESS_BYTES = 256
+MIN = 2  # number of the reduction
 _SIOCGIFADDR = 0x8915
 
 
@@ -182,7 +182,7 @@ def _setting(name: str, value: str) -> Iterator[None]:
 def _all_want(session: Session, wanted: bool) -> bool:
     """Whether all ranks do; a word to those that would have liked to."""
     vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
-    transfer(session, "allreduce", vote, vote, 1, session.world, op=ReduceOp.MIN, together=True)
+    session.connection.exchange_bytes("allreduce", vote.data_ptr(), vote.data_ptr(), 1, op=MIN)
     if wanted and not vote.item():
         LOG.warning(
             "Rank %d could not bring up torch.distributed, which only your own calls of it need: another rank wants "
@@ -216,10 +216,10 @@ def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
 def _tell(session: Session, text: bytes) -> bytes:
     """``text`` of rank 0."""
     held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
-    at_root = session.world.rank() == 0
     held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
-    give, take = (held, None) if at_root else (None, held)
-    transfer(session, "broadcast", give, take, ADDRESS_BYTES, session.world, root=0, together=at_root)
+    gives = session.membership.rank == 0
+    place = held.data_ptr()
+    session.connection.exchange_bytes("broadcast", place if gives else 0, 0 if gives else place, ADDRESS_BYTES, root=0)
     return bytes(held.tolist()).rstrip(b"\0")
 
 

@@ -11,7 +11,6 @@ import torch
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.primitives import allgather, broadcast
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.session import Session
 
@@ -44,9 +43,7 @@ def raise_together(mistake: Exception | None, group: Communicator) -> None:
 def _gather_bytes(data: bytes, group: Communicator) -> list[bytes]:
     """Equally long bytes of every rank."""
     everyone = bytearray(len(data) * group.nranks())
-    allgather(
-        torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.frombuffer(everyone, dtype=torch.uint8), group
-    )
+    group.allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.frombuffer(everyone, dtype=torch.uint8))
     return [bytes(everyone[begin : begin + len(data)]) for begin in range(0, len(everyone), len(data))]
 
 
@@ -54,12 +51,12 @@ def broadcast_json(document: Any, group: Communicator, root: int = 0) -> Any:
     """The ``document`` (plain data) of rank ``root``, on every rank."""
     text = json.dumps(document).encode() if group.rank() == root else b""
     length = torch.tensor([len(text)], device="cpu")
-    broadcast(length, root, group)
+    group.broadcast(length, root)
     size = int(length.item())
     if not 0 < size <= MAX_TEXT_BYTES:
         raise BaguaError(f"Rank {root} announced a description of {size} bytes, which can't be.")
     received = bytearray(text) or bytearray(size)
-    broadcast(torch.frombuffer(received, dtype=torch.uint8), root, group)
+    group.broadcast(torch.frombuffer(received, dtype=torch.uint8), root)
     return json.loads(received)
 
 
@@ -93,7 +90,7 @@ def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], gro
         if group.rank() == root:
             for begin, data in pack:
                 stage[begin : begin + data.numel()] = data
-        broadcast(stage[:end], root, group)
+        group.broadcast(stage[:end], root)
         if group.rank() != root:
             for begin, data in pack:
                 data.copy_(stage[begin : begin + data.numel()])

@@ -6,16 +6,16 @@ latter makes it wait."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import Step
-from bagua.base.errors import BaguaError
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import NOWHERE, Place, Times
+from bagua.torch_api.join.connection import NOWHERE, Place
+from bagua.torch_api.train.execution import Execution, NotReady, join_all
 from bagua.torch_api.train.low_rank import low_rank_for
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
@@ -30,66 +30,6 @@ class Region(NamedTuple):
     flat: torch.Tensor
     tail: torch.Tensor
     place: Place
-
-
-class Execution(Protocol):
-    """A bucket's plan at work: its steps fall into phases, each of which ends with one that communicates."""
-
-    @property
-    def started(self) -> bool: ...
-    def start(self) -> None:
-        """Begins the first phase."""
-        ...
-
-    def done(self) -> bool:
-        """Whether what the current phase communicates has arrived."""
-        ...
-
-    def advance(self, times: list[Times]) -> bool:
-        """Waits for the current phase, and adds its times; begins the next one. False: there is none."""
-        ...
-
-    def abandon(self) -> bool:
-        """Forgets a run, once what has begun is over. True if there was one."""
-        ...
-
-
-class NotReady:
-    """The execution of a bucket that has no plan yet, or belongs to no model any more."""
-
-    started = False
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def start(self) -> None:
-        """Raises BaguaError."""
-        raise BaguaError(f"Bucket {self._name} can't run: it has no plan yet, or its model has been wrapped anew.")
-
-    def done(self) -> bool:
-        """Nothing has begun."""
-        return True
-
-    def advance(self, _: list[Times]) -> bool:
-        """There is no phase."""
-        return False
-
-    def abandon(self) -> bool:
-        """There is nothing to forget."""
-        return False
-
-
-def join_all(buckets: Sequence[PlanBucket]) -> list[Times]:
-    """Waits for all buckets that have been started, and runs what is left of their plans, one phase of all after the
-    other: the order of operations is the same on all ranks, and phases of different buckets overlap.
-
-    Returns the times of the operations. Raises CommunicationError, and what ``Local`` steps raise.
-    """
-    times: list[Times] = []
-    running = [bucket.execution for bucket in buckets if bucket.execution.started]
-    while running:
-        running = [run for run in running if run.advance(times)]
-    return times
 
 
 class PlanBucket:
@@ -117,7 +57,7 @@ class PlanBucket:
         self.elements = sum(tensor.numel() for tensor in self.tensors)
         self.side = 0
         self.plan: Plan | None = None
-        self.execution: Execution = NotReady(name)
+        self.execution: Execution | NotReady = NotReady(name)
         self._allocate = allocate
         self._added: dict[str, Region] = {}
 

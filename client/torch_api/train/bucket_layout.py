@@ -6,36 +6,41 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from bagua.algorithms import AlgorithmImpl, BucketLayout
+from bagua.algorithms import AlgorithmImpl, BucketLayout, DataParallel
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.primitives import ReduceOp, allreduce_inplace, broadcast
-from bagua.torch_api.compat.registered_tensors import RegisteredTensors
+from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.gradient_bucket import BUFFERS, GradientBucket, elements_needed
+from bagua.torch_api.train.execution import Execution
+from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
-from bagua.torch_api.train.runner import PlanRun, Runner
-from bagua.torch_api.train.weight_bucket import WeightBucket
+from bagua.torch_api.train.guest import Guest
+from bagua.torch_api.train.runner import Runner
 
-if TYPE_CHECKING:
-    from bagua.torch_api.train.model import BaguaDistributedDataParallel
+
+class Wrapped(DataParallel, Protocol):
+    """The wrapped model, as its buckets see it."""
+
+    bagua_algorithm: AlgorithmImpl
+    bucket_bytes: int | None
+    gradient_as_bucket_view: bool
 
 
 class ModelBuckets:
     """The buckets of one wrapped model, the same on all ranks."""
 
-    def __init__(self, ddp: BaguaDistributedDataParallel, session: Session, runner: Runner) -> None:
+    def __init__(self, ddp: Wrapped, guest: Guest, session: Session, runner: Runner) -> None:
         self._ddp = ddp
         self._session = session
         self._runner = runner
-        self.registered = RegisteredTensors(ddp, runner)
+        self._guest = guest
         self.buckets: list[PlanBucket] = []
         self._names: dict[torch.Tensor, str] = {}
         self._tensors: list[torch.Tensor] = []  # in the order of buckets
@@ -62,7 +67,7 @@ class ModelBuckets:
                     f"{type(self._algorithm).__name__}.exchanged is {self._algorithm.exchanged!r}: it must be "
                     f"{GRADIENT!r} or {WEIGHT!r}."
                 )
-            self.registered.begin()
+            self._guest.begin()
             self._tensors = list(self._algorithm.init_tensors(self._ddp))
             if self._follows_arrival:
                 place = {name: number for number, name in enumerate(self._arrival)}
@@ -74,7 +79,7 @@ class ModelBuckets:
 
     @property
     def _follows_arrival(self) -> bool:
-        gradients = self._algorithm.exchanged == GRADIENT and self.registered.are_gradients(self._tensors)
+        gradients = self._algorithm.exchanged == GRADIENT and self._guest.are_gradients(self._tensors)
         return gradients and self._algorithm.follows_arrival
 
     def wants_arrival(self) -> bool:
@@ -102,14 +107,14 @@ class ModelBuckets:
     def _of_rank_0(self, numbers: list[int]) -> list[int]:
         """The numbers that rank 0 passes; as many on all ranks."""
         told = torch.tensor(numbers, device="cpu")
-        broadcast(told, 0, self._runner.everyone)
+        self._runner.everyone.broadcast(told, 0)
         return told.tolist()
 
     def level_out(self) -> None:
         """Every bucket has been started equally often on all ranks. All call it together."""
-        runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, PlanRun)]
+        runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]
         starts = torch.tensor([run.starts for run in runs], device="cpu")
-        allreduce_inplace(starts, ReduceOp.MAX, self._runner.everyone)
+        self._runner.everyone.allreduce_inplace(starts, ReduceOp.MAX)
         for run, most in zip(runs, starts.tolist(), strict=True):
             run.catch_up(most)
 
@@ -118,10 +123,10 @@ class ModelBuckets:
         for bucket in self.buckets:
             bucket.release()
         self.buckets = []
-        self.registered.backend.forget()
+        self._guest.forget()
 
     def _name(self, tensor: torch.Tensor) -> str:
-        name: str | None = self._names.get(tensor) or getattr(tensor, "bagua_tensor_name", None)
+        name: str | None = self._names.get(tensor) or self._guest.name_of(tensor)
         if name is None:
             raise BaguaError(
                 f"{type(self._algorithm).__name__} exchanges a tensor {list(tensor.shape)} that is no trainable "
@@ -135,7 +140,7 @@ class ModelBuckets:
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
         groups = group_tensors(self._tensors, bucket_bytes(total, wanted, explicit))
         found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
-        layouts = self.registered.layouts(found, self._ddp.gradient_as_bucket_view)
+        layouts = self._guest.layouts(found, self._ddp.gradient_as_bucket_view)
         parts = [part for layout in layouts for part in _of_one_dtype(layout)]
         if self._algorithm.exchanged == WEIGHT:  # nothing to send
             parts = [part for part in parts if any(tensor.numel() for tensor in part.tensors)]
@@ -156,14 +161,15 @@ class ModelBuckets:
             return layout
         parameters = [(self._name(tensor), tensor) for tensor in layout.tensors]
         if self._algorithm.exchanged == WEIGHT:
-            return WeightBucket(layout.name, parameters, self._runner.allocate, self._ddp.gradient_as_bucket_view)
-        return GradientBucket(layout.name, parameters, self._runner.allocate)
+            flatten = self._ddp.gradient_as_bucket_view
+            return self._guest.weight_bucket(layout.name, parameters, self._runner.allocate, flatten)
+        return self._guest.gradient_bucket(layout.name, parameters, self._runner.allocate)
 
     def _fill(self, layouts: Sequence[BucketLayout | PlanBucket]) -> None:
         with self._together():
             for layout in layouts:
                 self.buckets.append(self._bucket(layout))
-            self.registered.adopt(self.buckets)
+            self._guest.adopt(self.buckets)
         with self._together():
             for bucket in self.buckets:
                 self._algorithm.init_operations(self._ddp, bucket)

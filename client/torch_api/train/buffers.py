@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.primitives import broadcast
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import by_device
@@ -61,6 +60,6 @@ class _Pack:
         with torch.no_grad():
             if communicator.rank() == 0:
                 torch._foreach_copy_(self._parts, buffers)
-            broadcast(self._stage, 0, communicator)
+            communicator.broadcast(self._stage, 0)
             if communicator.rank() != 0:
                 torch._foreach_copy_(buffers, self._parts)

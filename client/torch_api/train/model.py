@@ -16,17 +16,20 @@ from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
-from bagua.torch_api.comm.primitives import ReduceOp, allreduce_inplace, barrier
+from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import CURRENT, current
 from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm
 from bagua.torch_api.train.backward_pass import BackwardPass
-from bagua.torch_api.train.bucket import PlanBucket, join_all
+from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
+from bagua.torch_api.train.execution import join_all
+from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
@@ -39,7 +42,6 @@ from bagua.torch_api.train.parameters import (
     shared_state,
     trainable_parameters,
 )
-from bagua.torch_api.train.reducer import GradientReducer
 from bagua.torch_api.train.runner import Runner
 
 LOG = logging.getLogger("bagua")
@@ -49,7 +51,7 @@ LOOK_EVERY = 10
 model."""
 
 
-class BaguaDistributedDataParallel:
+class DistributedModel:
     """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
 
     Args:
@@ -99,8 +101,8 @@ class BaguaDistributedDataParallel:
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
-        self._layout = ModelBuckets(self, self._session, self._runner)
-        self._bagua_backend = self._layout.registered.backend
+        self._guest = self._new_guest()
+        self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
         self._handles: list[Any] = []
         self._closed = False
         self._pass: BackwardPass | None = None
@@ -115,6 +117,10 @@ class BaguaDistributedDataParallel:
             with suppress(CommunicationError):
                 self.close()
             raise
+
+    def _new_guest(self) -> Guest:
+        """See ``Guest``; for a subclass that has one."""
+        return Guest()
 
     # At wrap time
 
@@ -220,7 +226,7 @@ class BaguaDistributedDataParallel:
         """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
         optimizers where their state is the same on all ranks."""
         self._release()
-        barrier(self._group)  # what the ranks of this host gave back is there for all of them
+        self._group.barrier()  # what the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
         if self._exchanged == WEIGHT:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
@@ -231,7 +237,7 @@ class BaguaDistributedDataParallel:
         self._on_input = algorithm.init_forward_pre_hook(self)
         self._on_backward_end = algorithm.init_post_backward_hook(self)
         on_gradient = algorithm.init_backward_hook(self)
-        if on_gradient == self.mark_ready and self._bagua_backend.idle and self._reducer is not None:
+        if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
             on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
         on_step = algorithm.init_post_optimizer_step_hook(self)
         add = self._handles.append
@@ -344,7 +350,7 @@ class BaguaDistributedDataParallel:
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""
         self._pass = None
-        under_way = self._bagua_backend.abandon()
+        under_way = self._guest.abandon()
         if self._reducer is not None:
             under_way = self._reducer.abandon() or under_way
         if under_way and self._group.nranks() > 1:
@@ -358,12 +364,12 @@ class BaguaDistributedDataParallel:
 
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
-        allreduce_inplace(total, op, self._group)
+        self._group.allreduce_inplace(total, op)
         return total.item()
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
         """The gradient of this parameter is complete on this rank; full buckets of gradients are submitted."""
-        if not self._bagua_backend.mark_parameter(parameter):
+        if not self._guest.mark(parameter):
             self.mark_gradient(name, parameter)
 
     def mark_gradient(self, name: str, parameter: torch.Tensor) -> None:
@@ -375,7 +381,7 @@ class BaguaDistributedDataParallel:
         """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the
         same for buckets of other tensors that the algorithm registered."""
         self.finish_gradients()
-        self._bagua_backend.finish()
+        self._guest.finish()
 
     def finish_gradients(self) -> None:
         """``finish_backward`` in buckets of gradients alone."""

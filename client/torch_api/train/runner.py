@@ -1,4 +1,4 @@
-"""Carries out the plans of a wrapped model's buckets. No threads: the user's submits, and the daemon does the rest."""
+"""Makes executions of plans: compiles the steps, and has the communicators among which they communicate."""
 
 from __future__ import annotations
 
@@ -7,39 +7,34 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
-from bagua.base.errors import BaguaError, CommunicationError
+from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.cuda.connection import CudaConnection
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Times
 from bagua.torch_api.join.session import Session
-from bagua.torch_api.train.actions import (
-    Action,
+from bagua.torch_api.train.bucket import Allocate, PlanBucket
+from bagua.torch_api.train.dataflow import tail_path
+from bagua.torch_api.train.execution import Action, Execution, Phase, Tickets, Work
+from bagua.torch_api.train.steps import (
     AllReduceAction,
     BroadcastAction,
     EverywhereAction,
-    FixedAllReduceAction,
     NeighboursAction,
     NewTranscoder,
-    Tickets,
 )
-from bagua.torch_api.train.bucket import Allocate, PlanBucket
-from bagua.torch_api.train.dataflow import tail_path
 from bagua.torch_api.train.transcoding import Transcoder
 
-if TYPE_CHECKING:
-    from bagua.torch_api.cuda.connection import CudaConnection
-
-Work = Callable[[], None]
-
 # Numbers of residuals are given once, by communicator. Its members set their plans in the same order, and so agree.
-_RESIDUALS: weakref.WeakKeyDictionary[Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
+_RESIDUALS: weakref.WeakKeyDictionary[Members, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class Runner:
@@ -50,7 +45,7 @@ class Runner:
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
         self.session = session
-        self.connection: Connection | CudaConnection = session.connection
+        self.connection: Connection = session.connection
         self.allocate: Allocate = session.memory.place_empty
         self.transcoder: NewTranscoder = Transcoder
         self._device: CudaConnection | None = None
@@ -63,7 +58,7 @@ class Runner:
     def use_device_of(self, tensor: torch.Tensor) -> None:
         """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError with what
         is missing."""
-        device = self.session.on_device(tensor)
+        device = devices(self.session).of(tensor)
         self._device = self.connection = device
         self.allocate = functools.partial(device.place_empty, device=tensor.device)
         self.transcoder = functools.partial(device.transcoder, device=tensor.device)
@@ -90,10 +85,10 @@ class Runner:
         assert found is not None
         return found
 
-    def communicator(self, over: Over) -> Communicator | None:
+    def communicator(self, over: Over) -> Members | None:
         """See ``Surroundings``."""
         found = self._place(over) if isinstance(over, str) else over() or None
-        return found if found is None or self._device is None else self._device.twin(found)
+        return found if found is None or self._device is None else found.twin(self._device)
 
     def _place(self, name: str) -> Communicator | None:
         if name not in self._places:
@@ -120,11 +115,11 @@ class Runner:
         self._own.append(self._group.new_communicator())
         return self._own[-1]
 
-    def new_residual(self, communicator: Communicator) -> int:
+    def new_residual(self, communicator: Members) -> int:
         """See ``Surroundings``."""
         return next(_RESIDUALS.setdefault(communicator, itertools.count(1)))
 
-    def one_host(self, communicator: Communicator) -> bool:
+    def one_host(self, communicator: Members) -> bool:
         """See ``Surroundings``."""
         return self._local.issuperset(communicator.ranks)
 
@@ -153,7 +148,7 @@ class Runner:
             work = []
         if work:
             phases.append((work, None))
-        bucket.execution = PlanRun(bucket.name, phases, self.connection)
+        bucket.execution = Execution(bucket.name, phases, self.connection)
 
     def _action(self, bucket: PlanBucket, step: Step, carried: int, first: bool) -> Action:
         if isinstance(step, Broadcast):
@@ -167,83 +162,8 @@ class Runner:
         early = isinstance(step.over, str) and (self._device is None or step.over == EVERYONE)
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
-            return FixedAllReduceAction(self, bucket, step, carried, fixed)
+            return AllReduceAction(self, bucket, step, carried).among(fixed)
         return AllReduceAction(self, bucket, step, carried, first)
-
-
-Phase = tuple[Sequence[Work], Action | None]
-"""What this rank does by itself, and then the step that communicates; None at the end of a plan."""
-
-
-class PlanRun:
-    """One bucket's plan at work, again and again: see ``Execution``."""
-
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
-
-    def __init__(self, name: str, phases: Sequence[Phase], connection: Connection | CudaConnection) -> None:
-        self._name = name
-        self._phases = phases
-        self._connection = connection
-        self._number = 0
-        self._tickets: Tickets = ()
-        self.started = False
-        self.starts = 0
-
-    def start(self) -> None:
-        """Begins the first phase. Raises BaguaError if the last run has not been joined."""
-        if self.started:
-            raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
-        self._begin(0)
-        self.started = True
-        self.starts += 1
-
-    def _begin(self, number: int) -> None:
-        self._number = number
-        work, action = self._phases[number]
-        for one in work:
-            one()
-        self._tickets = action.begin() or () if action is not None else ()
-
-    def done(self) -> bool:
-        """Whether what the current phase communicates has arrived; True if not started."""
-        return all(map(self._connection.done, self._tickets))
-
-    def _wait(self, times: list[Times]) -> None:
-        tickets, self._tickets = self._tickets, ()
-        for ticket in tickets:
-            times.append(self._connection.wait(ticket))
-
-    def advance(self, times: list[Times]) -> bool:
-        """Waits for the current phase, and adds its times; begins the next one. False: there is none, and the plan may
-        be started anew."""
-        self.started = False  # stays so if anything below raises
-        self._wait(times)
-        action = self._phases[self._number][1]
-        if action is not None and action.finish is not None:
-            action.finish()
-        if self._number + 1 == len(self._phases):
-            return False
-        self._begin(self._number + 1)
-        self.started = True
-        return True
-
-    def catch_up(self, starts: int) -> None:
-        """Takes part in what other ranks have begun, who started it so often, and does nothing else for it."""
-        action = self._phases[0][1]
-        while self.starts < starts:
-            self.abandon()
-            self._tickets = (action.begin() if action is not None else None) or ()
-            self.started = True
-            self.starts += 1
-
-    def abandon(self) -> bool:
-        """Forgets a run, once what has begun is over, well or not. True if there was something to forget."""
-        under_way, self.started = self.started, False
-        tickets, self._tickets = self._tickets, ()
-        for ticket in tickets:
-            with suppress(CommunicationError):
-                self._connection.wait(ticket)
-        return under_way
 
 
 class _Guarded:

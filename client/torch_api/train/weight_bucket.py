@@ -9,12 +9,11 @@ import torch
 
 from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError
-from bagua.torch_api.compat.operations import BucketOperations
 from bagua.torch_api.join.connection import NOWHERE
-from bagua.torch_api.train.bucket import Allocate, Region, region_of, views_like
+from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 
 
-class WeightBucket(BucketOperations):
+class WeightBucket(PlanBucket):
     """Slot WEIGHT is the parameters.
 
     ``flatten``: parameters lie in it, one after the other, as long as the bucket lives: a copy of all is one copy.

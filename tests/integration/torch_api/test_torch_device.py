@@ -26,6 +26,7 @@ import bagua.torch_api as bagua
 import bagua.torch_api.join.connection as connection
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join import torch_distributed
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.parameters import _refuse_several_devices
@@ -68,7 +69,7 @@ def rank_primitives() -> dict[str, int]:
     bagua.alltoall_v(given, counts[me], places[0], got, [row[me] for row in counts], places[1])
     assert got.tolist() == [i for i in range(4) for _ in range(counts[i][me])]
     assert bagua.empty(3, device=placing.device()).tolist() == [0, 0, 0]
-    [device] = current().devices.values()
+    [device] = devices(current()).all()
     counters: dict[str, int] = device.counters()
     return counters
 
@@ -88,11 +89,11 @@ def rank_alltoall_fails_half_way() -> list[bool]:
     kinds: list[int] = []
     made: list[weakref.ref[torch.Tensor]] = []
 
-    def submit_two(self: CudaConnection, kind: int, **what: Any) -> int:
-        kinds.append(kind)
+    def submit_two(self: CudaConnection, request: Any) -> int:
+        kinds.append(request["kind"])
         if len(kinds) > 2:
             raise CommunicationError("half-way")
-        return submit(self, kind, **what)
+        return submit(self, request)
 
     def place(self: CudaConnection, *what: Any, **more: Any) -> Any:
         found = place_empty(self, *what, **more)
@@ -161,7 +162,7 @@ def rank_counts_waits() -> tuple[int, int, str, bool]:
         train(model, optimizer, step)
     runtime = fake_device.RUNTIME
     assert runtime is not None
-    [device] = current().devices.values()
+    [device] = devices(current()).all()
     runtime.watch_this_thread()
     before, waits = runtime.synchronisations(), device.counters()["host_waits"]
     for step in range(3, 3 + STEPS):

@@ -3,61 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Codec, Neighbours
 from bagua.algorithms.plan import GRADIENT, Over
-from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
-from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place
+from bagua.torch_api.cuda.transcoding import CudaTranscoder
+from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
+from bagua.torch_api.train.execution import Submit, Tickets
 from bagua.torch_api.train.transcoding import Transcoder
 
-if TYPE_CHECKING:
-    from bagua.torch_api.cuda.connection import CudaConnection
-    from bagua.torch_api.cuda.transcoding import CudaTranscoder
-
-Tickets = tuple[int, ...]
-NewTranscoder = Callable[[Codec, int], "Transcoder | CudaTranscoder"]
+NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 
 
 class Surroundings(Protocol):
     """What steps need to know of the rank."""
 
-    connection: Connection | CudaConnection
+    connection: Connection
     allocate: Allocate
     """Makes memory that can be communicated."""
     transcoder: NewTranscoder
     """What encodes in this rank."""
 
-    def communicator(self, over: Over) -> Communicator | None:
+    def communicator(self, over: Over) -> Members | None:
         """Those who take part now; None if this rank does not."""
         ...
 
-    def new_residual(self, communicator: Communicator) -> int:
+    def new_residual(self, communicator: Members) -> int:
         """The number of a residual that nothing on this communicator has."""
         ...
 
-    def one_host(self, communicator: Communicator) -> bool:
+    def one_host(self, communicator: Members) -> bool:
         """Whether all members are on this host."""
         ...
 
 
-class Action(Protocol):
-    """One step of one bucket."""
-
-    finish: Callable[[], None] | None
-    """Called when all has arrived; None where there is nothing to do."""
-
-    def begin(self) -> Tickets | None:
-        """Submits. None where this rank has no part in the step."""
-        ...
-
-
-class SubmitAction:
-    """One operation for one step. ``carried``: elements of the tail that go along."""
+class OneOperation:
+    """One operation for one step, among members that may be others each time. ``carried``: elements of the tail that go
+    along."""
 
     finish: Callable[[], None] | None = None
 
@@ -66,104 +53,97 @@ class SubmitAction:
         self.bucket = bucket
         self.step = step
         self.carried = carried
-        self.submit = around.connection.submit
-        self.kind = around.connection.kinds["allreduce" if isinstance(step, AllReduce) else "broadcast"]
         self.source = step.reads[0]
-        self.requests = [self.request(side) for side in range(bucket.sides)]
 
-    def request(self, side: int) -> dict[str, Any]:
-        """What is the same each time that the bucket is in this state."""
-        source, target = self.bucket.region(self.source, side), self.bucket.region(self.step.writes[0], side)
-        return {
-            "dtype": self.around.connection.dtypes[DTYPES[self.bucket.dtype]],
-            "count": target.flat.numel() + self.carried,
-            "src": source.place,
-            "dst": target.place,
-            "label": self.bucket.label,
-        }
+    def source_place(self, side: int) -> Place:
+        """Where the operation reads when the bucket is in this state."""
+        return self.bucket.region(self.source, side).place
+
+    def request(self, members: Members, side: int) -> Request:
+        """The operation when the bucket is in this state."""
+        target = self.bucket.region(self.step.writes[0], side)
+        connection = self.around.connection
+        return request(
+            connection.kinds["allreduce" if isinstance(self.step, AllReduce) else "broadcast"],
+            comm=members.id,
+            dtype=connection.dtypes[DTYPES[self.bucket.dtype]],
+            count=target.flat.numel() + self.carried,
+            src=self.source_place(side),
+            dst=target.place,
+            label=self.bucket.label,
+        )
 
     def begin(self) -> Tickets | None:
         """See ``Action``."""
-        communicator = self.around.communicator(self.step.over)
-        return None if communicator is None else self.send(communicator)
+        members = self.around.communicator(self.step.over)
+        return None if members is None else self.send(members)
 
-    def send(self, communicator: Communicator) -> Tickets:
+    def send(self, members: Members) -> Tickets:
         """Submits for these members."""
-        return (self.submit(self.kind, comm=communicator.id, **self.requests[self.bucket.side]),)
+        return (self.around.connection.submit(self.request(members, self.bucket.side)),)
 
 
-class BroadcastAction(SubmitAction):
+class BroadcastAction(OneOperation):
     """``Broadcast``."""
 
     step: Broadcast
 
-    def request(self, side: int) -> dict[str, Any]:
-        """See ``SubmitAction``."""
-        return {**super().request(side), "root": self.step.root}
+    def request(self, members: Members, side: int) -> Request:
+        """See ``OneOperation``."""
+        return {**super().request(members, side), "root": self.step.root}
 
-    def send(self, communicator: Communicator) -> Tickets:
-        """See ``SubmitAction``. Raises ValueError for a root that is not there."""
-        if not 0 <= self.step.root < communicator.nranks():
-            raise ValueError(f"{self.step} among {communicator.nranks()} ranks: root must be below that.")
-        return super().send(communicator)
+    def send(self, members: Members) -> Tickets:
+        """See ``OneOperation``. Raises ValueError for a root that is not there."""
+        if not 0 <= self.step.root < members.nranks():
+            raise ValueError(f"{self.step} among {members.nranks()} ranks: root must be below that.")
+        return super().send(members)
 
 
-class AllReduceAction(SubmitAction):
-    """``AllReduce`` between ranks that may be others each time. ``first``: it puts the tail where it begins its way."""
+class AllReduceAction(OneOperation):
+    """``AllReduce``. ``first``: it puts the tail where it begins its way."""
 
     step: AllReduce
 
     def __init__(
         self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool = False
     ) -> None:
-        self.codec = step.codec if bucket.dtype is torch.float32 else None
-        self.encodings: dict[Communicator, Encoding] = {}
         super().__init__(around, bucket, step, carried)
+        self.codec = step.codec if bucket.dtype is torch.float32 else None
+        self.encodings: dict[Members, Encoding] = {}
         self.fetches_tail = first and self.source != GRADIENT
 
-    def request(self, side: int) -> dict[str, Any]:
-        """See ``SubmitAction``."""
-        return {**super().request(side), "op": ReduceOp[self.step.op]}
+    def request(self, members: Members, side: int) -> Request:
+        """See ``OneOperation``."""
+        encoding = self.encoding(members)
+        return {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}  # type: ignore[typeddict-item]
 
-    def encoding(self, communicator: Communicator) -> Encoding:
+    def encoding(self, members: Members) -> Encoding:
         """How it crosses between hosts: what says who has a gradient must arrive as it is.
 
         Error feedback needs memory that lives as long as the bucket: it has a residual of its own on each communicator.
         """
         if self.codec is None:
             return AS_IT_IS
-        if communicator not in self.encodings:
-            self.encodings[communicator] = Encoding(
+        if members not in self.encodings:
+            self.encodings[members] = Encoding(
                 self.around.connection.codecs[self.codec.name],
                 self.codec.density_units,
-                residual=self.around.new_residual(communicator) if self.codec.error_feedback else 0,
+                residual=self.around.new_residual(members) if self.codec.error_feedback else 0,
                 exact=self.carried,
             )
-        return self.encodings[communicator]
+        return self.encodings[members]
 
-    def send(self, communicator: Communicator) -> Tickets:
-        """See ``SubmitAction``."""
+    def send(self, members: Members) -> Tickets:
+        """See ``OneOperation``."""
         bucket = self.bucket
         if self.fetches_tail:
             bucket.region(self.source, bucket.side).tail.copy_(bucket.region(GRADIENT, bucket.side).tail)
-        encoding = self.encoding(communicator)
-        return (self.submit(self.kind, comm=communicator.id, encoding=encoding, **self.requests[bucket.side]),)
+        return super().send(members)
 
-
-class FixedAllReduceAction(AllReduceAction):
-    """``AllReduce`` between the same ranks each time: everything is made ready beforehand, and one call submits."""
-
-    def __init__(
-        self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, communicator: Communicator
-    ) -> None:
-        super().__init__(around, bucket, step, carried, first=True)
-        self._held = communicator
-        for request in self.requests:
-            request.update(comm=communicator.id, encoding=self.encoding(communicator))
-
-    def begin(self) -> Tickets:
-        """See ``Action``."""
-        return (self.submit(self.kind, **self.requests[self.bucket.side]),)
+    def among(self, members: Members) -> Submit:
+        """The same between the same ranks each time."""
+        requests = [self.request(members, side) for side in range(self.bucket.sides)]
+        return Submit(self.bucket, requests, self.around.connection)
 
 
 class EverywhereAction(AllReduceAction):
@@ -184,12 +164,12 @@ class EverywhereAction(AllReduceAction):
         self._tail_from = GRADIENT if first else step.src
         self.finish = self._finish
 
-    def request(self, side: int) -> dict[str, Any]:
-        """See ``SubmitAction``."""
-        return {**super().request(side), "src": self._place}
+    def source_place(self, side: int) -> Place:
+        """See ``OneOperation``."""
+        return self._place
 
-    def send(self, communicator: Communicator) -> Tickets:
-        """See ``SubmitAction``."""
+    def send(self, communicator: Members) -> Tickets:
+        """See ``OneOperation``."""
         bucket = self.bucket
         source = bucket.region(self.source, bucket.side).flat
         self._transcoder.encode(source, self._message, self._lost, self._encoded)
@@ -245,8 +225,8 @@ class NeighboursAction:
         common: dict[str, Any] = {"comm": communicator.id, "dtype": dtype, "count": count, "label": self._bucket.label}
         kinds, submit = connection.kinds, connection.submit
         return (
-            *(submit(kinds["send"], root=peer, src=place, **common) for peer, place in sends),
-            *(submit(kinds["recv"], root=peer, dst=place, **common) for peer, place in receipts),
+            *(submit(request(kinds["send"], root=peer, src=place, **common)) for peer, place in sends),
+            *(submit(request(kinds["recv"], root=peer, dst=place, **common)) for peer, place in receipts),
         )
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""From one rank to another: send and receive, and blocks of any size between all ranks."""
+"""Blocks of any size between all ranks: sends and receives, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -6,97 +6,20 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import increment_version
 
-from bagua.torch_api.comm.checks import begin, check_peer
-from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, Comm, Communicator
-from bagua.torch_api.comm.transfer import DTYPES, check_tensor, transfer
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import DTYPES, check_tensor
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import NOWHERE, Connection, Place
+from bagua.torch_api.join.connection import NOWHERE, Connection, Place, request
 from bagua.torch_api.join.session import Session
-
-if TYPE_CHECKING:
-    from bagua.torch_api.cuda.connection import CudaConnection
-
-
-def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    """Sends ``tensor`` to rank ``dst``, which must receive one of the same size and dtype. Returns when it has
-    arrived."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_peer(dst, group, "dst")
-    check_tensor(tensor, "tensor")
-    transfer(session, "send", tensor, None, tensor.numel(), group, root=dst)
-
-
-def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """Receives into ``tensor`` what rank ``src`` sends."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_peer(src, group, "src")
-    check_tensor(tensor, "tensor")
-    transfer(session, "recv", None, tensor, tensor.numel(), group, root=src)
-
-
-def alltoall_v(
-    send_tensor: torch.Tensor,
-    send_counts: Sequence[int],
-    send_displs: Sequence[int],
-    recv_tensor: torch.Tensor,
-    recv_counts: Sequence[int],
-    recv_displs: Sequence[int],
-    comm: Comm = None,
-) -> None:
-    """``alltoall`` with blocks of any size: rank j gets ``send_counts[j]`` elements of ``send_tensor`` from element
-    ``send_displs[j]`` on, and what comes from rank i goes to the ``recv_counts[i]`` elements of ``recv_tensor`` from
-    ``recv_displs[i]`` on. The rest of ``recv_tensor`` stays as it is.
-
-    Lists of whole numbers, one for each rank; what is longer is ignored. ``recv_counts[i]`` here must be
-    ``send_counts`` of this rank at rank i, else CommunicationError comes on all ranks. Blocks to be received must not
-    overlap (ValueError); those sent may.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_tensor(send_tensor, "send_tensor")
-    check_tensor(recv_tensor, "recv_tensor")
-    if send_tensor.dtype != recv_tensor.dtype:
-        raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
-    if send_tensor.device != recv_tensor.device:
-        raise TypeError(
-            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
-        )
-    gives = _Blocks.of(send_tensor, send_counts, send_displs, group.nranks(), "send")
-    takes = _Blocks.of(recv_tensor, recv_counts, recv_displs, group.nranks(), "recv")
-    takes.check_apart()
-    if gives.counts[group.rank()] != takes.counts[group.rank()]:
-        raise ValueError(
-            f"This rank, {group.rank()}, sends {gives.counts[group.rank()]} elements to itself and receives "
-            f"{takes.counts[group.rank()]}: both must agree."
-        )
-    with torch.no_grad():
-        if PORT.cuda.holds(send_tensor):
-            with PORT.cuda.by_way_of(group.stream):
-                _exchange(_Device(session, group, send_tensor), gives, takes)
-        else:
-            _exchange(_Host(session, group), gives, takes)
-        if not recv_tensor.is_inference():
-            increment_version(recv_tensor)
-
-
-def alltoall_v_inplace(tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: Comm = None) -> None:
-    """``alltoall_v`` whose result replaces its input: block j goes to rank j, and what that one sends takes its
-    place."""
-    alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class RankBlocks:
     """Parts of a tensor, one for each rank."""
 
     tensor: torch.Tensor
@@ -105,9 +28,10 @@ class _Blocks:
     name: str
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], n: int, name: str) -> _Blocks:
-        """Raises ValueError for lists that are too short or reach beyond the tensor, TypeError for what is no list of
-        whole numbers."""
+    def of(cls, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], n: int, name: str) -> RankBlocks:
+        """``n`` blocks. Raises ValueError for lists that are too short or reach beyond the tensor, TypeError for other
+        things than lists of whole numbers, and for tensors that can't be communicated."""
+        check_tensor(tensor, f"{name}_tensor")
         for what, values in (("counts", counts), ("displs", displs)):
             if len(values) < n:
                 raise ValueError(f"{name}_{what} has {len(values)} entries: there are {n} ranks.")
@@ -136,11 +60,39 @@ class _Blocks:
         return self.tensor.detach().reshape(-1)
 
 
+def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: RankBlocks) -> None:
+    """Block j of ``gives`` goes to rank j, and what rank i sends becomes block i of ``takes``.
+
+    Raises TypeError and ValueError where the two don't fit together, CommunicationError where ranks disagree.
+    """
+    send_tensor, recv_tensor, me = gives.tensor, takes.tensor, group.rank()
+    if send_tensor.dtype != recv_tensor.dtype:
+        raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
+    if send_tensor.device != recv_tensor.device:
+        raise TypeError(
+            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
+        )
+    takes.check_apart()
+    if gives.counts[me] != takes.counts[me]:
+        raise ValueError(
+            f"This rank, {me}, sends {gives.counts[me]} elements to itself and receives {takes.counts[me]}: both must "
+            "agree."
+        )
+    with torch.no_grad():
+        if PORT.cuda.holds(send_tensor):
+            with PORT.cuda.by_way_of(group.stream):
+                _exchange(_Device(session, group, send_tensor), gives, takes)
+        else:
+            _exchange(_Host(session, group), gives, takes)
+        if not recv_tensor.is_inference():
+            increment_version(recv_tensor)
+
+
 class _Host:
     """Where messages of CPU tensors lie, and what carries them."""
 
-    def __init__(self, session: Session, group: Communicator) -> None:
-        self.connection: Connection | CudaConnection = session.connection
+    def __init__(self, session: Session, group: Members) -> None:
+        self.connection: Connection = session.connection
         self.group = group
         self.stage = session.memory.place_stage
 
@@ -153,15 +105,15 @@ class _Host:
 class _Device:
     """The same for those of one device."""
 
-    def __init__(self, session: Session, group: Communicator, tensor: torch.Tensor) -> None:
-        lane = session.on_device(tensor)
-        self.connection: Connection | CudaConnection = lane
-        self.group = lane.twin(group)
+    def __init__(self, session: Session, group: Members, tensor: torch.Tensor) -> None:
+        lane = devices(session).of(tensor)
+        self.connection: Connection = lane
+        self.group = group.twin(lane)
         self.stage = functools.partial(lane.place_empty, device=tensor.device)
         self.behind = lane.behind
 
 
-def _exchange(where: _Host | _Device, gives: _Blocks, takes: _Blocks) -> None:
+def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> None:
     """All blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
     dtype, group = gives.tensor.dtype, where.group
     me = group.rank()
@@ -199,7 +151,7 @@ class _Messages:
         """Block ``peer`` of blocks that lie one after the other from ``start`` on."""
         self.wait(self.LIMIT)
         place = self._where.behind(start, sum(counts[:peer]) * self._dtype.itemsize)
-        ticket = self._connection.submit(
+        operation = request(
             self._connection.kinds[kind],
             comm=self._where.group.id,
             dtype=self._connection.dtypes[DTYPES[self._dtype]],
@@ -208,7 +160,7 @@ class _Messages:
             src=place if kind == "send" else NOWHERE,
             dst=place if kind == "recv" else NOWHERE,
         )
-        self._tickets.append(ticket)
+        self._tickets.append(self._connection.submit(operation))
 
     def wait(self, left: int) -> None:
         """Returns when at most ``left`` are under way."""
