@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from bagua import csrc
 from bagua.algorithms.low_rank import LowRank, TorchLowRank
 from bagua.torch_api.train.transcoding import buffer_of
 
@@ -15,8 +16,6 @@ class NativeLowRank:
     one per method (csrc/kernel/low_rank.h counts them)."""
 
     def __init__(self) -> None:
-        from bagua import csrc
-
         self._core: Any = csrc.load()
 
     def project(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bagua import csrc
 from bagua.algorithms import Codec
 
 
@@ -19,8 +20,6 @@ class Transcoder:
     """One codec at work on vectors of ``count`` float32."""
 
     def __init__(self, codec: Codec, count: int) -> None:
-        from bagua import csrc
-
         core = csrc.load()
         self._transcode = core.transcode
         self._codec = core.CODECS[codec.name]
