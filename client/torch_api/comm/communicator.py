@@ -258,9 +258,7 @@ Comm = Communicator | World | None
 """What primitives take as ``comm``: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
 
 
-def plain_tensor(carried: Carried) -> torch.Tensor:
-    """The tensor that travels."""
-    if isinstance(carried, torch.Tensor):
-        return carried
-    found: torch.Tensor = getattr(carried, "tensor", carried)  # primitives say what is wrong with something else
+def plain_tensor(carried: Any) -> torch.Tensor:
+    """The tensor that travels. Checks of the primitives say what is wrong with anything else."""
+    found: torch.Tensor = carried if isinstance(carried, torch.Tensor) else getattr(carried, "tensor", carried)
     return found
