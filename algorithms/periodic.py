@@ -1,4 +1,4 @@
-"""What algorithms share that exchange weights every few optimizer steps, and let each rank go its own way between."""
+"""Common base of algorithms that exchange weights every few optimizer steps, and train alone in between."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RIGHT = "right"
 
 @dataclass
 class _State:
-    """What outlives buckets. ``memory`` - P Qᵀ: what earlier steps have not sent, [rows, columns], where ``left`` is P
+    """State that outlives buckets. ``memory`` - P Qᵀ: the part that earlier steps have not sent, [rows, columns], where ``left`` is P
     of the last step, transposed: [rank, rows], and ``right`` its Q, transposed: [rank, columns]. The product leaves the
     memory in the pass that adds the next gradient. All float32, or float64 for gradients of float64."""
 

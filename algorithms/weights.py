@@ -1,4 +1,4 @@
-"""What algorithms that exchange weights have in common: their buckets, and what optimizers they need."""
+"""Helpers of algorithms that exchange weights: their buckets, and checks of their optimizers."""
 
 from __future__ import annotations
 

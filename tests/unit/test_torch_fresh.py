@@ -45,7 +45,7 @@ def bucket_of(*tensors: torch.Tensor, reads: Sequence[str] = (FRESH,)) -> tuple[
 
 def arrive(bucket: GradientBucket) -> None:
     """As the reducer does it for every gradient, and for the bucket when it is full."""
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         if slot.parameter.grad is not None:
             slot.store()
             slot.ready = True

@@ -239,9 +239,9 @@ def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     rig = Rig()
     make = Local(lambda bucket: bucket.slot("m").fill_(2), writes=("m",))
     bucket = rig.gradients(Plan((make, AllReduce("AVG", "m", "m"), AllReduce("AVG", GRADIENT, RESULT))), slots=["m"])
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         slot.parameter.grad = torch.ones_like(slot.parameter)
-    bucket.slots[1].parameter.grad = None
+    bucket.entries[1].parameter.grad = None
     bucket.again = True
     bucket.start()
     assert bucket.slot("m").tolist() == [2.0] * 10 and len(bucket.slot("m")) == 10
@@ -250,7 +250,7 @@ def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     assert [one["count"] for one in rig.connection.submitted] == [13, 10]
     assert bucket.asks_again()
     bucket.show_results(False)
-    assert [slot.parameter.grad is None for slot in bucket.slots] == [False, True]
+    assert [slot.parameter.grad is None for slot in bucket.entries] == [False, True]
 
 
 def test_neighbours_of_a_ring() -> None:
@@ -290,7 +290,7 @@ def test_encoded_neighbours_send_one_message() -> None:
 def test_everywhere_sends_what_the_codec_leaves() -> None:
     rig = Rig()
     bucket = rig.gradients(Plan((AllReduce(codec="onebit", everywhere=True),)))
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         slot.parameter.grad = torch.arange(float(slot.parameter.numel())).view(slot.parameter.shape)
     bucket.start()
     (request,) = rig.connection.submitted

@@ -255,7 +255,7 @@ class NonMember(Communicator):
 
 NON_COMM_MEMBER = NonMember()
 Comm = Communicator | World | None
-"""What primitives take as ``comm``: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
+"""The type of ``comm`` of primitives: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
 
 
 def plain_tensor(carried: Any) -> torch.Tensor:

@@ -119,7 +119,7 @@ class BaguaProcessGroup:
 
 
 class _Groups:
-    """What is known in this process."""
+    """Bookkeeping of this process."""
 
     made = 0
 

@@ -1,4 +1,4 @@
-"""Ranks that communicate among themselves: who they are, their number in the daemon, and how long that lives."""
+"""Members of a communicator: their ranks, their number in the daemon, and how long that lives."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def alltoall_v_inplace(tensor: torch.Tensor, counts: Sequence[int], displs: Sequ
 
 
 def statistics() -> Statistics:
-    """What was communicated so far; see ``Statistics``."""
+    """Times and bytes of all communication so far; see ``Statistics``."""
     session = current()
     devices(session).settle()
     return session.statistics.summary(session.connection.counters())

@@ -1,4 +1,4 @@
-"""Schedules buckets of registered tensors: what the original's backend does for one model."""
+"""Schedules buckets of registered tensors, as the original's backend does for one model."""
 
 from __future__ import annotations
 

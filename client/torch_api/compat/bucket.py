@@ -104,7 +104,7 @@ class BaguaBucket(BucketOperations):
         return all(one.getter is not None and one.effective_or_none() is one.owner.grad for one in self._registrations)
 
     def attach(self, runner: Runner, process_group: BaguaProcessGroup | None = None) -> None:
-        """What carries out its operations, and the ranks that they mean by default."""
+        """Sets the runner that compiles its plan, and the ranks that operations mean by default."""
         self.runner = runner
         self.process_group = process_group
         self._stale = True

@@ -140,7 +140,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
         """The buckets in which gradients, or weights, travel."""
         return self._inner().bagua_buckets
 
-    # What torch's has and this one has not
+    # Methods of torch's class that this one refuses
 
     def scatter(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""

@@ -16,5 +16,5 @@ class BaguaDistributedDataParallel(DistributedModel):
 
     @property
     def _bagua_backend(self) -> Backend:
-        """What schedules buckets of registered tensors."""
+        """The scheduler of buckets of registered tensors."""
         return self._guest.backend

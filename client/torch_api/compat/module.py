@@ -13,7 +13,7 @@ from bagua.torch_api.train.bucket import PlanBucket
 
 
 class BaguaModule(torch.nn.Module):
-    """What ``torch.nn.Module`` gains. Never instantiated: ``install`` adds these members to ``torch.nn.Module`` itself.
+    """Members that ``torch.nn.Module`` gets. Never instantiated: ``install`` adds them to ``torch.nn.Module`` itself.
 
     Properties of a module that is not wrapped are None. They must not raise: torch.compile reads each name of a module.
     """

@@ -1,4 +1,4 @@
-"""What ``append_...`` of a bucket returns where the caller has a say afterwards."""
+"""Objects that ``append_...`` of a bucket returns: callers steer the operation through them."""
 
 from __future__ import annotations
 

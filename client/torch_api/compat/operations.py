@@ -29,7 +29,7 @@ NOTHING = Plan((Local(lambda bucket: None, "nothing"),))
 
 
 class BucketOperations(PlanBucket):
-    """What all buckets gain.
+    """A bucket to which operations can be appended: they become the steps of its plan.
 
     ``process_group``: the ranks that EVERYONE, HOST and LEADERS mean; None: those of the job.
     """
@@ -41,7 +41,7 @@ class BucketOperations(PlanBucket):
     _taken = 0  # slots in use by operations
     _made: tuple[int, ...] = ()  # lengths of all slots that were made for operations
 
-    # What the original's buckets tell
+    # Properties of the original's buckets
 
     @property
     def backend_bucket(self) -> Self:
@@ -57,7 +57,7 @@ class BucketOperations(PlanBucket):
         return torch.as_strided(now[0].detach(), (sum(tensor.numel() for tensor in now),), (1,))
 
     def effective_tensors(self) -> list[torch.Tensor | None]:
-        """What travels, in the order of ``tensors``; None for a gradient that has not been computed."""
+        """The tensors that travel, in the order of ``tensors``; None for a gradient that has not been computed."""
         if GRADIENT in self.reserved:
             return [tensor.grad for tensor in self.tensors]
         return [tensor.detach() for tensor in self.tensors]
@@ -120,7 +120,7 @@ class BucketOperations(PlanBucket):
                 python_function(bucket.name)
             bucket.refresh()
 
-        # What a function does is unknown: it may have changed what a second run would begin with. Tensors that are not
+        # The function may do anything: it may have changed what a second run would begin with. Tensors that are not
         # gradients are seen by it where they are: no slot is opened for it.
         changed = (slot, GRADIENT) if slot == RESULT else ()
         name = getattr(python_function, "__name__", "python")

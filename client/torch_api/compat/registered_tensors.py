@@ -1,4 +1,4 @@
-"""Algorithms written for the original, on a wrapped model: which tensors they registered, and in which buckets."""
+"""The guest of a wrapped model: tensors and buckets of algorithms written for the original."""
 
 from __future__ import annotations
 

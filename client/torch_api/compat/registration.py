@@ -1,4 +1,4 @@
-"""Registrations: the name under which a tensor is communicated, and which tensor really travels for it."""
+"""Registrations: the name under which a tensor is communicated, and the tensor that travels for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTRIBUTE = "_bagua_registration"
 
 
 class BackendTensor:
-    """What ``bagua_backend_tensor()`` returns: the tensor that travels, as communicators take it."""
+    """The tensor that travels, as communicators take it: the result of ``bagua_backend_tensor()``."""
 
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
@@ -54,7 +54,7 @@ class BackendTensor:
 
 
 class Registration:
-    """What a Bagua tensor knows beyond a tensor. It does not follow copies of the tensor, nor is it pickled."""
+    """The data that make a tensor a Bagua tensor. They don't follow copies of the tensor, and are not pickled."""
 
     def __init__(
         self, tensor: torch.Tensor, name: str, module_name: str | None, getter: Getter | None, setter: Setter | None
@@ -114,7 +114,7 @@ def _no_bucket() -> None:
 
 
 def registration(tensor: torch.Tensor) -> Registration | None:
-    """What is known of a Bagua tensor; None if it is none."""
+    """The registration of a Bagua tensor; None if the tensor is none."""
     found: Registration | None = tensor.__dict__.get(_ATTRIBUTE)
     return found if found is not None and found.is_of(tensor) else None  # copy.copy takes attributes along
 

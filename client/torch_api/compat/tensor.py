@@ -21,7 +21,7 @@ from bagua.torch_api.compat.registration import (
 
 
 class BaguaTensor(torch.Tensor):
-    """What ``torch.Tensor`` gains. Never instantiated: ``install`` adds these members to ``torch.Tensor`` itself."""
+    """Members that ``torch.Tensor`` gets. Never instantiated: ``install`` adds them to ``torch.Tensor`` itself."""
 
     def is_bagua_tensor(self) -> bool:
         """Whether ``ensure_bagua_tensor`` was called on it."""
@@ -119,7 +119,7 @@ class BaguaTensor(torch.Tensor):
 
     @property
     def bagua_backend(self) -> Backend | None:
-        """What schedules the model's buckets; None without a model."""
+        """The scheduler of the model's buckets; None without a model."""
         known = _asked(self, "bagua_backend")
         return None if known.module_name is None else _backend_of(known)
 

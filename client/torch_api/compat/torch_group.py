@@ -1,4 +1,4 @@
-"""What process groups of ``torch.distributed`` can do once this library is imported."""
+"""Methods that process groups of ``torch.distributed`` get when ``bagua.torch_api`` is imported."""
 
 from __future__ import annotations
 

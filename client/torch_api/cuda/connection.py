@@ -1,4 +1,4 @@
-"""One rank's operations on the memory of one GPU: what ``Connection`` is on the CPU, over the GPU leg of the core.
+"""Connection of this rank to one GPU: operations on its memory, carried out by the GPU leg of the core.
 
 Nothing here waits on the host but the making of communicators: an operation begins after what the current stream holds,
 and ``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
@@ -111,7 +111,7 @@ class CudaConnection:
         return CudaPlace(start.memory, nbytes)
 
     def transcoder(self, codec: Codec, count: int, device: torch.device) -> CudaTranscoder:
-        """What encodes ``count`` float32 in this rank. Raises BaguaError where there are no kernels."""
+        """An encoder of ``count`` float32 in this rank. Raises BaguaError where there are no kernels."""
         if not self._leg.capabilities()["kernels"]:
             raise BaguaError(
                 f"Codec {codec.name} is to be computed on the GPU, and there is no library of kernels: "

@@ -1,4 +1,4 @@
-"""The one door to torch.cuda: streams as integers, moments in a stream, which tensors count as a device's.
+"""Port to torch.cuda: all calls of it are here. Streams as integers, moments in a stream, which tensors are a device's.
 
 Everything behind it works on addresses and stream handles. A test that has no GPU puts an object of its own in the
 place of ``PORT.cuda``.

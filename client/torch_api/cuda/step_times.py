@@ -1,4 +1,4 @@
-"""Times of steps on a device, without a wait in any of them: a step is counted when its events have passed."""
+"""Measures steps on a device without waiting for it: a step is counted when its events have passed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Step(NamedTuple):
 
 
 class CudaSteps:
-    """What ``StatisticsRecorder.add_step`` is told, somewhat later."""
+    """Passes steps on to ``StatisticsRecorder.add_step`` once their times are known."""
 
     def __init__(self, recorder: StatisticsRecorder, times: Callable[[int], Times]) -> None:
         """``times``: those of a ticket; 0 for what is not known, yet or any more."""

@@ -1,4 +1,4 @@
-"""Encoding in the rank itself, by the kernels of the device: what ``data_parallel.transcoding`` is on the CPU."""
+"""Encodes and decodes in the rank itself, by kernels of the device; ``train.transcoding`` does it on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a rank with a GPU gives up on ranks that live and never come: what ``Connection.wait`` does on the CPU.
+"""Watches waits on a GPU, and gives up on ranks that live and never come. On the CPU ``Connection.wait`` does it.
 
 Nothing waits on the host there, so a thread looks for how long the device has waited. It sleeps as long as no wait can
 have become too long: half a minute, where the limit is not shorter.

@@ -27,7 +27,7 @@ CALL_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Membership:
-    """Who takes part: this rank, and the ranks of every host in order."""
+    """The ranks that take part: this one, and those of every host in order."""
 
     rank: int
     hosts: tuple[tuple[int, ...], ...]
@@ -101,7 +101,7 @@ class DaemonClient:
         return Admission(membership, reply.data_socket, reply.data_token)
 
     def describe_waits(self) -> str:
-        """Who waits for whom in this job, one line each."""
+        """Waits in this job, one line each: which rank waits for which."""
         with self.channel() as stub:
             return stub.DescribeWaits(DescribeWaitsRequest(job_id=self.job_id), timeout=CALL_DEADLINE_S).waiting
 

@@ -1,4 +1,4 @@
-"""What the environment says about this process. Plain reads: they work before ``init_process_group``."""
+"""Reads settings of this process from environment variables. It works before ``init_process_group``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""glibc's allocator for training: temporaries of a step stay mapped between steps, instead of being faulted in again
+"""Sets glibc's allocator for training: temporaries of a step stay mapped between steps, and are not faulted in again
 page by page."""
 
 from __future__ import annotations

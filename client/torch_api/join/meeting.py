@@ -1,4 +1,4 @@
-"""How the ranks of a job tell each other a few words through the store of a torch.distributed rendezvous.
+"""Messages between the ranks of a job through the store of a torch.distributed rendezvous.
 
 The store asks nobody who he is: others can read all values, write any, and take any away. So nothing secret passes
 there, and nothing that comes from there is believed further than a failure of this attempt.

@@ -1,4 +1,4 @@
-"""What a process holds between ``init_process_group`` and its end. One session at a time."""
+"""Session of a rank, from ``init_process_group`` to its end: connection, memory, statistics. One at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Session:
         self._endings[key] = end
 
     def forget_end(self, key: object) -> None:
-        """What ``end_first`` was given under this key is not called any more."""
+        """The ending that ``end_first`` got under this key is not called any more."""
         self._endings.pop(key, None)
 
     def end(self) -> None:

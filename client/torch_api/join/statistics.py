@@ -1,4 +1,4 @@
-"""How a rank's steps divide into computation and communication, and how much communication hid behind computation."""
+"""Divides a rank's steps into computation, exposed communication and communication hidden behind computation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What ``communication.statistics()`` returns. Seconds and steps are this rank's, bytes are those of its host's
+    """The result of ``communication.statistics()``. Seconds and steps are this rank's, bytes are those of its host's
     engine.
 
     ``steps`` counts backward passes that synchronised. ``comm_seconds`` is the time in which at least one bucket of

@@ -154,7 +154,7 @@ def connects_lazily() -> bool:
 
 
 def backends() -> str:
-    """What carries the user's own tensors: Gloo, and NCCL those on CUDA devices where there are any."""
+    """Backends for the user's own tensors: Gloo, and NCCL for those on CUDA devices where there are any."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other when a model is wrapped: descriptions, plain data, tensors. No pickle travels."""
+"""Messages between ranks when a model is wrapped: descriptions, plain data, tensors. No pickle travels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm a model is wrapped with: the program's, else the one that ``bagua run --algorithm`` names."""
+"""Chooses the algorithm of a model: the program's, else the one that ``bagua run --algorithm`` names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
 
 
 def describe_algorithm(chosen: Algorithm) -> str:
-    """What ranks compare: the class, and the settings of those that come with the library. Others may differ from rank
+    """The text that ranks compare: the class, and the settings of classes of this library. Others may differ from rank
     to rank in what they hold."""
     if not type(chosen).__module__.startswith("bagua.algorithms"):
         return type(chosen).__name__

@@ -1,4 +1,4 @@
-"""The one private door of torch.autograd that we use. A test tells when it moves."""
+"""Detects the end of a backward pass. It needs a private function of torch.autograd; a test tells when that moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all buckets are: parameters, named slots in memory that can be communicated, and a plan over them.
+"""Base of all buckets: parameters, named slots in memory that can be communicated, and a plan over them.
 
 That is memory which the daemon sees, or ordinary memory of the parameters' CUDA device. What the host has to see of the
 latter makes it wait."""
@@ -108,7 +108,7 @@ class PlanBucket:
     # The plan
 
     def set_plan(self, plan: Plan) -> None:
-        """What happens to the bucket. Raises ValueError for slots that don't exist or don't fit together."""
+        """Sets the plan that the bucket runs. Raises ValueError for slots that don't exist or don't fit together."""
         for step in plan.steps:
             self._check(step)
         self.plan = plan

@@ -1,4 +1,4 @@
-"""What follows from a plan of gradients alone: how far the tail comes, and whether the plan may run twice."""
+"""Analyses plans of gradients: which steps carry the tail, and whether a plan may run twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges gradients while backward still computes: the state of one backward pass after the other.
+"""Exchanges gradients while backward still computes: their buckets, and the reducer that fills and starts these.
 
 Buckets are submitted in their order on every rank, each as soon as it and all before it are full; the last one always
 at the end of the pass, because it also carries whether some rank wants the pass reduced again. That happens when a
@@ -47,7 +47,7 @@ def elements_needed(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors) + len(tensors) + 1
 
 
-class Slot:
+class Entry:
     """One parameter's place in a bucket.
 
     ``views``: its gradient in both buffers. ``ready``: this backward filled it. ``carried``: ``.grad`` is, or began
@@ -103,7 +103,7 @@ def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
 
 
 class GradientBucket(PlanBucket):
-    """``side`` is the number of the buffer that holds contributions. ``pending`` counts slots not ready in this
+    """``side`` is the number of the buffer that holds contributions. ``pending`` counts entries not ready in this
     backward. ``again``: this rank asks for the step to be reduced again. ``drop_carried``: results of earlier passes
     take part on other ranks only.
 
@@ -117,25 +117,27 @@ class GradientBucket(PlanBucket):
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
-        self.slots = [Slot(label, parameter, self, index) for index, (label, parameter) in enumerate(parameters)]
-        self.room = len(self.slots) + 1
+        self.entries = [Entry(label, parameter, self, index) for index, (label, parameter) in enumerate(parameters)]
+        self.room = len(self.entries) + 1
         self.buffers = tuple(
             region_of(*allocate(self.elements + self.room, self.dtype), self.elements) for _ in range(BUFFERS)
         )
-        self.pending = len(self.slots)
+        self.pending = len(self.entries)
         self.absent: list[int] = []
         self.again = self.drop_carried = False
         self.copies = True
         self.repeatable = self.shows = self.informed = True
         self._told_by = RESULT  # the slot whose tail has what all ranks said
-        for slot, *views in zip(self.slots, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True):
-            slot.views = tuple(views)
+        for entry, *views in zip(
+            self.entries, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True
+        ):
+            entry.views = tuple(views)
 
     def release(self) -> None:
-        """Gradients that somebody still holds stay readable. Slot and bucket hold each other."""
+        """Gradients that somebody still holds stay readable. Entry and bucket hold each other."""
         super().release()
-        for slot in self.slots:
-            slot.views, slot.aside = (), None
+        for entry in self.entries:
+            entry.views, entry.aside = (), None
         self.buffers = ()
 
     def region(self, name: str, side: int) -> Region:
@@ -148,7 +150,7 @@ class GradientBucket(PlanBucket):
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """See ``PlanBucket.views``; FRESH is valid in ``Local`` steps, before the plan communicates."""
-        return [slot.fresh() for slot in self.slots] if name == FRESH else super().views(name)
+        return [entry.fresh() for entry in self.entries] if name == FRESH else super().views(name)
 
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
@@ -172,16 +174,16 @@ class GradientBucket(PlanBucket):
         self.absent = []
         views, gradients = [], []
         side = self.side
-        for slot in self.slots:
-            gradient = slot.parameter.grad
-            view = slot.views[side]
-            if gradient is None or (slot.carried and self.drop_carried and not slot.ready):
-                self.absent.append(slot.index)
+        for entry in self.entries:
+            gradient = entry.parameter.grad
+            view = entry.views[side]
+            if gradient is None or (entry.carried and self.drop_carried and not entry.ready):
+                self.absent.append(entry.index)
                 if self.copies:
                     view.zero_()
             elif gradient is not view and self.copies:
                 if gradient.layout is not torch.strided:
-                    raise sparse_gradient(slot.name, gradient)
+                    raise sparse_gradient(entry.name, gradient)
                 views.append(view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
         if views:
@@ -203,22 +205,22 @@ class GradientBucket(PlanBucket):
         roles. A plan that fills no result leaves ``.grad`` as it is.
 
         Waits, on a device, where this rank has no gradient for a parameter: others may have one."""
-        self.pending = len(self.slots)
+        self.pending = len(self.entries)
         if not self.shows:
-            for slot in self.slots:
-                slot.ready = False
+            for entry in self.entries:
+                entry.ready = False
             return
         result = 1 - self.side
         missing = frozenset[int]()
         if self.absent:
             presence = self.region(self._told_by, self.side).tail.tolist()
             missing = frozenset(index for index in self.absent if presence[index] == 0)
-        for slot in self.slots:
-            slot.ready = False
-            if slot.index in missing:
+        for entry in self.entries:
+            entry.ready = False
+            if entry.index in missing:
                 continue
-            slot.carried = True
-            parameter, view = slot.parameter, slot.views[result]
+            entry.carried = True
+            parameter, view = entry.parameter, entry.views[result]
             if not keep_own_memory:
                 parameter.grad = view
             elif parameter.grad is None or parameter.grad.requires_grad:
@@ -261,12 +263,12 @@ class GradientReducer:
         self._again = False
         self._touched = False  # a gradient came in this pass
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
-        self._aside: list[Slot] = []
+        self._aside: list[Entry] = []
 
     def _use(self, buckets: Sequence[GradientBucket]) -> None:
         self.buckets = list(buckets)
         self._order = StartOrder(self.buckets)
-        self._slots: dict[str, Slot] = {slot.name: slot for bucket in buckets for slot in bucket.slots}
+        self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
         for bucket in buckets:
             bucket.drop_carried = self._drop_carried
 
@@ -275,47 +277,47 @@ class GradientReducer:
 
         Needed for sums alone: the result of an earlier pass, which all ranks share, must count once.
         """
-        slot = self._slots[name]
-        if slot.carried and self._drop_carried:
-            slot.aside, slot.parameter.grad = slot.parameter.grad, None
-            slot.carried = False
-            self._aside.append(slot)
+        entry = self._entries[name]
+        if entry.carried and self._drop_carried:
+            entry.aside, entry.parameter.grad = entry.parameter.grad, None
+            entry.carried = False
+            self._aside.append(entry)
 
     def end_pass(self) -> None:
         """Called at the end of every pass, before ``finish``: carried gradients that got nothing come back."""
-        for slot in self._aside:
-            if slot.parameter.grad is None:
-                slot.parameter.grad = slot.aside
-                slot.carried = True
-            slot.aside = None
+        for entry in self._aside:
+            if entry.parameter.grad is None:
+                entry.parameter.grad = entry.aside
+                entry.carried = True
+            entry.aside = None
         self._aside.clear()
 
     def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
-        slot = self._slots.get(name)
-        if slot is None:
+        entry = self._entries.get(name)
+        if entry is None:
             return
         if self._rearrange is not None:
-            self._record(slot)
+            self._record(entry)
             return
-        if slot.alone and not self._keep_own_memory:
-            slot.store()
-        bucket = slot.bucket
-        if slot.ready:
+        if entry.alone and not self._keep_own_memory:
+            entry.store()
+        bucket = entry.bucket
+        if entry.ready:
             self._again = self._again or self._order.started > self.buckets.index(bucket)
             return
         self._touched = True
-        slot.ready = True
+        entry.ready = True
         bucket.pending -= 1
         if not bucket.pending and self._early:
             self._order.start_full(len(self.buckets) - 1)
 
-    def _record(self, slot: Slot) -> None:
+    def _record(self, entry: Entry) -> None:
         """A gradient came in the first pass. It stays where it is until the pass ends."""
         self._touched = True
-        if not slot.ready:
-            slot.ready = True
-            self._arrivals.append(slot.name)
+        if not entry.ready:
+            entry.ready = True
+            self._arrivals.append(entry.name)
         elif not self._repeatable:
             self._early = False  # a second gradient: there will be one in later passes, too
 
@@ -327,9 +329,9 @@ class GradientReducer:
         if buckets is not None:
             self._use(buckets)
         for name in arrivals:
-            slot = self._slots[name]
-            slot.ready = False
-            self.mark_ready(name, slot.parameter)
+            entry = self._entries[name]
+            entry.ready = False
+            self.mark_ready(name, entry.parameter)
 
     def finish(self) -> None:
         """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came.
@@ -377,9 +379,9 @@ class GradientReducer:
         self.end_pass()
         for bucket in self.buckets:
             bucket.execution.abandon()
-            bucket.pending = len(bucket.slots)
-            for slot in bucket.slots:
-                slot.ready = False
+            bucket.pending = len(bucket.entries)
+            for entry in bucket.entries:
+                entry.ready = False
         self._begin_anew()
         return under_way
 

@@ -1,4 +1,4 @@
-"""Which gradients share a bucket."""
+"""Groups gradients: those of a group share a bucket."""
 
 from __future__ import annotations
 

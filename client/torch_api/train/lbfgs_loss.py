@@ -1,5 +1,5 @@
-"""Optimizers that decide by the loss (LBFGS) must see the same loss on every rank, or they part ways and wait for
-ever."""
+"""Averages the loss over ranks for LBFGS. It decides by the loss: with different losses ranks would part ways and wait
+for ever."""
 
 from __future__ import annotations
 

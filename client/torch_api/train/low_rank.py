@@ -55,6 +55,6 @@ def _shape(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int, int]:
 
 
 def low_rank_for(tensor: torch.Tensor) -> LowRank:
-    """What is the fastest for matrices like this one."""
+    """The fastest implementation for matrices like this one."""
     native = tensor.device.type == "cpu" and tensor.dtype is torch.float32
     return NativeLowRank() if native else TorchLowRank()

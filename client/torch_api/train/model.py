@@ -1,4 +1,4 @@
-"""A wrapped model: what ``with_bagua`` makes. Reads top to bottom as what happens to the model."""
+"""A wrapped model. The file reads top to bottom, from wrapping to the end of a training step."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class DistributedModel:
 
     @property
     def autograd_graph_params(self) -> dict[str, torch.nn.Parameter]:
-        """What of it has a gradient, by name: what backward has reached, on this rank or on another."""
+        """Trained parameters that have a gradient, by name: backward has reached them, on this rank or on another."""
         return {name: parameter for name, parameter in self.bagua_build_params() if parameter.grad is not None}
 
     @property
@@ -421,7 +421,7 @@ class DistributedModel:
 
 
 def _nothing() -> None:
-    """What a pickled wrapper becomes."""
+    """Takes the place of a pickled wrapper."""
 
 
 def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:

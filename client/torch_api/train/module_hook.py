@@ -14,7 +14,7 @@ except ImportError:  # private, and may move
 
 
 class NoHook:
-    """What a hook of a copied or pickled module becomes."""
+    """Takes the place of the hook in a copied or pickled module."""
 
     def __call__(self, *_: Any) -> None:
         """Does nothing."""

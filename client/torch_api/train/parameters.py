@@ -1,4 +1,4 @@
-"""What of a model is trained together: parameters, buffers, and how both are described to the other ranks."""
+"""Finds a model's trained parameters and shared buffers, and describes them to the other ranks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def describe(
     optimizers: Sequence[torch.optim.Optimizer],
     settings: dict[str, object],
 ) -> dict[str, object]:
-    """What must agree between ranks, as plain data."""
+    """All that must agree between ranks, as plain data."""
     names = set(trained)
     return {
         "tensors": [

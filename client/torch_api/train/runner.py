@@ -1,4 +1,4 @@
-"""Makes executions of plans: compiles the steps, and has the communicators among which they communicate."""
+"""Compiles the plans of a model's buckets into executions, and owns the communicators that they use."""
 
 from __future__ import annotations
 

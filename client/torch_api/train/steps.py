@@ -1,4 +1,4 @@
-"""Steps that communicate, at work on one bucket: what they submit, and what they do when it has arrived."""
+"""Actions for plan steps that communicate: they submit operations, and finish the step when these have arrived."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 
 
 class Surroundings(Protocol):
-    """What steps need to know of the rank."""
+    """The rank, as steps see it."""
 
     connection: Connection
     allocate: Allocate
     """Makes memory that can be communicated."""
     transcoder: NewTranscoder
-    """What encodes in this rank."""
+    """Makes the encoder of this rank."""
 
     def communicator(self, over: Over) -> Members | None:
         """Those who take part now; None if this rank does not."""

@@ -32,7 +32,7 @@ class Parallel(nn.Module):
 
 def branches_in_buckets(model: nn.Module) -> list[int]:
     """Numbers of branches in the order in which buckets hold them."""
-    names = [slot.name for bucket in model.bagua_buckets for slot in bucket.slots]
+    names = [slot.name for bucket in model.bagua_buckets for slot in bucket.entries]
     return list(dict.fromkeys(int(name.split(".")[1]) for name in names))
 
 
@@ -49,7 +49,7 @@ def order_of_arrival() -> None:
     seen = []
     model = compare(Parallel, in_different_orders, between=lambda one: seen.append(one))
     wanted = [1, 3, 0, 2, 4]  # rank 0's in the first step; the branch without a gradient comes last
-    mine = json.dumps([slot.name for bucket in model.bagua_buckets for slot in bucket.slots]).encode()
+    mine = json.dumps([slot.name for bucket in model.bagua_buckets for slot in bucket.entries]).encode()
     assert branches_in_buckets(model) == wanted
     assert set(gather_texts(mine, model.bagua_ddp._group)) == {mine}
     assert len(seen) == 10
@@ -74,7 +74,7 @@ def order_that_needs_no_change() -> None:
     model = wrap(seeded(Parallel))
     before = model.bagua_buckets
     model(batch(bagua.get_rank(), 0, 6, 10), range(5)).sum().backward()
-    changed = [slot.name for bucket in model.bagua_buckets for slot in bucket.slots]
+    changed = [slot.name for bucket in model.bagua_buckets for slot in bucket.entries]
     assert branches_in_buckets(model) == [4, 3, 2, 1, 0], changed
     # A Linear's bias comes before its weight, or after it: where it agrees with registration nothing is made again.
     if changed == [name for name, _ in reversed(model.bagua_ddp.bagua_build_params())]:
@@ -146,5 +146,5 @@ def way_of_a_gradient() -> None:
         sys.setprofile(None)
     functions = {name for _, name in seen}
     if len(model.bagua_buckets) > 1:  # the last one goes when the pass ends
-        assert "HostConnection.submit" in functions and "Slot.store" in functions, functions
+        assert "HostConnection.submit" in functions and "Entry.store" in functions, functions
     assert len(functions) <= 8 and len({file for file, _ in seen}) <= 4, seen
