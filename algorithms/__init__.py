@@ -1,4 +1,4 @@
-"""Algorithms: what the ranks of a job exchange in a training step, and when.
+"""Algorithms: each says which tensors the ranks of a job exchange in a training step, and when.
 
 An algorithm returns plans, and a plan is a value (``plan.py``); the library and the engine carry them out. Nothing of
 ours is imported here: the wrapped model and its buckets are known by the protocols in ``base.py`` alone.

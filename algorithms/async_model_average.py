@@ -106,7 +106,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         return super().init_post_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
 
     def _look(self, bagua_ddp: DataParallel) -> None:
-        """Looks after the exchange in a forward pass. Never waits for another rank."""
+        """Looks after the exchange at the beginning of a forward pass. It never waits for another rank."""
         if not self.averaging:
             return
         if self._under_way:

@@ -1,4 +1,4 @@
-"""The interface of algorithms: ``Algorithm`` is a description, ``AlgorithmImpl`` is it at work on one wrapped model.
+"""Interface of algorithms: ``Algorithm`` describes one, ``AlgorithmImpl`` is one at work on a wrapped model.
 
 An ``Algorithm`` may be used for several models: each wrapping calls ``reify``. The wrapped model asks the
 implementation, in this order: which tensors are exchanged (``init_tensors``, ``exchanged``), how they are grouped
@@ -106,7 +106,7 @@ class Bucket(Protocol):
         ...
 
     def set_plan(self, plan: Plan) -> None:
-        """Sets the bucket's steps. Buckets of gradients start by themselves when they are full, and are joined at
+        """Sets the plan of the bucket. Buckets of gradients start by themselves when they are full, and are joined at
         the end of backward; those of weights when the algorithm says so. Raises ValueError for slots that don't
         exist."""
         ...

@@ -1,4 +1,4 @@
-"""Adam whose variance can be frozen: what the optimizers of 1-bit and 0/1 Adam share."""
+"""Adam whose variance can be frozen, the common base of the optimizers of 1-bit and 0/1 Adam."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic on a matrix and the product of two thin ones, where algorithms need it.
+"""Arithmetic on a matrix and the product of two thin ones, for low-rank compression.
 
 Thin matrices are stored transposed, [rank, rows] and [rank, columns]: products with few long rows are the fastest.
 """

@@ -28,7 +28,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         self._partners: Communicator | None = None
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Adds the steps that send, average over the pair, and take the outer step."""
+        """Steps: prepare the message, average it over the pair, apply the outer step."""
         bucket.add_slot(ANCHOR, communicated=False)
         begin_with_weights(bucket, ANCHOR)
         bucket.add_slot(VELOCITY, communicated=False)

@@ -1,4 +1,4 @@
-"""Pairs of ranks, or of hosts, that average with each other and change: ``shift_one`` of the original."""
+"""Forms pairs of ranks, or of hosts, that average with each other and change: ``shift_one`` of the original."""
 
 from __future__ import annotations
 

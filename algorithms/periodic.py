@@ -1,4 +1,4 @@
-"""Base of algorithms that exchange weights every few optimizer steps, while ranks go their own ways in between."""
+"""Common base of algorithms that exchange weights every few optimizer steps, and train alone in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what happens to a bucket, as a value. The language between algorithms and what carries them out.
+"""Plans: values that say which steps a bucket goes through. Algorithms make them, and the wrapped model runs them.
 
 A plan is a list of steps over the named state slots of a bucket. A slot is a flat run of elements. Some have a meaning
 of their own; an algorithm adds others with ``Bucket.add_slot``.

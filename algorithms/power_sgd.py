@@ -26,8 +26,10 @@ RIGHT = "right"
 
 @dataclass
 class _State:
-    """Outlives buckets. ``memory`` - P Qᵀ: the rest that earlier steps left, [rows, columns], where ``left`` is P
-    of the last step, transposed: [rank, rows], and ``right`` its Q, transposed: [rank, columns]. The product leaves the
+    """State that outlives buckets.
+
+    ``memory`` - P Qᵀ is the part of the gradients that earlier steps have not sent: [rows, columns]. ``left`` is P of
+    the last step, transposed: [rank, rows]; ``right`` is its Q, transposed: [rank, columns]. The product leaves the
     memory in the pass that adds the next gradient. All float32, or float64 for gradients of float64."""
 
     memory: torch.Tensor

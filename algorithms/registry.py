@@ -28,7 +28,7 @@ class AlgorithmRegistry:
         self._entries[name] = Entry(algorithm, description or "")
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The algorithm that was registered as ``name``. Raises KeyError that lists the known names."""
+        """The maker that was registered as ``name``. Raises KeyError that lists the known names."""
         if name not in self._entries:
             raise KeyError(f"No algorithm is registered as {name!r}. Known: {', '.join(self.available_algorithms())}.")
         return self._entries[name].algorithm

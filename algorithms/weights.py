@@ -1,4 +1,4 @@
-"""Helpers of algorithms that exchange weights: their buckets, and the optimizers that they need."""
+"""Helpers of algorithms that exchange weights: their buckets, and checks of their optimizers."""
 
 from __future__ import annotations
 

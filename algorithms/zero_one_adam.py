@@ -1,4 +1,4 @@
-"""0/1 Adam: variance from ever rarer full gradients, one bit per element else, and local steps."""
+"""0/1 Adam: variance from full gradients that come ever more rarely, otherwise one bit per element, and local steps."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
             bucket.slot(RESULT).div_(bucket.slot(SCALE))
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Adds the steps that average the sum of local steps, and make momentum from it."""
+        """Steps: take how far the local steps moved, average it, and make momentum of it."""
         plan_differences(bucket, self.codec, self._meet)
 
     def _meet(self, bucket: Bucket) -> None:

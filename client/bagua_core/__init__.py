@@ -6,12 +6,12 @@ The core of this library is ``bagua.csrc``, compiled on first use; ``bagua.torch
 import bagua as _bagua
 from bagua import csrc
 from bagua.torch_api.bucket import BaguaBucket as BaguaBucketPy
-from bagua.torch_api.communicator import Communicator as BaguaSingleCommunicatorPy
-from bagua.torch_api.data_parallel.backend import Backend as BaguaCommBackendPy
-from bagua.torch_api.data_parallel.operation_handles import (
+from bagua.torch_api.comm.communicator import Communicator as BaguaSingleCommunicatorPy
+from bagua.torch_api.compat.backend import Backend as BaguaCommBackendPy
+from bagua.torch_api.compat.operation_handles import (
     AsynchronousOperation as DecentralizedFullPrecisionAsynchronousPy,
 )
-from bagua.torch_api.data_parallel.operation_handles import (
+from bagua.torch_api.compat.operation_handles import (
     DecentralizedOperation as DecentralizedFullPrecisionSynchronousPy,
 )
 from bagua.torch_api.tensor import BackendTensor as BaguaTensorPy

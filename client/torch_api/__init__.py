@@ -36,6 +36,7 @@ from bagua.torch_api.communication import (
     empty,
     gather,
     gather_inplace,
+    get_backend,
     init_process_group,
     is_initialized,
     recv,
@@ -48,7 +49,6 @@ from bagua.torch_api.communication import (
     scatter_inplace,
     send,
 )
-from bagua.torch_api.data_parallel.backend import get_backend
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor

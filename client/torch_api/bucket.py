@@ -1,6 +1,6 @@
-"""Buckets of registered tensors under the path of the original."""
+"""Buckets of registered tensors under the path of the original: ``compat.bucket``."""
 
-from bagua.torch_api.data_parallel.operations import BucketOperations
-from bagua.torch_api.data_parallel.registered_bucket import BaguaBucket
+from bagua.torch_api.compat.bucket import BaguaBucket
+from bagua.torch_api.compat.operations import BucketOperations
 
 __all__ = ["BaguaBucket", "BucketOperations"]

@@ -1,29 +1,8 @@
-"""Collective and point-to-point operations on tensors, in the signatures of the original.
+"""Groups and primitives under the path of the original; ``comm`` holds them, and ``join`` the beginning and the end."""
 
-All are synchronous: when they return, the result is there; on CUDA tensors, for all later work of the current stream,
-and an error may come with a later call. ``comm`` is a communicator, or None for all ranks; roots and
-peers are positions in it. On a process that is no member (``CommMember.NON_COMM_MEMBER``) nothing happens. Tensors lie
-on the CPU or on a CUDA device and may have any shape and be non-contiguous. A tensor made by ``empty`` lies in memory
-that the daemon sees: nothing is copied on its way.
-
-Sizes are checked before anything is sent (ValueError), and so are types (TypeError). CommunicationError tells of ranks
-that called different things, of a lost rank or host, and of a stopped job; the tensor that gets the result may then
-hold parts of it.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from bagua.algorithms.codec import Codec
-from bagua.torch_api.checks import Blocks, begin, check_codec, check_count, check_root, pair, share
-from bagua.torch_api.coalesced import allreduce_coalesced_inplace, broadcast_coalesced, broadcast_object
-from bagua.torch_api.communicator import NON_COMM_MEMBER, Comm, Communicator
-from bagua.torch_api.point_to_point import alltoall_v, alltoall_v_inplace, recv, send
-from bagua.torch_api.process_group import (
+from bagua.torch_api.comm.coalesced import allreduce_coalesced_inplace, broadcast_coalesced, broadcast_object
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.groups import (
     BaguaProcessGroup,
     CommMember,
     _bagua_backend_comm,
@@ -38,13 +17,35 @@ from bagua.torch_api.process_group import (
     get_communicator,
     new_group,
 )
-from bagua.torch_api.session import CURRENT, current
-from bagua.torch_api.start import destroy_process_group, init_process_group
-from bagua.torch_api.statistics import Statistics
-from bagua.torch_api.transfer import ReduceOp, check_reduction, check_tensor, transfer
-
-if TYPE_CHECKING:
-    from bagua.torch_api.data_parallel.backend import Backend
+from bagua.torch_api.comm.primitives import (
+    allgather,
+    allgather_inplace,
+    allreduce,
+    allreduce_inplace,
+    alltoall,
+    alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
+    barrier,
+    broadcast,
+    gather,
+    gather_inplace,
+    recv,
+    reduce,
+    reduce_inplace,
+    reduce_scatter,
+    reduce_scatter_inplace,
+    scatter,
+    scatter_inplace,
+    send,
+    statistics,
+)
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
+from bagua.torch_api.compat.backend import get_backend
+from bagua.torch_api.join.session import empty, is_initialized, report
+from bagua.torch_api.join.start import destroy_process_group, init_process_group
+from bagua.torch_api.join.statistics import Statistics
 
 __all__ = [
     "BaguaProcessGroup",
@@ -96,283 +97,3 @@ __all__ = [
     "start_autotune_server",
     "statistics",
 ]
-
-
-def is_initialized() -> bool:
-    """True between ``init_process_group`` and ``destroy_process_group``."""
-    return CURRENT.session is not None
-
-
-def empty(
-    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | int | None = None
-) -> torch.Tensor:
-    """A contiguous tensor of zeros in memory that the daemon sees: primitives on it, or on contiguous parts of it,
-    copy nothing.
-
-    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``, dtype float32 by default (``torch.get_default_dtype``).
-    ``device``: another one than the CPU gives ``torch.zeros`` there, which is all that primitives need. Raises
-    ValueError for negative sizes.
-    """
-    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
-    if min(shape, default=0) < 0:
-        raise ValueError(f"size is {list(shape)}: no dimension can be negative.")
-    if device is not None and torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return current().memory.empty(shape.numel(), dtype or torch.get_default_dtype()).view(shape)
-
-
-def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = None, message: str = "") -> None:
-    """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it.
-
-    Returns at once; when reports come faster than four a second, only the newest goes out. Never
-    fails the training: without a daemon, or in a forked child, nothing happens.
-    """
-    session = CURRENT.session
-    if session is not None and session.progress is not None:
-        session.progress.report(step, total, metrics or {}, message)
-
-
-def statistics() -> Statistics:
-    """What was communicated so far; see ``Statistics``."""
-    session = current()
-    for device in session.devices.values():
-        device.steps.settle(wait=True)
-    return session.statistics.summary(session.connection.counters())
-
-
-def get_backend(model_name: str) -> Backend:
-    """What communicates the buckets of the model of that name; see ``Backend``."""
-    from bagua.torch_api.data_parallel import backend  # which is made of what is here
-
-    return backend.get_backend(model_name)
-
-
-NO_AUTOTUNING = "Autotuning is not in this version: remove the call. BAGUA_DEFAULT_BUCKET_SIZE sets buckets by hand."
-
-
-def start_autotune_server(*_: Any, **__: Any) -> None:
-    """The original's HTTP service for tuning. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError(NO_AUTOTUNING)
-
-
-def get_hyperparameters_service_client(*_: Any, **__: Any) -> None:
-    """The original's client of that service. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError(NO_AUTOTUNING)
-
-
-def barrier(comm: Comm = None) -> None:
-    """Returns when every rank has called it."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    session.connection.barrier(group.id)
-
-
-def broadcast(tensor: torch.Tensor, src: int = 0, comm: Comm = None) -> None:
-    """``tensor`` of rank ``src`` replaces that of every rank. Same size and dtype everywhere."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    check_tensor(tensor, "tensor")
-    at_root = group.rank() == src
-    give, take = (tensor, None) if at_root else (None, tensor)
-    transfer(session, "broadcast", give, take, tensor.numel(), group, root=src, together=at_root)
-
-
-def allreduce(
-    send_tensor: torch.Tensor,
-    recv_tensor: torch.Tensor,
-    op: ReduceOp = ReduceOp.SUM,
-    comm: Comm = None,
-    *,
-    codec: Codec | str | None = None,
-) -> None:
-    """``recv_tensor`` = reduction of all ranks' ``send_tensor``, the same bits on every rank. Equal sizes.
-
-    ``codec``: how float32 that is summed or averaged crosses between hosts, without error feedback; see
-    ``bagua.algorithms.codec.Codec``. Inside a host nothing is encoded.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    count = pair(send_tensor, recv_tensor)
-    op = check_reduction(send_tensor.dtype, op)
-    encoding = None if codec is None else check_codec(codec, send_tensor.dtype, op)
-    transfer(session, "allreduce", send_tensor, recv_tensor, count, group, op=op, together=True, codec=encoding)
-
-
-def allreduce_inplace(
-    tensor: torch.Tensor,
-    op: ReduceOp = ReduceOp.SUM,
-    comm: Comm = None,
-    *,
-    codec: Codec | str | None = None,
-) -> None:
-    """``tensor`` = reduction of all ranks' ``tensor``. ``codec``: see ``allreduce``."""
-    allreduce(tensor, tensor, op, comm, codec=codec)
-
-
-def reduce(
-    send_tensor: torch.Tensor,
-    recv_tensor: torch.Tensor,
-    dst: int,
-    op: ReduceOp = ReduceOp.SUM,
-    comm: Comm = None,
-) -> None:
-    """``recv_tensor`` of rank ``dst`` = reduction of all ranks' ``send_tensor``; other ranks' stays as it is. Equal
-    sizes."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    count = pair(send_tensor, recv_tensor)
-    op = check_reduction(send_tensor.dtype, op)
-    at_root = group.rank() == dst
-    result = recv_tensor if at_root else None
-    transfer(session, "reduce", send_tensor, result, count, group, op=op, root=dst, together=at_root)
-
-
-def reduce_inplace(tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    """``tensor`` of rank ``dst`` = reduction of all ranks' ``tensor``."""
-    reduce(tensor, tensor, dst, op, comm)
-
-
-def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """``recv_tensor`` = all ranks' ``send_tensor``, one after the other; it is as many times larger as there are
-    ranks."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, 1, n)
-    transfer(session, "allgather", send_tensor, recv_tensor, count, group, recv_rows=n)
-
-
-def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Every rank's own block of ``tensor`` goes to all ranks. Block number ``rank`` of equal blocks, one for each
-    rank."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    count = share(tensor, group)
-    whole = Blocks(tensor, count)
-    allgather(whole.block(group.rank()), whole.flat, group)
-    whole.close()
-
-
-def gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    """``recv_tensor`` of rank ``dst`` = all ranks' ``send_tensor``, one after the other; other ranks' stays as it is.
-
-    On every rank it is as many times larger as there are ranks.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, 1, n)
-    result = recv_tensor if group.rank() == dst else None
-    transfer(session, "gather", send_tensor, result, count, group, recv_rows=n, root=dst)
-
-
-def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
-    """On rank ``dst``, ``tensor`` has a block of ``count`` elements for each rank, gives its own and gets the others'.
-
-    On other ranks it has ``count`` elements, which go to ``dst``.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(dst, group, "dst")
-    at_root = group.rank() == dst
-    n = group.nranks()
-    check_count(tensor, count, n if at_root else 1)
-    whole = Blocks(tensor, count)
-    own, result = (whole.block(group.rank()), whole.flat) if at_root else (whole.flat, None)
-    transfer(session, "gather", own, result, count, group, recv_rows=n, root=dst)
-    if at_root:
-        whole.close()
-
-
-def scatter(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """``recv_tensor`` = this rank's block of ``send_tensor`` of rank ``src``, which holds one for each rank.
-
-    On every rank ``send_tensor`` is as many times larger as there are ranks.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, 1)
-    blocks = send_tensor if group.rank() == src else None
-    transfer(session, "scatter", blocks, recv_tensor, count, group, send_rows=n, root=src)
-
-
-def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
-    """On rank ``src``, ``tensor`` has a block of ``count`` elements for each rank and stays as it is.
-
-    On other ranks it has ``count`` elements and gets this rank's block.
-    """
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    check_root(src, group, "src")
-    at_root = group.rank() == src
-    n = group.nranks()
-    check_count(tensor, count, n if at_root else 1)
-    whole = Blocks(tensor, count)
-    blocks, own = (whole.flat, whole.block(group.rank())) if at_root else (None, whole.flat)
-    transfer(session, "scatter", blocks, own, count, group, send_rows=n, root=src)
-    if not at_root:
-        whole.close()
-
-
-def reduce_scatter(
-    send_tensor: torch.Tensor,
-    recv_tensor: torch.Tensor,
-    op: ReduceOp = ReduceOp.SUM,
-    comm: Comm = None,
-) -> None:
-    """``recv_tensor`` = this rank's block of the reduction of all ranks' ``send_tensor``, which holds one for each
-    rank."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, 1)
-    op = check_reduction(send_tensor.dtype, op)
-    transfer(session, "reduce_scatter", send_tensor, recv_tensor, count, group, send_rows=n, op=op)
-
-
-def reduce_scatter_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    """Block number ``rank`` of ``tensor`` = that block of the reduction of all ranks' ``tensor``; the rest stays as
-    it is."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    count = share(tensor, group)
-    whole = Blocks(tensor, count)
-    reduce_scatter(whole.flat, whole.block(group.rank()), op, group)
-    whole.close()
-
-
-def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Block j of rank i's ``send_tensor`` becomes block i of rank j's ``recv_tensor``; one block for each rank, equal
-    sizes."""
-    if comm is NON_COMM_MEMBER:
-        return
-    session, group = begin(comm)
-    n = group.nranks()
-    count = pair(send_tensor, recv_tensor, n, n)
-    transfer(session, "alltoall", send_tensor, recv_tensor, count, group, send_rows=n, recv_rows=n)
-
-
-def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """``alltoall`` whose result replaces its input."""
-    if comm is NON_COMM_MEMBER:
-        return
-    _, group = begin(comm)
-    share(tensor, group)
-    alltoall(tensor.detach().clone(), tensor, group)

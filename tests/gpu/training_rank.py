@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.session import current
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.join.session import current
 from gpu.common import device_of, keep
 from gpu.group import agreed, cost_of, in_turns, join, predicted, slowest
 
@@ -162,7 +163,7 @@ def runtime_calls(trace: list[dict[str, Any]]) -> list[str]:
 
 def leg_waits() -> int:
     """Waits of the caller that the GPU leg has counted so far; 0 without one."""
-    return sum(lane.counters()["host_waits"] for lane in current().devices.values())
+    return sum(lane.counters()["host_waits"] for lane in devices(current()).all())
 
 
 def until_killed(kind: str, count: int, victim: int, after: int) -> dict[str, Any]:

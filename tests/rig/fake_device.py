@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api import coalesced, communication, torch_distributed
-from bagua.torch_api.data_parallel import agreement, bagua_distributed, optimizer_state
-from bagua.torch_api.data_parallel.arrangement import Arrangement
-from bagua.torch_api.device import connection, seam
+from bagua.torch_api import communication
+from bagua.torch_api.comm import coalesced
+from bagua.torch_api.cuda import connection, port
+from bagua.torch_api.train import agreement, optimizer_state
+from bagua.torch_api.train.bucket_layout import ModelBuckets
+from bagua.torch_api.train.model import DistributedModel
 
 
 class FakeRuntime:
@@ -81,8 +83,8 @@ class _HostClock:
         return _HostMoment()
 
 
-class FakeCuda(seam.Cuda):
-    """See ``bagua.torch_api.device.seam.Cuda``. Tensors with which the library itself tells the ranks something are
+class FakeCuda(port.Cuda):
+    """See ``bagua.torch_api.cuda.port.Cuda``. Tensors with which the library itself tells the ranks something are
     the host's, as they are with a real device."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
@@ -124,12 +126,11 @@ RUNTIME: FakeRuntime | None = None
 HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (agreement, "_gather_bytes"),
     (optimizer_state, "broadcast_json"),
-    (Arrangement, "_of_rank_0"),
-    (Arrangement, "level_out"),
-    (bagua_distributed.BaguaDistributedDataParallel, "_reduce_loss"),
+    (ModelBuckets, "_of_rank_0"),
+    (ModelBuckets, "level_out"),
+    (DistributedModel, "_reduce_loss"),
     (coalesced, "broadcast_object"),
     (communication, "broadcast_object"),
-    (torch_distributed, "_tell"),
 )
 
 
@@ -138,21 +139,21 @@ def install() -> None:
     global RUNTIME
     RUNTIME = runtime = FakeRuntime()
     cuda = FakeCuda(runtime)
-    seam.SEAM.cuda = cuda
+    port.PORT.cuda = cuda
     for owner, name in HOST_ONLY:
         setattr(owner, name, cuda.of_the_host(getattr(owner, name)))
-    wait = connection.DeviceConnection.wait
+    wait = connection.CudaConnection.wait
 
-    def wait_and_drain(self: connection.DeviceConnection, *arguments: Any) -> Any:
+    def wait_and_drain(self: connection.CudaConnection, *arguments: Any) -> Any:
         times = wait(self, *arguments)
         runtime.drain()
         return times
 
-    connection.DeviceConnection.wait = wait_and_drain  # type: ignore[method-assign]
-    transcode = connection.DeviceConnection._transcode
+    connection.CudaConnection.wait = wait_and_drain  # type: ignore[method-assign]
+    transcode = connection.CudaConnection._transcode
 
-    def transcode_and_drain(self: connection.DeviceConnection, *arguments: Any, **what: Any) -> None:
+    def transcode_and_drain(self: connection.CudaConnection, *arguments: Any, **what: Any) -> None:
         transcode(self, *arguments, **what)
         runtime.drain()
 
-    connection.DeviceConnection._transcode = transcode_and_drain  # type: ignore[method-assign]
+    connection.CudaConnection._transcode = transcode_and_drain  # type: ignore[method-assign]

@@ -23,7 +23,9 @@ import torch
 from plane import codecs, reference
 
 import bagua.torch_api as bagua
-from bagua.torch_api.session import Communicator, current
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.join.session import current
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -47,7 +49,7 @@ class Soak:
         self.session = current()
         self.hosts = len(self.session.membership.hosts)
         self.everyone = list(range(self.world))
-        self.members, self.group = self.everyone, self.session.world
+        self.members, self.group = self.everyone, communicators(self.session).world
         self.number, self.groups, self.bytes = 0, 0, 0
         self.digest = 0
         self.wrong: list[str] = []
@@ -87,7 +89,7 @@ class Soak:
             self.run(case, nbytes // reference.SIZE[dtype] // len(members), members, root)
 
     def run(self, case: dict[str, Any], count: int, members: list[int], root: int) -> None:
-        comm = self.session.world if case["world"] else self.group
+        comm = communicators(self.session).world if case["world"] else self.group
         result = getattr(self, f"on_{case['kind']}")(case, count, members, comm, root)
         self.bytes += count * len(members) * reference.SIZE[case["dtype"]]
         if result is not None:

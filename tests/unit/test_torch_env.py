@@ -9,7 +9,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.torch_api import env
-from bagua.torch_api.start import _use_store
+from bagua.torch_api.join.start import _use_store
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT
-from bagua.torch_api.connection import Place
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
+from bagua.torch_api.join.connection import Place
+from bagua.torch_api.train.execution import NotReady
+from bagua.torch_api.train.gradients import GradientBucket
 
 NUMBERS = count(1)
 
@@ -25,22 +26,30 @@ def nothing(_: object) -> None:
     """A step that is there for what it reads."""
 
 
+class NothingToRun(NotReady):
+    """An execution that runs no step: what matters here is before the first one."""
+
+    def start(self) -> None:
+        pass
+
+
 def bucket_of(*tensors: torch.Tensor, reads: Sequence[str] = (FRESH,)) -> tuple[GradientBucket, list[nn.Parameter]]:
     parameters = [nn.Parameter(tensor) for tensor in tensors]
     bucket = GradientBucket("b", [(str(number), one) for number, one in enumerate(parameters)], allocate)
     bucket.add_slot("sent", 5)
     steps = (Local(nothing, reads=tuple(reads), writes=("sent",)), AllReduce(src="sent", dst="sent"))
     bucket.set_plan(Plan((*steps, Local(nothing, writes=(RESULT,)))))
+    bucket.execution = NothingToRun("b")
     return bucket, parameters
 
 
 def arrive(bucket: GradientBucket) -> None:
     """As the reducer does it for every gradient, and for the bucket when it is full."""
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         if slot.parameter.grad is not None:
             slot.store()
             slot.ready = True
-    bucket.complete(again=False, drop_carried=False)
+    bucket.start()
 
 
 def test_nothing_is_copied() -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.data_parallel.distributed import check_devices
-from bagua.torch_api.data_parallel.grouping import bucket_bytes, group_tensors
-from bagua.torch_api.data_parallel.optimizer_state import decode, encode
-from bagua.torch_api.data_parallel.parameters import (
+from bagua.torch_api.compat.distributed_data_parallel import check_devices
+from bagua.torch_api.join.progress import figures
+from bagua.torch_api.join.statistics import StatisticsRecorder, StepTimes, union_length
+from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.train.optimizer_state import decode, encode
+from bagua.torch_api.train.parameters import (
     canonical,
     check_descriptions,
     describe,
@@ -23,8 +25,6 @@ from bagua.torch_api.data_parallel.parameters import (
     shared_state,
     trainable_parameters,
 )
-from bagua.torch_api.progress import figures
-from bagua.torch_api.statistics import StatisticsRecorder, StepTimes, union_length
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 

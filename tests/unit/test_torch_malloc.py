@@ -12,7 +12,7 @@ import pytest
 
 CODE = """
 import ctypes, sys
-from bagua.torch_api.malloc import keep_memory
+from bagua.torch_api.join.malloc import keep_memory
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in

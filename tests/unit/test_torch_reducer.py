@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
-from bagua.torch_api.connection import Place, Times
-from bagua.torch_api.data_parallel.engine_callback import BackwardPass
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
-from bagua.torch_api.data_parallel.reducer import GradientReducer
+from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 
 
 class Meeting:
@@ -133,7 +132,7 @@ def together(work: Callable[[Meeting, int], object], ranks: int = 2) -> tuple[Me
 def test_buckets_go_in_order_and_the_last_one_at_the_end() -> None:
     def work(meeting: Meeting, rank: int) -> Replica:
         replica = Replica(meeting, rank)
-        slots = {slot.name: slot for bucket in replica.buckets for slot in bucket.slots}
+        slots = {slot.name: slot for bucket in replica.buckets for slot in bucket.entries}
         gone: list[int] = []
         # The middle layer's gradients come first: they wait for those of the last layer.
         for name in ("1.weight", "1.bias", "2.weight", "2.bias", "0.weight", "0.bias"):
@@ -172,7 +171,7 @@ def test_what_was_accumulated_before_takes_part() -> None:
         replica = Replica(meeting, rank)
         replica.model[2].weight.grad = torch.full((3, 3), float(rank))  # a pass without synchronisation
         replica.backward([0], 1.0)
-        assert replica.gradient(2) is replica.buckets[0].slots[0].views[replica.buckets[0].side]
+        assert replica.gradient(2) is replica.buckets[0].entries[0].views[replica.buckets[0].side]
         return replica.gradient(2)
 
     _, found = together(work)
@@ -279,9 +278,9 @@ def test_large_gradients_are_copied_as_they_come_and_small_ones_together() -> No
     mine = small.grad
     reducer.mark_ready("large", large)
     reducer.mark_ready("small", small)
-    assert large.grad is bucket.slots[0].views[0] and small.grad is mine
+    assert large.grad is bucket.entries[0].views[0] and small.grad is mine
     reducer.finish()
-    assert [slot.parameter.grad is slot.views[1] for slot in bucket.slots] == [True, True]
+    assert [slot.parameter.grad is slot.views[1] for slot in bucket.entries] == [True, True]
     assert torch.equal(whole(bucket, 1)[:40003], torch.ones(40003))
 
 
@@ -297,7 +296,7 @@ def test_a_released_bucket_lets_go_of_its_memory_at_once() -> None:
     gc.disable()  # what it would find must be gone without it
     try:
         bucket = GradientBucket("0", [("a", weight)], allocate_watched)
-        weight.grad = bucket.slots[0].views[0]
+        weight.grad = bucket.entries[0].views[0]
         bucket.release()
         assert freed == [5] and torch.equal(weight.grad, torch.zeros(3))
         weight.grad = None
@@ -336,9 +335,9 @@ def test_views_follow_the_parameters_strides() -> None:
     weights = [nn.Parameter(image), nn.Parameter(torch.zeros(5))]
     gaps = nn.Parameter(torch.zeros(4, 4)[:, ::2])
     bucket = GradientBucket("0", [("a", weights[0]), ("b", weights[1]), ("c", gaps)], allocate)
-    assert [slot.views[0].stride() for slot in bucket.slots] == [weights[0].stride(), (1,), (2, 1)]
+    assert [slot.views[0].stride() for slot in bucket.entries] == [weights[0].stride(), (1,), (2, 1)]
     assert len(whole(bucket, 0)) == 96 + 5 + 8 + 3 + 1
-    for number, slot in enumerate(bucket.slots):
+    for number, slot in enumerate(bucket.entries):
         slot.views[0].fill_(number + 1)
     assert whole(bucket, 0)[:109].tolist() == [1.0] * 96 + [2.0] * 5 + [3.0] * 8
     assert bucket.tensors == [*weights, gaps]

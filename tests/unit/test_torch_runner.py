@@ -13,12 +13,13 @@ from torch import nn
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours, Plan
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.connection import Times
-from bagua.torch_api.data_parallel.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.data_parallel.gradient_bucket import GradientBucket
-from bagua.torch_api.data_parallel.plan_bucket import PlanBucket, join_all
-from bagua.torch_api.data_parallel.runner import Runner
-from bagua.torch_api.data_parallel.weight_bucket import WeightBucket
+from bagua.torch_api.join.connection import Times
+from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.train.execution import join_all
+from bagua.torch_api.train.gradients import GradientBucket
+from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.weight_bucket import WeightBucket
 
 
 class Comm:
@@ -61,8 +62,8 @@ class Connection:
         self.waited: list[int] = []
         self.fails = False
 
-    def submit(self, kind: str, **request: Any) -> int:
-        self.submitted.append({"kind": kind, **request})
+    def submit(self, request: Any) -> int:
+        self.submitted.append(dict(request))
         return len(self.submitted) - 1
 
     def wait(self, ticket: int) -> Times:
@@ -136,10 +137,7 @@ def test_a_phase_begins_before_the_next_bucket_is_waited_for() -> None:
     rig = Rig()
     order: list[str] = []
     submit, wait = rig.connection.submit, rig.connection.wait
-    rig.connection.submit = lambda kind, **request: (
-        order.append(f"submit {request['label']}"),
-        submit(kind, **request),
-    )[1]
+    rig.connection.submit = lambda request: (order.append(f"submit {request['label']}"), submit(request))[1]
     rig.connection.wait = lambda ticket: (order.append(f"wait {ticket}"), wait(ticket))[1]
     buckets = [rig.weights(Plan((MEAN, MEAN)), name) for name in "12"]
     for bucket in buckets:
@@ -209,7 +207,7 @@ def test_a_function_says_each_time_who_takes_part() -> None:
         del answers[0]
         answers.append(None)
     assert [one["comm"] for one in rig.connection.submitted] == [8, 1, 1, 9, 1]
-    assert [one["encoding"].residual for one in rig.connection.submitted] == [1, 0, 0, 1, 0]
+    assert [one["residual"] for one in rig.connection.submitted] == [1, 0, 0, 1, 0]
 
 
 def test_residuals_are_numbered_by_communicator() -> None:
@@ -220,7 +218,7 @@ def test_residuals_are_numbered_by_communicator() -> None:
     for bucket in buckets:
         bucket.start()
     join_all(buckets)
-    found = [(one["comm"], one["encoding"].residual) for one in rig.connection.submitted]
+    found = [(one["comm"], one["residual"]) for one in rig.connection.submitted]
     assert found == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
@@ -234,25 +232,25 @@ def test_gradients_change_places_and_carry_their_tail() -> None:
         bucket.show_results(False)
     first, second = rig.connection.submitted
     assert (first["src"], first["dst"], second["src"], second["dst"]) == (*places, *reversed(places))
-    assert first["count"] == 10 + 3 and first["encoding"].exact == 3
+    assert first["count"] == 10 + 3 and first["exact"] == 3
 
 
 def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     rig = Rig()
     make = Local(lambda bucket: bucket.slot("m").fill_(2), writes=("m",))
     bucket = rig.gradients(Plan((make, AllReduce("AVG", "m", "m"), AllReduce("AVG", GRADIENT, RESULT))), slots=["m"])
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         slot.parameter.grad = torch.ones_like(slot.parameter)
-    bucket.slots[1].parameter.grad = None
-    bucket.complete(again=True, drop_carried=False)
-    bucket.execution.start()
+    bucket.entries[1].parameter.grad = None
+    bucket.again = True
+    bucket.start()
     assert bucket.slot("m").tolist() == [2.0] * 10 and len(bucket.slot("m")) == 10
     assert bucket.region("m", 0).tail.tolist() == [1.0, 0.0, 1.0]
     bucket.join()
     assert [one["count"] for one in rig.connection.submitted] == [13, 10]
     assert bucket.asks_again()
     bucket.show_results(False)
-    assert [slot.parameter.grad is None for slot in bucket.slots] == [False, True]
+    assert [slot.parameter.grad is None for slot in bucket.entries] == [False, True]
 
 
 def test_neighbours_of_a_ring() -> None:
@@ -292,14 +290,13 @@ def test_encoded_neighbours_send_one_message() -> None:
 def test_everywhere_sends_what_the_codec_leaves() -> None:
     rig = Rig()
     bucket = rig.gradients(Plan((AllReduce(codec="onebit", everywhere=True),)))
-    for slot in bucket.slots:
+    for slot in bucket.entries:
         slot.parameter.grad = torch.arange(float(slot.parameter.numel())).view(slot.parameter.shape)
-    bucket.complete(again=False, drop_carried=False)
-    bucket.execution.start()
+    bucket.start()
     (request,) = rig.connection.submitted
     sent = rig.memory[request["src"][0] - 1]
     assert len(set(sent[:10].tolist())) == 1 and sent[10:].tolist() == [1.0, 1.0, 0.0]
-    assert request["count"] == 13 and request["encoding"].codec == 7
+    assert request["count"] == 13 and request["codec"] == 7
     bucket.join()
 
 

@@ -1,13 +1,13 @@
-"""Data parallel training: wrapped models."""
+"""Data-parallel training under the path of the original."""
 
-from bagua.torch_api.data_parallel import functional
-from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
-from bagua.torch_api.data_parallel.distributed import (
+from bagua.torch_api.compat.distributed_data_parallel import (
     DistributedDataParallel,
     DistributedDataParallel_V1_9_0,
     to_bagua_process_group,
 )
-from bagua.torch_api.distributed import BaguaModule, with_bagua
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.compat.module import BaguaModule, with_bagua
+from bagua.torch_api.data_parallel import functional
 
 __all__ = [
     "BaguaDistributedDataParallel",

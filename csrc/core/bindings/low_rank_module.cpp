@@ -1,4 +1,4 @@
-// The kernels of csrc/kernel/low_rank.h for algorithms in Python; typed by ../core.pyi.
+// The kernels of csrc/core/kernel/low_rank.h for algorithms in Python; typed by ../core.pyi.
 #include <pybind11/pybind11.h>
 
 #include "bindings/held.h"

@@ -20,7 +20,7 @@ SCRIPT = """
     import torch.distributed as dist
     import torch.multiprocessing as mp
     import bagua.torch_api as bagua
-    from bagua.torch_api import meeting
+    from bagua.torch_api.join import meeting
     from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
     def train():

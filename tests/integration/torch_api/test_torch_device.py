@@ -23,11 +23,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_torch_primitives as primitives
 
 import bagua.torch_api as bagua
-import bagua.torch_api.connection as connection
+import bagua.torch_api.join.connection as connection
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api import torch_distributed
-from bagua.torch_api.data_parallel.parameters import _refuse_several_devices
-from bagua.torch_api.device.connection import DeviceConnection
+from bagua.torch_api.cuda.connection import CudaConnection
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.join import torch_distributed
+from bagua.torch_api.join.session import current
+from bagua.torch_api.train.parameters import _refuse_several_devices
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
@@ -67,7 +69,7 @@ def rank_primitives() -> dict[str, int]:
     bagua.alltoall_v(given, counts[me], places[0], got, [row[me] for row in counts], places[1])
     assert got.tolist() == [i for i in range(4) for _ in range(counts[i][me])]
     assert bagua.empty(3, device=placing.device()).tolist() == [0, 0, 0]
-    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    [device] = devices(current()).all()
     counters: dict[str, int] = device.counters()
     return counters
 
@@ -83,22 +85,22 @@ def test_primitives(ranks: Any, route: str) -> None:
 def rank_alltoall_fails_half_way() -> list[bool]:
     """Whether the memory of what is still on its way is kept."""
     bagua.init_process_group()
-    submit, place_empty = DeviceConnection.submit, DeviceConnection.place_empty
+    submit, place_empty = CudaConnection.submit, CudaConnection.place_empty
     kinds: list[int] = []
     made: list[weakref.ref[torch.Tensor]] = []
 
-    def submit_two(self: DeviceConnection, kind: int, **what: Any) -> int:
-        kinds.append(kind)
+    def submit_two(self: CudaConnection, request: Any) -> int:
+        kinds.append(request["kind"])
         if len(kinds) > 2:
             raise CommunicationError("half-way")
-        return submit(self, kind, **what)
+        return submit(self, request)
 
-    def place(self: DeviceConnection, *what: Any, **more: Any) -> Any:
+    def place(self: CudaConnection, *what: Any, **more: Any) -> Any:
         found = place_empty(self, *what, **more)
         made.append(weakref.ref(found[0]))
         return found
 
-    DeviceConnection.submit, DeviceConnection.place_empty = submit_two, place  # type: ignore[assignment, method-assign]
+    CudaConnection.submit, CudaConnection.place_empty = submit_two, place  # type: ignore[assignment, method-assign]
     try:
         bagua.alltoall_v(torch.ones(9), [3] * 3, [0, 3, 6], torch.zeros(9), [3] * 3, [0, 3, 6])
     except CommunicationError as error:
@@ -121,7 +123,7 @@ def rank_does_not_come(folder: str) -> str:
     bagua.allreduce_inplace(tensor)
     if me != last:
         # As if BAGUA_WAIT_TIMEOUT_S had said so, but for the start, when ranks wait for slow ones.
-        bagua.communication.current().connection._patience_s = 1.0
+        current().connection._wait_limit_s = 1.0
         with pytest.raises(CommunicationError) as error:
             for _ in range(2):  # the first one's result is garbage, as after an abort of NCCL
                 bagua.allreduce_inplace(tensor)
@@ -160,7 +162,7 @@ def rank_counts_waits() -> tuple[int, int, str, bool]:
         train(model, optimizer, step)
     runtime = fake_device.RUNTIME
     assert runtime is not None
-    [device] = bagua.session.CURRENT.session.devices.values()  # type: ignore[attr-defined]
+    [device] = devices(current()).all()
     runtime.watch_this_thread()
     before, waits = runtime.synchronisations(), device.counters()["host_waits"]
     for step in range(3, 3 + STEPS):

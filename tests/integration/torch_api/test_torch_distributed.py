@@ -13,7 +13,7 @@ import torch.distributed as dist
 import bagua.torch_api as bagua
 from bagua.torch_api.communication import CommMember, _torch_to_bagua_pg_map, from_torch_group, new_group
 from bagua.torch_api.data_parallel.functional import all_reduce
-from bagua.torch_api.torch_distributed import connects_lazily
+from bagua.torch_api.join.torch_distributed import connects_lazily
 
 
 def check_groups_of_torch() -> None:

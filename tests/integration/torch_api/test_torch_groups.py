@@ -10,8 +10,8 @@ import torch
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.groups import _get_default_group
 from bagua.torch_api.communication import new_group
-from bagua.torch_api.process_group import _get_default_group
 
 
 def total(comm: Any) -> float:

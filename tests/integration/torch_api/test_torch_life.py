@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.session import current
+from bagua.torch_api.join.session import current
 
 
 def wrap(model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
@@ -278,7 +278,7 @@ def rank_gives_up() -> str:
     told = ""
     if bagua.get_rank() == 0:
         with pytest.raises(CommunicationError) as error:
-            bagua.communication.current().connection.barrier(deadline_s=0.5)
+            current().connection.barrier(deadline_s=0.5)
         told = str(error.value)
     else:
         time.sleep(2.0)
@@ -310,7 +310,7 @@ def test_ranks_that_wait_for_each_other_give_up(ranks: Any, shared: bool) -> Non
 
 
 def rank_waits_long() -> None:
-    import bagua.torch_api.connection as connection
+    import bagua.torch_api.join.connection as connection
 
     connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
     bagua.init_process_group()
@@ -339,7 +339,7 @@ def rank_remembers_memory() -> list[int]:
         model(torch.ones(1, 1000)).sum().backward()
         gc.collect()
         bagua.barrier()
-        found.append(bagua.communication.current().connection.counters()["segment_bytes"])
+        found.append(current().connection.counters()["segment_bytes"])
         bagua.barrier()
     return found
 

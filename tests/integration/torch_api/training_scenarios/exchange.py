@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.torch_api.communication import statistics
-from bagua.torch_api.data_parallel.agreement import gather_texts
+from bagua.torch_api.train.agreement import gather_texts
 from training_scenarios.support import batch, check_close, check_identical, compare, mlp, scenario, seeded, sgd, wrap
 
 
@@ -29,7 +32,7 @@ class Parallel(nn.Module):
 
 def branches_in_buckets(model: nn.Module) -> list[int]:
     """Numbers of branches in the order in which buckets hold them."""
-    names = [slot.name for bucket in model.bagua_buckets for slot in bucket.slots]
+    names = [slot.name for bucket in model.bagua_buckets for slot in bucket.entries]
     return list(dict.fromkeys(int(name.split(".")[1]) for name in names))
 
 
@@ -46,7 +49,7 @@ def order_of_arrival() -> None:
     seen = []
     model = compare(Parallel, in_different_orders, between=lambda one: seen.append(one))
     wanted = [1, 3, 0, 2, 4]  # rank 0's in the first step; the branch without a gradient comes last
-    mine = json.dumps([slot.name for bucket in model.bagua_buckets for slot in bucket.slots]).encode()
+    mine = json.dumps([slot.name for bucket in model.bagua_buckets for slot in bucket.entries]).encode()
     assert branches_in_buckets(model) == wanted
     assert set(gather_texts(mine, model.bagua_ddp._group)) == {mine}
     assert len(seen) == 10
@@ -71,7 +74,7 @@ def order_that_needs_no_change() -> None:
     model = wrap(seeded(Parallel))
     before = model.bagua_buckets
     model(batch(bagua.get_rank(), 0, 6, 10), range(5)).sum().backward()
-    changed = [slot.name for bucket in model.bagua_buckets for slot in bucket.slots]
+    changed = [slot.name for bucket in model.bagua_buckets for slot in bucket.entries]
     assert branches_in_buckets(model) == [4, 3, 2, 1, 0], changed
     # A Linear's bias comes before its weight, or after it: where it agrees with registration nothing is made again.
     if changed == [name for name, _ in reversed(model.bagua_ddp.bagua_build_params())]:
@@ -116,3 +119,32 @@ def statistics_add_up() -> None:
     assert after.comm_seconds == pytest.approx(after.exposed_seconds + after.hidden_seconds)
     assert after.last_step == newest[-1].last_step
     assert after.last_step.step_seconds == after.last_step.compute_seconds + after.last_step.exposed_seconds
+
+
+def callers(frame: FrameType | None) -> Iterator[str]:
+    """Names of a function and of those that called it, innermost first."""
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+@scenario
+def way_of_a_gradient() -> None:
+    """From autograd's hook to shared memory: few functions in few files. What begins a pass, once, is not counted."""
+    model = wrap(seeded(lambda: nn.Sequential(nn.Linear(20, 1000), nn.Tanh(), nn.Linear(1000, 20))))
+    seen: set[tuple[str, str]] = set()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        file, names = frame.f_code.co_filename, list(callers(frame))
+        if event == "call" and "torch_api" in file and "_after_gradient" in names and "_begin_pass" not in names:
+            seen.add((file, frame.f_code.co_qualname))
+
+    for step in range(3):
+        loss = model(batch(bagua.get_rank(), step, 6, 20)).square().mean()
+        sys.setprofile(look if step == 2 else None)
+        loss.backward()
+        sys.setprofile(None)
+    functions = {name for _, name in seen}
+    if len(model.bagua_buckets) > 1:  # the last one goes when the pass ends
+        assert "HostConnection.submit" in functions and "Entry.store" in functions, functions
+    assert len(functions) <= 8 and len({file for file, _ in seen}) <= 4, seen

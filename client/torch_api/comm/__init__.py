@@ -1,0 +1,1 @@
+"""Communicators, groups and primitives on tensors."""

@@ -1,0 +1,168 @@
+"""Blocks of any size between all ranks: sends and receives, a limited number at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import increment_version
+
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import DTYPES, check_tensor
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.connection import NOWHERE, Connection, Place, request
+from bagua.torch_api.join.session import Session
+
+
+@dataclass(frozen=True)
+class RankBlocks:
+    """Parts of a tensor, one for each rank."""
+
+    tensor: torch.Tensor
+    counts: list[int]
+    displs: list[int]
+    name: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], n: int, name: str) -> RankBlocks:
+        """``n`` blocks. Raises ValueError for lists that are too short or reach beyond the tensor, TypeError for other
+        things than lists of whole numbers, and for tensors that can't be communicated."""
+        check_tensor(tensor, f"{name}_tensor")
+        for what, values in (("counts", counts), ("displs", displs)):
+            if len(values) < n:
+                raise ValueError(f"{name}_{what} has {len(values)} entries: there are {n} ranks.")
+            for rank, value in enumerate(values[:n]):
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise TypeError(f"{name}_{what}[{rank}] is {value!r}: it must be a whole number.")
+        for rank, (count, displ) in enumerate(zip(counts[:n], displs[:n], strict=True)):
+            if count < 0 or displ < 0 or displ + count > tensor.numel():
+                raise ValueError(
+                    f"{name}_counts[{rank}]={count} elements from {name}_displs[{rank}]={displ} on do not lie in "
+                    f"{name}_tensor, which has {tensor.numel()}."
+                )
+        return cls(tensor, list(counts[:n]), list(displs[:n]), name)
+
+    def check_apart(self) -> None:
+        """Raises ValueError if two blocks overlap."""
+        end, owner = 0, 0
+        for begin_, count, rank in sorted(zip(self.displs, self.counts, range(len(self.counts)), strict=True)):
+            if count and begin_ < end:
+                raise ValueError(f"The blocks of {self.name}_tensor for ranks {owner} and {rank} overlap.")
+            if count:
+                end, owner = begin_ + count, rank
+
+    def flat(self) -> torch.Tensor:
+        """All elements in a row; a copy if they don't lie so."""
+        return self.tensor.detach().reshape(-1)
+
+
+def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: RankBlocks) -> None:
+    """Block j of ``gives`` goes to rank j, and what rank i sends becomes block i of ``takes``.
+
+    Raises TypeError and ValueError where the two don't fit together, CommunicationError where ranks disagree.
+    """
+    send_tensor, recv_tensor, me = gives.tensor, takes.tensor, group.rank()
+    if send_tensor.dtype != recv_tensor.dtype:
+        raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
+    if send_tensor.device != recv_tensor.device:
+        raise TypeError(
+            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
+        )
+    takes.check_apart()
+    if gives.counts[me] != takes.counts[me]:
+        raise ValueError(
+            f"This rank, {me}, sends {gives.counts[me]} elements to itself and receives {takes.counts[me]}: both must "
+            "agree."
+        )
+    with torch.no_grad():
+        if PORT.cuda.holds(send_tensor):
+            with PORT.cuda.by_way_of(group.stream):
+                _exchange(_Device(session, group, send_tensor), gives, takes)
+        else:
+            _exchange(_Host(session, group), gives, takes)
+        if not recv_tensor.is_inference():
+            increment_version(recv_tensor)
+
+
+class _Host:
+    """Where messages of CPU tensors lie, and what carries them."""
+
+    def __init__(self, session: Session, group: Members) -> None:
+        self.connection: Connection = session.connection
+        self.group = group
+        self.stage = session.memory.place_stage
+
+    def behind(self, start: Place, nbytes: int) -> Place:
+        """The place so many bytes behind the beginning of a stage."""
+        segment, offset = start
+        return segment, offset + nbytes
+
+
+class _Device:
+    """The same for those of one device."""
+
+    def __init__(self, session: Session, group: Members, tensor: torch.Tensor) -> None:
+        lane = devices(session).of(tensor)
+        self.connection: Connection = lane
+        self.group = group.twin(lane)
+        self.stage = functools.partial(lane.place_empty, device=tensor.device)
+        self.behind = lane.behind
+
+
+def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> None:
+    """All blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
+    dtype, group = gives.tensor.dtype, where.group
+    me = group.rank()
+    given, target = gives.flat(), takes.flat()
+    out, out_at = where.stage(sum(gives.counts), dtype)
+    into, into_at = where.stage(sum(takes.counts), dtype)
+    torch.cat([given[at : at + count] for at, count in zip(gives.displs, gives.counts, strict=True)], out=out)
+    messages = _Messages(where, dtype)
+    for distance in range(1, group.nranks()):  # each rank begins with its next one: nobody gets all messages at once
+        messages.submit("send", (me + distance) % group.nranks(), gives.counts, out_at)
+        messages.submit("recv", (me - distance) % group.nranks(), takes.counts, into_at)
+    mine, begin_ = gives.counts[me], sum(gives.counts[:me])
+    target[takes.displs[me] : takes.displs[me] + mine] = out[begin_ : begin_ + mine]
+    messages.wait(0)
+    for peer, (at, count) in enumerate(zip(takes.displs, takes.counts, strict=True)):
+        if peer != me:
+            begin_ = sum(takes.counts[:peer])
+            target[at : at + count] = into[begin_ : begin_ + count]
+    if target.data_ptr() != takes.tensor.data_ptr():
+        takes.tensor.copy_(target.view(takes.tensor.shape))
+
+
+class _Messages:
+    """Sends and receives under way. The core has room for a limited number."""
+
+    LIMIT = 256
+
+    def __init__(self, where: _Host | _Device, dtype: torch.dtype) -> None:
+        self._where = where
+        self._connection = where.connection
+        self._dtype = dtype
+        self._tickets: deque[int] = deque()
+
+    def submit(self, kind: str, peer: int, counts: Sequence[int], start: Place) -> None:
+        """Block ``peer`` of blocks that lie one after the other from ``start`` on."""
+        self.wait(self.LIMIT)
+        place = self._where.behind(start, sum(counts[:peer]) * self._dtype.itemsize)
+        operation = request(
+            self._connection.kinds[kind],
+            comm=self._where.group.id,
+            dtype=self._connection.dtypes[DTYPES[self._dtype]],
+            count=counts[peer],
+            root=peer,
+            src=place if kind == "send" else NOWHERE,
+            dst=place if kind == "recv" else NOWHERE,
+        )
+        self._tickets.append(self._connection.submit(operation))
+
+    def wait(self, left: int) -> None:
+        """Returns when at most ``left`` are under way."""
+        while len(self._tickets) > left:
+            self._connection.wait(self._tickets.popleft())

@@ -1,0 +1,65 @@
+"""Makes a session's communicators, and gives them numbers on which their members agree without a message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
+from bagua.torch_api.comm.members import hashed_number
+from bagua.torch_api.join.session import Session, current
+
+
+class Communicators:
+    """Those of one session. ``world``: all ranks of the job."""
+
+    def __init__(self, session: Session) -> None:
+        self._connection = session.connection
+        self._rank = session.membership.rank
+        self.world = self.attach(0, sorted(rank for ranks in session.membership.hosts for rank in ranks))
+        self._world_ids = 0
+        self._counts: Counter[str] = Counter()
+
+    def new(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator of its own for ``ranks`` (global, this one among them). All members must make theirs in the
+        same order; operations on different communicators need not be in the same order on all ranks."""
+        members = sorted(ranks)
+        if tuple(members) == self.world.ranks:
+            return self.attach(self.next_world_id(), members)
+        return self.make(f"{members} {self.count(str(members))}", members)
+
+    def make(self, key: str, members: Sequence[int]) -> Communicator:
+        """A communicator of some of the ranks whose number follows from ``key``, which its members choose alike and
+        nobody chooses again. Raises CommunicationError if another one has the same number, as one in two thousand
+        million pairs does."""
+        return self.attach(hashed_number(key), members)
+
+    def attach(self, id: int, members: Sequence[int]) -> Communicator:
+        """This rank's end of communicator ``id``."""
+        return Communicator(id, members, self._rank, self._connection)
+
+    def next_world_id(self) -> int:
+        """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
+        quicker than others: see csrc/core/channel/layout.h."""
+        self._world_ids += 1
+        return self._world_ids
+
+    def count(self, key: str) -> int:
+        """How often this was asked before."""
+        self._counts[key] += 1
+        return self._counts[key] - 1
+
+
+def communicators(session: Session) -> Communicators:
+    """Those of this session, the same object each time."""
+    return session.keep(Communicators)
+
+
+def communicator_of(comm: Comm) -> Communicator:
+    """The communicator that ``comm`` of a primitive stands for. Raises TypeError for anything else, BaguaError before
+    ``init_process_group``."""
+    if isinstance(comm, Communicator):
+        return comm
+    if comm is not None and comm is not WORLD:
+        raise TypeError(f"comm is a {type(comm).__name__}: pass a communicator, or None for all ranks.")
+    return communicators(current()).world

@@ -1,0 +1,227 @@
+"""Process groups: ranks that train a model together, and the communicators among them.
+
+Ranks that make the same group must agree on the numbers of its communicators without talking to each other, whatever
+groups other ranks make meanwhile. Groups of all ranks are counted: every rank makes them in the same order. For any
+other group the number is a hash of its ranks and of how many groups of exactly these ranks there were before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import distributed
+
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator
+from bagua.torch_api.comm.communicators import communicator_of, communicators
+from bagua.torch_api.join.session import Session, current
+
+
+class BaguaProcessGroup:
+    """Some of the job's ranks, made by ``new_group``, ``from_torch_group`` or, for all ranks, ``init_process_group``.
+
+    ``ranks``: global numbers, ascending. ``contains_this_rank``: whether this process is one of them. ``stream``: the
+    torch.cuda.Stream that primitives on CUDA tensors go through; None: the current one. ``group_name``: a name that
+    this process gave, see ``get_communicator``.
+
+    Communicators are made when they are first asked for. A process that is no member of the group, or of the part asked
+    for, gets ``CommMember.NON_COMM_MEMBER``, which is false, and primitives on it return at once.
+    """
+
+    def __init__(self, ranks: Sequence[int], stream: Any = None, group_name: str = "", *, key: str = "") -> None:
+        self._session = current()
+        self._made = communicators(self._session)
+        self.ranks = sorted(ranks)
+        self.stream = stream
+        self.group_name = group_name
+        self.contains_this_rank = self._session.membership.rank in self.ranks
+        self._everyone = tuple(self.ranks) == self._made.world.ranks
+        self._key = f"{key} {self.ranks}"
+        self._key += f" {self._made.count(self._key)}"
+        # Taken here, where all ranks are in the same order, and not when a communicator is first asked for.
+        self._world_id = self._made.next_world_id() if self._everyone and not key else None
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
+
+    @classmethod
+    def _of_world(cls) -> BaguaProcessGroup:
+        """The default group: its communicator of all ranks is the one that ``comm=None`` means."""
+        world = communicators(current()).world
+        made = cls(world.ranks, None, "0", key="default")
+        made._communicators[world.ranks] = world
+        return made
+
+    def __repr__(self) -> str:
+        return f"BaguaProcessGroup(ranks={self.ranks}, group_name={self.group_name!r})"
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """Global numbers of the group's ranks on every host that has one."""
+        found = (tuple(rank for rank in host if rank in self.ranks) for host in self._session.membership.hosts)
+        return tuple(host for host in found if host)
+
+    def get_global_communicator(self) -> Communicator:
+        """All ranks of the group."""
+        return self._part(self.ranks)
+
+    def get_intra_node_communicator(self) -> Communicator:
+        """The group's ranks on this host."""
+        rank = self._session.membership.rank
+        return self._part(next((host for host in self.hosts if rank in host), ()))
+
+    def get_inter_node_communicator(self) -> Communicator:
+        """The group's first rank on each host."""
+        return self._part([host[0] for host in self.hosts])
+
+    def communicator(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator for some of the group's ranks (global numbers, any order), this one among them; the same
+        object each time. Only members call it. Raises ValueError for ranks that are not in the group, or without this
+        one."""
+        self._check_members(ranks)
+        return self._part(sorted(ranks))
+
+    def new_communicator(self, ranks: Sequence[int] | None = None) -> Communicator:
+        """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
+        make theirs in the same order. It ends with the last reference to it."""
+        members = self.ranks if ranks is None else sorted(ranks)
+        self._check_members(members)
+        if tuple(members) == self._made.world.ranks:
+            made = self._made.new(members)
+        else:
+            key = f"{self._key} own {members}"
+            made = self._made.make(f"{key} {self._made.count(key)}", members)
+        made.stream = self.stream
+        return made
+
+    def _check_members(self, ranks: Sequence[int]) -> None:
+        strange = [rank for rank in ranks if rank not in self.ranks]
+        if strange or len(set(ranks)) != len(ranks):
+            raise ValueError(f"{list(ranks)} must be different ranks of the group {self.ranks}.")
+        if self._session.membership.rank not in ranks:
+            raise ValueError(f"Rank {self._session.membership.rank} is not among the members {list(ranks)}.")
+
+    def _part(self, ranks: Sequence[int]) -> Communicator:
+        members = tuple(ranks)
+        if self._session.membership.rank not in members:
+            return NON_COMM_MEMBER
+        found = self._communicators.get(members)
+        if found is None:
+            if self._session is not current():
+                raise BaguaError("This group was made before destroy_process_group(): make a new one.")
+            if self._world_id is not None and members == self._made.world.ranks:
+                found = self._made.attach(self._world_id, members)
+            else:
+                found = self._made.make(f"{self._key} part {members}", members)
+            found.stream = self.stream
+            self._communicators[members] = found
+        return found
+
+
+class _Groups:
+    """Bookkeeping of this process."""
+
+    made = 0
+
+
+_pg_map: weakref.WeakValueDictionary[str, BaguaProcessGroup] = weakref.WeakValueDictionary()
+_pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = weakref.WeakKeyDictionary()
+_torch_to_bagua_pg_map: weakref.WeakKeyDictionary[Any, BaguaProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def _remember(group: BaguaProcessGroup) -> BaguaProcessGroup:
+    """Enters it where programs for the original look things up. It stays alive only as long as somebody holds it."""
+    _pg_map[group.group_name] = group
+    _pg_group_ranks[group] = {rank: position for position, rank in enumerate(group.ranks)}
+    return group
+
+
+def _get_default_group() -> BaguaProcessGroup:
+    """The group of all ranks. Raises BaguaError before ``init_process_group``."""
+    return current().keep(_default_group)
+
+
+def _default_group(_: Session) -> BaguaProcessGroup:
+    return _remember(BaguaProcessGroup._of_world())
+
+
+def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
+    """A group of ``ranks`` (None: all). Ranks of the job that are no members may call it, too, or not.
+
+    Its members make their groups in the same order. ``stream``: see ``BaguaProcessGroup``. The group and its
+    communicators end with the last reference to them. Raises ValueError for ranks that the job does not have, for
+    none, and for one named twice.
+    """
+    world = current().membership.world_size
+    members = list(range(world)) if ranks is None else list(ranks)
+    for rank in members:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
+            raise ValueError(f"{rank!r} is not a rank of this job: ranks are 0 to {world - 1}.")
+    if not members:
+        raise ValueError("A group needs at least one rank.")
+    if len(set(members)) != len(members):
+        raise ValueError(f"ranks is {members}: each rank can be named once.")
+    _Groups.made += 1
+    return _remember(BaguaProcessGroup(members, stream, str(_Groups.made)))
+
+
+def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
+    """The group of the ranks of a ``torch.distributed`` process group, the same one each time. Its members call it.
+
+    Raises ValueError if this process is no member of ``group``.
+    """
+    if group is None:
+        group = distributed.group.WORLD
+    if not isinstance(group, distributed.ProcessGroup):
+        raise ValueError(f"{group!r} is no torch.distributed group of which this process is a member.")
+    known = _torch_to_bagua_pg_map.get(group)
+    if known is not None and known._session is current():
+        return known
+    ranks = distributed.get_process_group_ranks(group)
+    _Groups.made += 1
+    made = BaguaProcessGroup(ranks, stream, f"torch {_Groups.made}", key=f"torch {group.group_name}")
+    _torch_to_bagua_pg_map[group] = _remember(made)
+    return made
+
+
+class comm:
+    """Holds ``WORLD``: all ranks of the job."""
+
+    WORLD = WORLD
+
+
+class CommMember:
+    """``WORLD``: all ranks of the job. ``NON_COMM_MEMBER``: what a process gets instead of a communicator that it is no
+    member of; it is false."""
+
+    WORLD = WORLD
+    NON_COMM_MEMBER = NON_COMM_MEMBER
+
+
+def _rank_not_in_comm(comm: Comm = None) -> bool:
+    """Whether this process is no member of a communicator; never so for None, which means all ranks."""
+    return comm is NON_COMM_MEMBER
+
+
+def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
+    """Whether this process is no member of a group; never so for None, which means all ranks."""
+    return group is not None and not group.contains_this_rank
+
+
+def _bagua_backend_comm(comm: Comm = None) -> Communicator | None:
+    """The communicator that ``comm`` of a primitive stands for; None on a process that is no member."""
+    return communicator_of(comm) or None
+
+
+def get_communicator(group_name: str, comm_name: str) -> Communicator:
+    """The communicator ``global``, ``inter`` or ``intra`` of the group named ``group_name`` (``BaguaProcessGroup
+    .group_name``), or NON_COMM_MEMBER. Raises KeyError for a group that is not there, ValueError for another
+    ``comm_name``."""
+    group = _pg_map[group_name]
+    if comm_name == "global":
+        return group.get_global_communicator()
+    if comm_name == "inter":
+        return group.get_inter_node_communicator()
+    if comm_name == "intra":
+        return group.get_intra_node_communicator()
+    raise ValueError(f"comm_name is {comm_name!r}: it must be global, inter or intra.")

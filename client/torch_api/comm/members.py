@@ -1,0 +1,133 @@
+"""Members of a communicator: their ranks, their number in the daemon, and how long that lives."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.cuda.connection import CudaConnection
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.connection import Connection
+
+SUBGROUPS = 0x80000000
+"""Numbers of communicators from here on are hashes of their members."""
+TWINS = 1 << 22
+DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
+
+
+def hashed_number(key: str) -> int:
+    """A number of a communicator that follows from ``key``."""
+    digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
+    return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
+
+
+def twin_number(number: int, device: int) -> int:
+    """The same on all members, for the first, second, ... device with tensors of a communicator.
+
+    Twins of communicators of all ranks, which are counted, lie below the numbers that the hierarchical route takes for
+    itself. Twins of others have hashes: there is no such route for them.
+    """
+    if number < NUMBERS and device < DEVICES:
+        return TWINS + device * NUMBERS + number
+    return hashed_number(f"device twin {device} of {number}")
+
+
+class Members:
+    """Positions (``rank()``, roots, peers) count from 0 in the order of ``ranks``, which are global numbers.
+
+    One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
+    Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
+    """
+
+    def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
+        self.id = id
+        self.ranks = tuple(ranks)
+        self.connection = connection
+        self.stream: torch.cuda.Stream | None = None  # of its group; None: the current one
+        self._twins: dict[int, Members] = {}  # by device
+        self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
+        self._aborted = False
+        self._destroy = None
+        if connection is not None and id != 0:
+            connection.create_comm(id, self.ranks)
+            self._destroy = weakref.finalize(self, _destroy_quietly, connection, id)
+            self._destroy.atexit = False  # the session's end is the communicators' end
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(ranks={list(self.ranks)}, rank={self._rank})"
+
+    def rank(self) -> int:
+        """Position of this process; -1 if it is no member."""
+        return self._rank
+
+    def nranks(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def device_id(self) -> int:
+        """Number of this rank's device on its host: LOCAL_RANK."""
+        return environment.get_local_rank()
+
+    @property
+    def cuda_stream(self) -> Any:
+        """The CUDA stream in whose order it carries CUDA tensors: that of its group, else the current one; 0 where CUDA
+        is not in use."""
+        if self.stream is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self.stream or 0
+        return torch.cuda.current_stream()
+
+    def twin(self, device: CudaConnection) -> Members:
+        """The same ranks for operations of one device, with a number of their own: what is on its way from a GPU comes
+        to the daemon later than it was submitted, and must not meet what this rank does with CPU tensors. All members
+        ask for the first time at the same point of their operations, and wait for each other."""
+        found = self._twins.get(device.index)
+        if found is None:
+            number = twin_number(self.id, len(self._twins))
+            found = self._twins[device.index] = Members(number, self.ranks, device.membership.rank, device)
+        return found
+
+    def destroy(self) -> None:
+        """Gives it back to the daemon: this rank will not use it any more. Idempotent."""
+        for twin in self._twins.values():
+            twin.destroy()
+        self._twins.clear()
+        if self._destroy is not None:
+            self._destroy()
+
+    def abort(self) -> None:
+        """Ends it on this rank: whatever is called on it from now on raises CommunicationError. Other communicators go
+        on. Returns at once; an operation that waits in another thread goes on waiting.
+
+        All members call it, each when it notices that something is wrong. A member that goes on alone waits for this
+        one, and is told about it by name every minute (``bagua`` log), until this process leaves the job: then its
+        operation fails. Aborting the communicator of all ranks leaves this rank nothing but to leave the job.
+        """
+        self._aborted = True
+
+    def check_abort(self) -> bool:
+        """Whether it was aborted on this rank."""
+        return self._aborted
+
+    def check_usable(self, connection: Connection) -> None:
+        """Raises CommunicationError if it was aborted, BaguaError if it belongs to a session that has ended."""
+        if self._aborted:
+            raise CommunicationError(
+                f"The communicator of ranks {list(self.ranks)} was aborted on this rank. Make a new group and use its "
+                "communicators."
+            )
+        if self.connection is not None and self.connection is not connection:
+            raise BaguaError(
+                f"The communicator of ranks {list(self.ranks)} was made before destroy_process_group(): make a new one."
+            )
+
+
+def _destroy_quietly(connection: Connection, id: int) -> None:
+    """Silent when the session has ended, and with it the communicator."""
+    with suppress(CommunicationError):
+        connection.destroy_comm(id)

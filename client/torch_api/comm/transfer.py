@@ -1,0 +1,192 @@
+"""Carries out one primitive: checks tensors and hands their addresses to the core, which copies what lies in ordinary
+memory through a stage that the daemon sees (csrc/core/channel/transfer.h), or to the GPU leg."""
+
+from __future__ import annotations
+
+import functools
+from enum import IntEnum
+
+import torch
+from torch.autograd.graph import increment_version
+
+from bagua.algorithms.codec import Codec
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.cuda.connection import CudaPlace
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.connection import AS_IT_IS, NOWHERE, Encoding, Place, request
+from bagua.torch_api.join.session import Session
+
+CONTIGUOUS = torch.contiguous_format
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+    torch.int8: "int8",
+    torch.int16: "int16",
+}
+
+
+class ReduceOp(IntEnum):
+    """Reductions. AVG divides by the number of ranks; integers truncate toward zero."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BOR = 7
+    BAND = 8
+    BXOR = 9
+    AVG = 10
+
+
+BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
+
+
+def check_tensor(tensor: object, name: str) -> torch.Tensor:
+    """``tensor``, if it can be communicated. Raises TypeError that says what it is and what to do."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor.")
+    if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:
+        return tensor
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is sparse ({tensor.layout}): pass {name}.to_dense().")
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name} has dtype {tensor.dtype}: pass torch.view_as_real({name}).")
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {tensor.dtype}. Supported: {', '.join(DTYPES.values())}.")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU or a CUDA device.")
+    return tensor
+
+
+@functools.lru_cache(maxsize=256)
+def check_reduction(dtype: torch.dtype, op: ReduceOp | int) -> ReduceOp:
+    """``op`` as a ReduceOp. Raises ValueError for an unknown number, TypeError where the dtype can't be reduced so."""
+    try:
+        op = ReduceOp(op)
+    except ValueError:
+        known = ", ".join(f"{one.name} ({one.value})" for one in ReduceOp)
+        raise ValueError(f"{op!r} is not a reduction. Known: {known}.") from None
+    if dtype.is_floating_point and op in BITWISE:
+        raise TypeError(f"{dtype} tensors can't be reduced with {op.name}: it needs integers.")
+    if dtype is torch.bool and op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.AVG):
+        raise TypeError(f"bool tensors can't be reduced with {op.name}: use MAX (or), MIN (and), BOR, BAND or BXOR.")
+    return op
+
+
+def transfer(
+    session: Session,
+    kind: str,
+    send: torch.Tensor | None,
+    recv: torch.Tensor | None,
+    count: int,
+    comm: Members,
+    *,
+    send_rows: int = 1,
+    recv_rows: int = 1,
+    op: int = 0,
+    root: int = -1,
+    together: bool = False,
+    codec: Codec | None = None,
+) -> None:
+    """Carries out one primitive on checked tensors and returns when it is done.
+
+    ``send`` and ``recv`` hold ``send_rows`` and ``recv_rows`` times ``count`` elements; None where this rank gives or
+    gets nothing. ``together``: both may lie at the same place, and do where one of them is None. Raises
+    CommunicationError; ``recv`` may then hold parts of the result. On a CUDA device "done" is in the order of the
+    current stream, and errors come to light at a later call.
+    """
+    connection = session.connection
+    tensor = send if send is not None else recv
+    if tensor is None:
+        dtype, shape = 0, torch.Size()
+    else:
+        dtype, shape = connection.dtypes[DTYPES[tensor.dtype]], tensor.shape
+    source = None if send is None else send if _plain(send) else send.detach().clone(memory_format=CONTIGUOUS)
+    target = source if recv is send else recv
+    if recv is not None and not _plain(recv):
+        target = torch.empty(recv.shape, dtype=recv.dtype, device=recv.device) if recv is not send else source
+    if tensor is not None and PORT.cuda.holds(tensor):
+        _on_device(session, kind, dtype, source, target, count, comm, op=op, root=root, together=together, codec=codec)
+    else:
+        connection.transfer(
+            comm.id,
+            connection.kinds[kind],
+            dtype,
+            op,
+            root,
+            count,
+            0 if source is None else source.data_ptr(),
+            send_rows,
+            0 if target is None else target.data_ptr(),
+            recv_rows,
+            together,
+            shape,
+            0 if codec is None else connection.codecs[codec.name],
+            0 if codec is None else codec.density_units,
+        )
+    if recv is None:
+        return
+    if target is not recv:
+        with torch.no_grad():
+            recv.copy_(target)  # type: ignore[arg-type]
+    elif not recv.is_inference():
+        increment_version(recv)  # autograd notices that a tensor which it saved was changed
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """The elements lie in memory one after the other as they are (not negated lazily, as parts of a conjugate)."""
+    return tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _on_device(
+    session: Session,
+    kind: str,
+    dtype: int,
+    source: torch.Tensor | None,
+    target: torch.Tensor | None,
+    count: int,
+    comm: Members,
+    *,
+    op: int,
+    root: int,
+    together: bool,
+    codec: Codec | None,
+) -> None:
+    """``transfer`` on contiguous tensors of one device, at least one: submitted in the order of the current stream,
+    which then waits for the result."""
+    device = devices(session).of(source if source is not None else target)  # type: ignore[arg-type]
+    if source is not None and target is not None and not together and _overlap(source, target):
+        source = source.clone()
+    given, taken = _place(source), _place(target)
+    operation = request(
+        device.kinds[kind],
+        comm=0,
+        dtype=dtype,
+        count=count,
+        op=op,
+        root=root,
+        src=given,
+        dst=given if target is None and together else taken,
+        shape=[] if source is None else source.shape,
+        encoding=AS_IT_IS if codec is None else Encoding(device.codecs[codec.name], codec.density_units),
+    )
+    with PORT.cuda.by_way_of(comm.stream):
+        operation["comm"] = comm.twin(device).id
+        device.wait(device.submit(operation))
+
+
+def _place(tensor: torch.Tensor | None) -> Place:
+    return NOWHERE if tensor is None else CudaPlace(tensor)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    begin, also = one.data_ptr(), other.data_ptr()
+    return begin < also + other.numel() * other.element_size() and also < begin + one.numel() * one.element_size()

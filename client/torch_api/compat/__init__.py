@@ -1,0 +1,1 @@
+"""Names and interfaces of the original, for programs written for it: guests of ``train``."""

@@ -1,0 +1,181 @@
+"""Schedules buckets of registered tensors, as the original's backend does for one model."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.groups import _get_default_group
+from bagua.torch_api.compat.bucket import BaguaBucket
+from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
+from bagua.torch_api.join.session import current
+from bagua.torch_api.train.execution import StartOrder, join_all
+from bagua.torch_api.train.model import DistributedModel
+from bagua.torch_api.train.runner import Runner
+
+
+class Backend:
+    """Runs the operations of registered buckets in their order: the first one when all its tensors are marked ready,
+    then the next one, round and round.
+
+    What communicates first in a bucket is under way when its last tensor has been marked; ``wait_pending_comm_ops``
+    carries out the rest, in the thread that calls it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.RLock()  # guards what follows; not held while waiting
+        self._order: StartOrder[BaguaBucket] = StartOrder(())
+        self._running: list[BaguaBucket] = []
+        self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
+        self._in_pass = False
+        self._runners: dict[torch.device, Runner] = {}
+        self._ddp: weakref.ref[DistributedModel] | None = None
+
+    def serve(self, ddp: DistributedModel) -> None:
+        """The model whose gradients are marked here, too."""
+        self._ddp = weakref.ref(ddp)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no buckets are registered."""
+        return not self._order.buckets
+
+    def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
+        """These buckets (or their ``backend_bucket``) take the place of those registered before, in this order.
+
+        Raises BaguaError if some of those are at work.
+        """
+        with self._lock:
+            if self._running:
+                raise BaguaError(
+                    f"Buckets of {self.name} are at work: call wait_pending_comm_ops() before registering others."
+                )
+            for bucket in buckets:
+                if bucket.runner is None:
+                    bucket.attach(self._own_runner(bucket))
+                bucket.backend = self
+                bucket.mark_none()
+            self._order = StartOrder(buckets)
+            self._in_pass = False
+
+    def forget(self) -> None:
+        """There are no buckets any more."""
+        with self._lock:
+            self._running.clear()
+            self._order = StartOrder(())
+            self._in_pass = False
+
+    def abandon(self) -> bool:
+        """Forgets a backward pass that ended by an exception. True if some of its buckets were at work already."""
+        with self._lock:
+            if not self._in_pass:
+                return False
+            self._in_pass = False
+            running, self._running = self._running, []
+            count = len(self._order.buckets)
+            self._order.started = (self._order.started + self._left) % count  # where the pass began
+            for bucket in self._order.buckets:
+                bucket.mark_none()
+        for bucket in running:
+            bucket.execution.abandon()
+        return self._left < count
+
+    def mark_communication_ready(self, tensor: BackendTensor, ready_event: int = 0) -> None:
+        """``tensor.bagua_backend_tensor()`` may be communicated. ``ready_event``: accepted for programs that pass a
+        CUDA event."""
+        self.mark(tensor.registration)
+
+    def mark(self, known: Registration) -> None:
+        """The same, for what knows the tensor. Raises BaguaError if it is in no bucket of this model."""
+        bucket = known.bucket()
+        ddp = self._ddp() if self._ddp is not None else None
+        with self._lock:
+            if isinstance(bucket, BaguaBucket) and bucket in self._order.buckets:
+                if ddp is not None and ddp.in_backward and not self._in_pass:
+                    self._in_pass, self._left = True, len(self._order.buckets)
+                bucket.mark(known)
+                while not self._front.pending:
+                    self._start_front()
+                return
+        if bucket is None or ddp is None:
+            raise BaguaError(
+                f"Tensor {known.name!r} is in no bucket of {self.name}: register its bucket first "
+                "(register_ordered_buckets, or with_bagua), and keep a reference to it."
+            )
+        ddp.mark_gradient(known.name, known.owner)
+
+    def mark_parameter(self, parameter: torch.Tensor) -> bool:
+        """Marks it, if it is in a registered bucket; False if not."""
+        if self.idle:
+            return False
+        known = registration(parameter)
+        if known is None or known.bucket() not in self._order.buckets:
+            return False
+        self.mark(known)
+        return True
+
+    def wait_pending_comm_ops(self) -> int:
+        """Waits for all operations that have begun, and carries out what is left of them. Returns how many registered
+        buckets were at work. Raises what Python operations raise, and CommunicationError.
+
+        In the hook at the end of a backward pass of a model it does what ``finish_backward`` does.
+        """
+        ddp = self._ddp() if self._ddp is not None else None
+        if ddp is not None:
+            ddp.finish_gradients()
+        return self.finish()
+
+    def finish(self) -> int:
+        """The same for registered buckets alone. At the end of a backward pass that marked any tensor, buckets that
+        are not full go, too: tensors without a gradient take part as they are. On other ranks they may have one."""
+        with self._lock:
+            if self._in_pass:
+                self._in_pass = False
+                for _ in range(self._left):
+                    self._start_front()
+            running, self._running = self._running, []
+        join_all(running)
+        return len(running)
+
+    @property
+    def _front(self) -> BaguaBucket:
+        return self._order.buckets[self._order.started]
+
+    def _start_front(self) -> None:
+        """Starts the bucket whose turn it is; after the last one it is the first one's again."""
+        bucket = self._front
+        if bucket in self._running:  # full again before anybody waited
+            running, self._running = self._running, []
+            join_all(running)
+        bucket.mark_none()
+        self._left -= 1
+        self._running.append(bucket)
+        self._order.start_next()
+        if self._order.started == len(self._order.buckets):
+            self._order.started = 0
+
+    def _own_runner(self, bucket: BaguaBucket) -> Runner:
+        session = current()
+        found = self._runners.get(bucket.device)
+        if found is None or found.session is not session:
+            found = self._runners[bucket.device] = Runner(session, _get_default_group())
+            if bucket.on_device:
+                found.use_device_of(bucket.tensors[0])
+        return found
+
+
+_BACKENDS: weakref.WeakValueDictionary[str, Backend] = weakref.WeakValueDictionary()
+
+
+def get_backend(model_name: str) -> Backend:
+    """The backend of the model of that name (``model.bagua_module_name``), the same one each time as long as somebody
+    holds it: a wrapped model does, and so do registered buckets."""
+    found = _BACKENDS.get(model_name)
+    if found is None:
+        found = _BACKENDS[model_name] = Backend(model_name)
+    return found

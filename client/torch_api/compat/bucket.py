@@ -1,0 +1,227 @@
+"""Buckets of registered tensors, as programs written for the original make them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from bagua.algorithms import Plan
+from bagua.algorithms.plan import WEIGHT, Step
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.compat.operations import NOTHING, BucketOperations
+from bagua.torch_api.compat.registration import Registration, register, registered
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.connection import NOWHERE
+from bagua.torch_api.join.session import current
+from bagua.torch_api.train.bucket import Allocate, Region, region_of, views_like
+from bagua.torch_api.train.runner import Runner
+
+PADDING = "bagua_padding_tensor"
+
+
+def _allocator(tensor: torch.Tensor) -> Allocate:
+    """Makes memory that can be communicated, where ``tensor`` lies."""
+    if not PORT.cuda.holds(tensor):
+        return lambda count, dtype: current().memory.place_empty(count, dtype)
+    device = tensor.device
+    return lambda count, dtype: devices(current()).of(tensor).place_empty(count, dtype, device)
+
+
+class BaguaBucket(BucketOperations):
+    """Tensors that are communicated together: what their getters return travels (slot WEIGHT), and operations act on it
+    in place.
+
+    ``flatten``: they lie in memory one after the other, in memory of the daemon from the first operation on. What a
+    getter returns may change (``.grad`` does): it is taken in again, by a copy, when the operations begin. Without
+    ``flatten`` tensors keep their memory, at the price of a copy before and after each operation.
+
+    In ``tensors_to_buckets`` of a model whose gradients travel, a bucket says only which of them go together: the
+    model makes buckets of gradients of its own.
+
+    Args:
+        tensors: Bagua tensors (``ensure_bagua_tensor``) whose effective tensors have one dtype, at least one.
+        name: For messages.
+        alignment: The bucket is filled up by zeros (``padding_tensor``) to a multiple of so many elements. The engine
+            does not need it.
+
+    Raises TypeError for what is no Bagua tensor and for several dtypes, ValueError for no tensors.
+    """
+
+    reserved = (WEIGHT,)
+    may_change = True
+
+    def __init__(self, tensors: Sequence[torch.Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
+        if not tensors:
+            raise ValueError(f"Bucket {name} has no tensors.")
+        self._registrations = [registered(tensor) for tensor in tensors]
+        self._missing = set(self._registrations)
+        now = [_effective_or_zeros(registration) for registration in self._registrations]
+        if len({tensor.dtype for tensor in now}) > 1:
+            raise TypeError(f"Bucket {name} has tensors of {sorted({str(tensor.dtype) for tensor in now})}: one dtype.")
+        names = [registration.name for registration in self._registrations]
+        super().__init__(name, list(zip(names, tensors, strict=True)), _allocator(now[0]))
+        self.dtype, self.device = now[0].dtype, now[0].device
+        self._templates = [tensor.detach().to("meta") for tensor in now]
+        self.flatten = flatten
+        self.guarded = not flatten
+        self.runner: Runner | None = None
+        self.backend: object = None  # lives as long as its buckets
+        count = sum(tensor.numel() for tensor in now)
+        self.elements = -(-count // alignment) * alignment
+        flat = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
+        self._region = region_of(flat, NOWHERE, self.elements)
+        self._parts = views_like(self._region.flat, self._templates)
+        if self.elements > count:
+            self.padding_tensor = self._region.flat[count:]
+            register(self.padding_tensor, f"{PADDING}_bucket_{name}")
+        self._stale = True  # the execution is not that of the plan
+        self.set_plan(NOTHING)
+        if flatten:
+            self.refresh()
+        for registration in self._registrations:
+            registration.bucket = weakref.ref(self)
+
+    @property
+    def pending(self) -> int:
+        """How many of its tensors are not ready in this round."""
+        return len(self._missing)
+
+    def mark(self, known: Registration) -> None:
+        """This tensor of it is ready."""
+        self._missing.discard(known)
+
+    def mark_none(self) -> None:
+        """A round begins in which no tensor is ready."""
+        self._missing = set(self._registrations)
+
+    def holds_gradients(self) -> bool:
+        """Whether all that travels is parameters' ``.grad``."""
+        return all(one.getter is not None and one.effective_or_none() is one.owner.grad for one in self._registrations)
+
+    def attach(self, runner: Runner, process_group: BaguaProcessGroup | None = None) -> None:
+        """Sets the runner that compiles its plan, and the ranks that operations mean by default."""
+        self.runner = runner
+        self.process_group = process_group
+        self._stale = True
+
+    # The effective tensors
+
+    def templates(self) -> Sequence[torch.Tensor]:
+        """See ``BucketOperations``."""
+        return self._templates
+
+    def effective_tensors(self) -> list[torch.Tensor | None]:
+        """See ``BucketOperations``."""
+        return [registration.effective_or_none() for registration in self._registrations]
+
+    def refresh(self) -> None:
+        """Takes in what getters return now, where that lies elsewhere."""
+        if self.guarded:
+            return
+        with torch.no_grad():
+            for registration, part in zip(self._registrations, self._parts, strict=True):
+                tensor = registration.effective_or_none()
+                if tensor is None:
+                    part.zero_()
+                    if self._region.place == NOWHERE:  # not yet in use
+                        continue
+                elif tensor.data_ptr() != part.data_ptr():
+                    self._check_shape(registration, tensor, part)
+                    part.copy_(tensor)
+                else:
+                    continue
+                registration.replace(part)
+
+    def _check_shape(self, registration: Registration, tensor: torch.Tensor, part: torch.Tensor) -> None:
+        if tensor.shape != part.shape or tensor.dtype != part.dtype:
+            raise BaguaError(
+                f"Tensor {registration.name!r} was {part.dtype} {list(part.shape)} when bucket {self.name} was made, "
+                f"and is {tensor.dtype} {list(tensor.shape)} now: make the bucket anew."
+            )
+
+    def open(self, step: Step) -> None:
+        """Where tensors keep their memory: copies them for a step that needs them."""
+        if WEIGHT in step.reads or WEIGHT in step.writes:
+            self._copy(into_tensors=False)
+
+    def shut(self, step: Step, changed: bool) -> None:
+        """Where tensors keep their memory: they become what the step made of them."""
+        if changed and WEIGHT in step.writes:
+            self._copy(into_tensors=True)
+
+    def _copy(self, into_tensors: bool) -> None:
+        with torch.no_grad():
+            for tensor, part in zip(self.effective_tensors(), self._parts, strict=True):
+                if tensor is None:
+                    part.zero_()
+                elif into_tensors:
+                    tensor.copy_(part)
+                else:
+                    part.copy_(tensor)
+
+    # The bucket
+
+    def views(self, name: str) -> Sequence[torch.Tensor]:
+        """See ``PlanBucket.views``; those of WEIGHT are the effective tensors."""
+        if name == WEIGHT:
+            self.refresh()
+            return self._parts if self.flatten else [one for one in self.effective_tensors() if one is not None]
+        return views_like(self.slot(name), self._templates)
+
+    def region(self, name: str, side: int) -> Region:
+        """See ``PlanBucket.region``."""
+        if name != WEIGHT:
+            return super().region(name, side)
+        if self._region.place == NOWHERE:
+            self._settle()
+        return self._region
+
+    def _settle(self) -> None:
+        """From ordinary memory to that which the daemon sees."""
+        self._region = region_of(*self._allocate(self.elements, self.dtype), self.elements)
+        self._parts = views_like(self._region.flat, self._templates)
+        if self.padding_tensor is not None:
+            self.padding_tensor.data = self._region.flat[self.elements - self.padding_tensor.numel() :]
+        self.refresh()
+
+    def set_plan(self, plan: Plan) -> None:
+        """See ``PlanBucket.set_plan``. Raises BaguaError while the operations run."""
+        if self.execution.started:
+            raise BaguaError(f"Bucket {self.name} is at work: wait_pending_comm_ops() before changing its operations.")
+        super().set_plan(plan)
+        self._stale = True
+
+    def start(self) -> None:
+        """See ``PlanBucket.start``."""
+        if self._stale:
+            if self.runner is None:
+                raise BaguaError(
+                    f"Bucket {self.name} belongs to no model: get_backend(name).register_ordered_buckets([bucket])."
+                )
+            self.runner.adopt(self)
+            self._stale = False
+        super().start()
+
+    def release(self) -> None:
+        """Its tensors get ordinary memory again and keep their values. Waits for what has begun."""
+        with suppress(CommunicationError):
+            self.execution.abandon()
+        if self.flatten:
+            for registration, part in zip(self._registrations, self._parts, strict=True):
+                tensor = registration.effective_or_none()
+                if tensor is not None and tensor.data_ptr() == part.data_ptr():
+                    registration.replace(part.clone())
+        super().release()
+        self.runner = self.backend = None
+        self._parts = []
+        self._region = region_of(torch.empty(0, dtype=self.dtype), NOWHERE, 0)
+
+
+def _effective_or_zeros(registration: Registration) -> torch.Tensor:
+    found = registration.effective_or_none()
+    return torch.zeros_like(registration.owner.detach()) if found is None else found

@@ -1,0 +1,228 @@
+"""``DistributedDataParallel`` in the signature of torch's, as the original has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, from_torch_group
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.train.bucket import PlanBucket
+
+# torch's default. Whoever passes nothing, or this, gets the sizes of with_bagua.
+DEFAULT_BUCKET_MB = 25
+
+
+def to_bagua_process_group(process_group: Any = None) -> BaguaProcessGroup:
+    """The group of the same ranks: for None all ranks, for a ``torch.distributed`` group its own, for one of ours
+    itself. Raises ValueError for anything else, and where this process is no member."""
+    if process_group is None:
+        return _get_default_group()
+    if isinstance(process_group, BaguaProcessGroup):
+        return process_group
+    return from_torch_group(process_group)
+
+
+class DistributedDataParallel_V1_9_0(torch.nn.Module):
+    """A module around ``module`` whose training is distributed.
+
+    Args:
+        module: With at least one trainable parameter. Parameters and buffers become rank 0's.
+        device_ids, output_device: None, or the GPU on which the module lies. They choose nothing: inputs must be there.
+        dim: 0. Batches are not split: each rank loads its own.
+        broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each forward pass in training, but
+            inside ``no_sync``. False: they go their own way on each rank after the start.
+        process_group: The ranks that train it, as a group of ours or of torch.distributed. None: all.
+        bucket_cap_mb: Mebibytes per bucket of gradients. 25, the default: as ``with_bagua`` does it.
+        find_unused_parameters: Accepted: parameters without a gradient are always handled.
+        check_reduction: Accepted: that all ranks exchange the same is always checked.
+        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
+            of a copy.
+        optimizers: Those that train it; state and hyper-parameters become rank 0's. Only algorithms that act after an
+            optimizer's step need them.
+        algorithm: None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+
+    Raises ValueError for arguments that can't be honoured, BaguaError, on every rank, if the ranks' models differ.
+
+    ``inner``: the ``BaguaDistributedDataParallel`` that does it; None in a copy, which is an ordinary module.
+    """
+
+    __module__ = "bagua.torch_api.data_parallel.distributed"  # the public path, in pickles and messages
+    inner: BaguaDistributedDataParallel | None
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float = DEFAULT_BUCKET_MB,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        algorithm: Algorithm | None = None,
+    ) -> None:
+        super().__init__()
+        _check_module(module, device_ids, output_device)
+        if dim != 0:
+            raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
+        if not bucket_cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive.")
+        group = to_bagua_process_group(process_group)
+        self.module = module
+        previous = module.__dict__.get("bagua_ddp")
+        if previous is not None and previous.module is module:
+            previous.close()
+        self.inner = BaguaDistributedDataParallel(
+            module,
+            optimizers,
+            algorithm,
+            group,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            find_unused_parameters=find_unused_parameters,
+            broadcast_buffers=broadcast_buffers,
+            bucket_bytes=None if bucket_cap_mb == DEFAULT_BUCKET_MB else max(1, round(bucket_cap_mb * (1 << 20))),
+        )
+        module.__dict__["bagua_ddp"] = self.inner  # whoever wraps the module again ends this
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """That of ``module``."""
+        return self.module(*inputs, **kwargs)
+
+    def _bagua_wrapper(self) -> BaguaDistributedDataParallel | None:
+        return self.inner
+
+    def _inner(self) -> BaguaDistributedDataParallel:
+        if self.inner is None:
+            raise AttributeError(
+                "A copy of a distributed module is an ordinary one: wrap copy.module with DistributedDataParallel()."
+            )
+        return self.inner
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
+        if self.inner is None:
+            yield
+            return
+        with self.inner.no_sync():
+            yield
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether a backward pass now would exchange anything."""
+        return self._inner().require_backward_grad_sync
+
+    @property
+    def parameters_to_ignore(self) -> frozenset[str]:
+        """Names of parameters and buffers that stay this rank's own."""
+        return self._inner().parameters_to_ignore
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl:
+        """The algorithm at work."""
+        return self._inner().bagua_algorithm
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers given."""
+        return self._inner().bagua_optimizers
+
+    @property
+    def bagua_buckets(self) -> list[PlanBucket]:
+        """The buckets in which gradients, or weights, travel."""
+        return self._inner().bagua_buckets
+
+    # Methods of torch's class that this one refuses
+
+    def scatter(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError("scatter: each rank loads its own batch; use torch's DistributedSampler.")
+
+    def gather(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone).")
+
+    def join(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "join: all ranks run the same number of synchronised backward passes; give them equally many batches "
+            "(torch's DistributedSampler does), or wrap the uneven ones in no_sync()."
+        )
+
+    def register_comm_hook(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "register_comm_hook: how gradients travel is the algorithm's choice; pass algorithm=, for example "
+            "GradientAllReduceAlgorithm(codec='fp16'), or write one (bagua.algorithms)."
+        )
+
+    def will_sync_module_buffers(self) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError("will_sync_module_buffers: read inner.broadcast_buffers.")
+
+
+def check_devices(device_ids: Sequence[Any] | None, output_device: Any, device: torch.device) -> None:
+    """Raises ValueError if these arguments, as torch's take them, name anything else than ``device``, a GPU."""
+    named = [*(device_ids or ()), *(() if output_device is None else (output_device,))]
+    if named and device.type == "cpu":
+        raise ValueError(
+            f"device_ids is {device_ids} and output_device {output_device}, but the module is on the CPU: these are "
+            "for modules on a GPU. Pass None."
+        )
+    for one in named:
+        found = torch.device(device.type, one) if isinstance(one, int) else torch.device(one)
+        if found != device:
+            raise ValueError(
+                f"device_ids is {device_ids} and output_device {output_device}, but the module is on {device}: a rank "
+                "trains on the device where its module lies. Move the module, or pass None."
+            )
+
+
+def _check_module(module: torch.nn.Module, device_ids: Sequence[Any] | None, output_device: Any) -> None:
+    """Raises ValueError for a module that can't be wrapped, or that lies elsewhere than the arguments say."""
+    parameters = list(module.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(f"{type(module).__name__} has no trainable parameter: there is nothing to distribute.")
+    devices = sorted({parameter.device.type for parameter in parameters})
+    if len(devices) > 1:
+        raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}.")
+    check_devices(device_ids, output_device, parameters[0].device)
+
+
+def DistributedDataParallel(
+    module: torch.nn.Module,
+    device_ids: Sequence[Any] | None = None,
+    output_device: Any = None,
+    dim: int = 0,
+    broadcast_buffers: bool = True,
+    process_group: Any = None,
+    bucket_cap_mb: float = DEFAULT_BUCKET_MB,
+    find_unused_parameters: bool = False,
+    check_reduction: bool = False,
+    gradient_as_bucket_view: bool = True,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    algorithm: Algorithm | None = None,
+) -> DistributedDataParallel_V1_9_0:
+    """``DistributedDataParallel_V1_9_0`` with these arguments, as a function, as in the original."""
+    return DistributedDataParallel_V1_9_0(
+        module,
+        device_ids,
+        output_device,
+        dim,
+        broadcast_buffers,
+        process_group,
+        bucket_cap_mb,
+        find_unused_parameters,
+        check_reduction,
+        gradient_as_bucket_view,
+        optimizers,
+        algorithm,
+    )

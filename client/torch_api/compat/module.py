@@ -1,0 +1,103 @@
+"""``with_bagua`` and the properties that every ``torch.nn.Module`` gets when ``bagua.torch_api`` is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.train.bucket import PlanBucket
+
+
+class BaguaModule(torch.nn.Module):
+    """Members that ``torch.nn.Module`` gets. Never instantiated: ``install`` adds them to ``torch.nn.Module`` itself.
+
+    Properties of a module that is not wrapped are None. They must not raise: torch.compile reads each name of a module.
+    """
+
+    bagua_ddp: BaguaDistributedDataParallel
+
+    def _bagua_wrapper(self) -> BaguaDistributedDataParallel | None:
+        found: BaguaDistributedDataParallel | None = self.__dict__.get("bagua_ddp")
+        return found
+
+    @property
+    def bagua_module_name(self) -> str | None:
+        """Name of the model in messages; may be set before ``with_bagua``."""
+        return self.__dict__.get("_bagua_module_name")
+
+    @bagua_module_name.setter
+    def bagua_module_name(self, name: str) -> None:
+        self._bagua_module_name = name
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl | None:
+        """The algorithm at work on this model."""
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_algorithm if wrapper is not None else None
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer] | None:
+        """The optimizers given to ``with_bagua``."""
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_optimizers if wrapper is not None else None
+
+    @property
+    def bagua_buckets(self) -> list[PlanBucket] | None:
+        """The buckets in which gradients, or weights, travel."""
+        wrapper = self._bagua_wrapper()
+        return wrapper.bagua_buckets if wrapper is not None else None
+
+    def with_bagua(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
+        algorithm: Algorithm | None = None,
+        process_group: BaguaProcessGroup | None = None,
+        do_flatten: bool = True,
+    ) -> BaguaModule:
+        """Makes training of this model distributed; returns the model itself.
+
+        Parameters, buffers and the optimizers' state become rank 0's. From then on gradients, or weights, are exchanged
+        as the algorithm says: with most, ``backward()`` ends with gradients that have been exchanged. May be called
+        again, on all ranks, to change the algorithm or the optimizers. A deep copy of a wrapped model is not wrapped.
+        See ``BaguaDistributedDataParallel``.
+
+        Args:
+            optimizers: Those that train this model.
+            algorithm: For example ``GradientAllReduceAlgorithm()``. None: what environment variable BAGUA_ALGORITHM
+                says (``bagua run --algorithm``), else gradient all-reduce.
+            process_group: The ranks that train this model, which alone call this. None: all ranks.
+            do_flatten: False: ``.grad``, or parameters where weights are exchanged, keep memory of their own, at the
+                price of a copy.
+
+        Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
+        """
+        return with_bagua(self, optimizers, algorithm, process_group, do_flatten)
+
+
+def with_bagua(
+    self: BaguaModule,
+    optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
+    algorithm: Algorithm | None = None,
+    process_group: BaguaProcessGroup | None = None,
+    do_flatten: bool = True,
+) -> BaguaModule:
+    """See ``BaguaModule.with_bagua``."""
+    previous = self.__dict__.get("bagua_ddp")
+    if previous is not None and previous.module is self:
+        previous.close()
+    name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
+    self.bagua_ddp = BaguaDistributedDataParallel(
+        self, optimizers, algorithm, process_group, bagua_module_name=name, gradient_as_bucket_view=do_flatten
+    )
+    return self
+
+
+def install() -> None:
+    """Adds the members of ``BaguaModule`` to ``torch.nn.Module``."""
+    for name, member in vars(BaguaModule).items():
+        if isinstance(member, property) or name in ("with_bagua", "_bagua_wrapper"):
+            setattr(torch.nn.Module, name, member)

@@ -1,0 +1,145 @@
+"""Registrations: the name under which a tensor is communicated, and the tensor that travels for it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bagua.torch_api.compat.utils import to_bagua_datatype
+from bagua.torch_api.train.bucket import PlanBucket
+
+Getter = Callable[[Any], torch.Tensor | None]
+Setter = Callable[[Any, torch.Tensor], Any]
+
+_ATTRIBUTE = "_bagua_registration"
+
+
+class BackendTensor:
+    """The tensor that travels, as communicators take it: the result of ``bagua_backend_tensor()``."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that really travels, as it is now."""
+        return self.registration.effective()
+
+    def name(self) -> str:
+        """The registered name."""
+        return self.registration.name
+
+    def ptr(self) -> int:
+        """Address of the first element."""
+        return self.tensor.data_ptr()
+
+    data_ptr = ptr
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.tensor.numel()
+
+    num_elements = num_elements_allocated = numel
+
+    def dtype(self) -> str:
+        """Name of the dtype in the original's short form, for example "f32"."""
+        return to_bagua_datatype(self.tensor.dtype)
+
+    def device_id(self) -> int:
+        """-1 on the CPU."""
+        return self.tensor.get_device()
+
+
+class Registration:
+    """The data that make a tensor a Bagua tensor. They don't follow copies of the tensor, and are not pickled."""
+
+    def __init__(
+        self, tensor: torch.Tensor, name: str, module_name: str | None, getter: Getter | None, setter: Setter | None
+    ) -> None:
+        self._tensor = weakref.ref(tensor)
+        self.name = name
+        self.module_name = module_name
+        self.getter = getter
+        self.setter = setter
+        self.bucket: Callable[[], PlanBucket | None] = _no_bucket
+        self.backend_tensor = BackendTensor(self)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is the registered one."""
+        return self._tensor() is tensor
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """The registered tensor itself."""
+        tensor = self._tensor()
+        if tensor is None:
+            raise ReferenceError(f"The tensor registered as {self.name!r} is gone: keep a reference to it.")
+        return tensor
+
+    def effective(self) -> torch.Tensor:
+        """The tensor that travels. Raises AttributeError where there is none at the moment."""
+        found = self.effective_or_none()
+        if found is None:
+            raise AttributeError(
+                f"Tensor {self.name!r} has nothing to communicate: its getter returned None. If that is .grad, call "
+                "bagua_ensure_grad() first."
+            )
+        return found
+
+    def effective_or_none(self) -> torch.Tensor | None:
+        """The tensor that travels; None, for example, for a gradient that has not been computed."""
+        return self.owner if self.getter is None else self.getter(self.owner)
+
+    def replace(self, tensor: torch.Tensor) -> None:
+        """``tensor`` travels from now on in the place of the one that did. Raises TypeError if it can't be replaced."""
+        if self.setter is not None:
+            self.setter(self.owner, tensor)
+        elif self.getter is None:
+            self.owner.data = tensor
+        else:
+            self.effective().data = tensor
+
+    def __deepcopy__(self, _: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return (type(None), ())
+
+
+def _no_bucket() -> None:
+    """The bucket of a tensor that is in none."""
+
+
+def registration(tensor: torch.Tensor) -> Registration | None:
+    """The registration of a Bagua tensor; None if the tensor is none."""
+    found: Registration | None = tensor.__dict__.get(_ATTRIBUTE)
+    return found if found is not None and found.is_of(tensor) else None  # copy.copy takes attributes along
+
+
+def registered(tensor: torch.Tensor) -> Registration:
+    """The same for a tensor that must be one. Raises TypeError in words otherwise."""
+    found = registration(tensor)
+    if found is None:
+        raise TypeError(
+            f"This tensor {list(tensor.shape)} is not a Bagua tensor: call ensure_bagua_tensor(name, module_name) on "
+            "it first. A copy of a Bagua tensor is none."
+        )
+    return found
+
+
+def register(
+    tensor: torch.Tensor,
+    name: str,
+    module_name: str | None = None,
+    getter: Getter | None = None,
+    setter: Setter | None = None,
+) -> Registration:
+    """Makes ``tensor`` a Bagua tensor, or registers it anew."""
+    if setter is not None and getter is None:
+        raise ValueError(f"Tensor {name!r} has a setter_closure and no getter_closure: pass both, or the getter alone.")
+    made = Registration(tensor, name, module_name, getter, setter)
+    setattr(tensor, _ATTRIBUTE, made)
+    return made

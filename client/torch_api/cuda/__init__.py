@@ -1,0 +1,1 @@
+"""CUDA tensors: the GPU leg of the core in this process, as the rest of the library sees it."""

@@ -1,0 +1,225 @@
+"""Connection of this rank to one GPU: operations on its memory, carried out by the GPU leg of the core.
+
+Nothing here waits on the host but the making of communicators: an operation begins after what the current stream holds,
+and ``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bagua import csrc
+from bagua.algorithms import Codec
+from bagua.base.errors import BaguaError, BuildError, CommunicationError
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.cuda.step_times import CudaSteps
+from bagua.torch_api.cuda.transcoding import CudaTranscoder
+from bagua.torch_api.cuda.wait_watchdog import WaitWatchdog
+from bagua.torch_api.join.connection import HostConnection, Place, Request, Times
+from bagua.torch_api.join.statistics import StatisticsRecorder
+
+if TYPE_CHECKING:
+    from bagua.csrc.gpu.leg import Leg
+
+LOG = logging.getLogger("bagua")
+
+DEVICE = -1
+"""First number of a ``Place`` in device memory; the second one is the address."""
+KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times are known
+KERNELS = "BAGUA_DEVICE_KERNELS"
+
+
+class CudaConnection:
+    """Operations of this rank on one GPU. Thread-safe. Errors of the leg come as CommunicationError with its words.
+
+    Ranks that live and never come are given up as on the CPU (``BAGUA_WAIT_TIMEOUT_S``): the leg fails.
+
+    Numbers of communicators are those of twins: see ``Members.twin``.
+    """
+
+    def __init__(self, connection: HostConnection, index: int, recorder: StatisticsRecorder) -> None:
+        """Opens the libraries. Raises BuildError or BaguaError with what is missing and what to do."""
+        self.index = index
+        self.connection = connection
+        self.membership = connection.membership
+        self.kinds: Mapping[str, int] = connection.kinds
+        self.dtypes: Mapping[str, int] = connection.dtypes
+        self.codecs: Mapping[str, int] = connection.codecs
+        self._cuda = PORT.cuda
+        module, self._core, self._no_kernels, kernels = _modules()
+        self._error: type[Exception] = module.DeviceError
+        try:
+            self._leg: Leg = module.Leg(
+                rank=connection.native,
+                device=index,
+                hosts=self.membership.hosts,
+                me=self.membership.rank,
+                kernels=kernels,
+                world=False,  # perhaps only some of the ranks have CUDA tensors
+            )
+        except self._error as error:
+            raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
+        self._say_what_is_missing()
+        self._waited: deque[int] = deque()
+        self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
+        self._watchdog = WaitWatchdog(connection.first_warning_s, self._leg.waiting, self._go_on, self._leg.abort)
+        self.clock = self._cuda.clock(index)
+        self.steps = CudaSteps(recorder, self._times)
+
+    def _say_what_is_missing(self) -> None:
+        missing = dict(self._leg.capabilities()["why_not"])
+        if self._no_kernels:
+            missing["kernels"] = self._no_kernels
+        if missing and self.membership.local_rank == 0:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+            LOG.warning("CUDA tensors go without %s (%s). `bagua doctor` says more.", " and ".join(missing), reasons)
+
+    def _go_on(self, waited: float, what: str) -> float:
+        return self.connection.go_on(waited, more=what)
+
+    # Communicators
+
+    def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
+        """See ``Connection``; waits for the other members, the first of which logs the route."""
+        with _Translated(self._error):
+            self._leg.create_comm(comm, ranks)
+            if self.membership.rank == min(ranks):
+                _log_route(ranks, **self._leg.report(comm))
+
+    def destroy_comm(self, comm: int) -> None:
+        """See ``Connection``; waits for this rank's operations on it."""
+        with _Translated(self._error):
+            self._leg.destroy_comm(comm)
+
+    # Memory
+
+    def place_empty(self, count: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, Place]:
+        """A one-dimensional tensor of zeros in ordinary memory of the device, and where it lies."""
+        made = torch.zeros(count, dtype=dtype, device=device)
+        return made, CudaPlace(made)
+
+    def behind(self, start: Place, nbytes: int) -> Place:
+        """The place so many bytes behind one that ``place_empty`` gave; it keeps that memory, too."""
+        assert isinstance(start, CudaPlace)
+        return CudaPlace(start.memory, nbytes)
+
+    def transcoder(self, codec: Codec, count: int, device: torch.device) -> CudaTranscoder:
+        """An encoder of ``count`` float32 in this rank. Raises BaguaError where there are no kernels."""
+        if not self._leg.capabilities()["kernels"]:
+            raise BaguaError(
+                f"Codec {codec.name} is to be computed on the GPU, and there is no library of kernels: "
+                f"{self._no_kernels or 'it could not be opened'}. Choose everywhere=False or no codec, or install what "
+                "is missing."
+            )
+        number, density = self.codecs[codec.name], codec.density_units
+        length = self._core.encoded_bytes(number, count, density)
+        return CudaTranscoder(self._transcode, number, density, count, length, device)
+
+    def _transcode(self, codec: int, count: int, **what: Any) -> None:
+        with _Translated(self._error):
+            self._leg.transcode(codec, count, stream=self._cuda.stream(self.index), **what)
+
+    # Operations
+
+    def submit(self, request: Request) -> int:
+        """See ``Connection``. The operation begins after what the current stream holds. Places are (DEVICE, address);
+        ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
+        src, dst = request["src"], request["dst"]
+        native: dict[str, Any] = {**request, "src": src[1], "dst": dst[1]}
+        try:
+            ticket = self._leg.submit(**native, stream=self._cuda.stream(self.index))
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+        self._in_use[ticket] = src, dst
+        return ticket
+
+    def done(self, ticket: int) -> bool:
+        """Whether the result is there, or never will be. Raises CommunicationError for an error of the device."""
+        with _Translated(self._error):
+            return self._leg.done(ticket)
+
+    def _times(self, ticket: int) -> Times:
+        with _Translated(self._error):
+            return self._leg.times(ticket)
+
+    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+        """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``CudaSteps`` learns the times
+        when they are known. ``deadline_s`` has no meaning: nothing waits here."""
+        try:
+            self._leg.wait(ticket, self._cuda.stream(self.index))
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+        finally:
+            self._in_use.pop(ticket, None)
+        self._waited.append(ticket)
+        if len(self._waited) > KEPT_TICKETS:
+            self._leg.release(self._waited.popleft())
+        return ticket, 0, 0
+
+    def counters(self) -> dict[str, int]:
+        """Counters of the leg."""
+        return self._leg.counters()
+
+    def route(self, comm: int) -> str:
+        """How operations of a twin travel: "staged", "flat" or "hierarchical"."""
+        return self._leg.route(comm)
+
+    def close(self) -> None:
+        """Pending operations fail. Idempotent. Comes before the connection's."""
+        self._watchdog.stop()
+        self._leg.close()
+
+
+class CudaPlace(tuple[int, int]):
+    """(DEVICE, address) in a tensor, which it keeps: torch must not give its memory to something else while the leg's
+    streams, of which its allocator knows nothing, still work on it."""
+
+    memory: torch.Tensor
+
+    def __new__(cls, memory: torch.Tensor, offset: int = 0) -> CudaPlace:
+        """``offset``: bytes from the beginning of the tensor."""
+        place = super().__new__(cls, (DEVICE, memory.data_ptr() + offset))
+        place.memory = memory
+        return place
+
+
+def _log_route(ranks: Sequence[int], route: str, impossible: Mapping[str, str], failed: Mapping[str, str]) -> None:
+    reasons = "".join(f"; {name} is not possible: {why}" for name, why in impossible.items())
+    reasons += "".join(f"; {name} could not be set up: {why}" for name, why in failed.items())
+    level = logging.WARNING if failed else logging.INFO
+    LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
+
+
+class _Translated:
+    """The leg's errors become CommunicationError."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, self._error):
+            raise CommunicationError(str(error)) from None
+
+
+def _modules() -> tuple[Any, Any, str, str]:
+    """The module of the leg, the core, why there are no kernels (empty if there are) and their path."""
+    try:
+        module = csrc.load_device()
+    except csrc.BuildError as error:
+        raise BuildError(str(error)) from error
+    if KERNELS in os.environ:  # the leg reads it
+        return module, csrc.load(), "", ""
+    try:
+        return module, csrc.load(), "", str(csrc.kernels_library())
+    except csrc.BuildError as error:
+        return module, csrc.load(), str(error), ""

@@ -1,0 +1,128 @@
+"""Port to torch.cuda: all calls of it are here. Streams as integers, moments in a stream, which tensors are a device's.
+
+Everything behind it works on addresses and stream handles. A test that has no GPU puts an object of its own in the
+place of ``PORT.cuda``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+
+class Moment(Protocol):
+    """A point in the order of a stream."""
+
+    def passed(self) -> bool:
+        """Whether the stream has come to it."""
+        ...
+
+    def await_on_host(self) -> None:
+        """Returns when it has."""
+        ...
+
+    def nanoseconds(self) -> int:
+        """When that was, in ns of CLOCK_MONOTONIC. Only once it has passed."""
+        ...
+
+
+class Clock(Protocol):
+    """Moments of one device."""
+
+    def now(self) -> Moment:
+        """The end of what the current stream holds."""
+        ...
+
+
+class Cuda:
+    """torch.cuda, as far as it is used."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the GPU leg carries this tensor."""
+        return tensor.is_cuda
+
+    def index(self, device: torch.device) -> int:
+        """Number of the device on this host, as torch counts them."""
+        return torch.cuda.current_device() if device.index is None else device.index
+
+    def stream(self, index: int) -> int:
+        """Handle of the stream in whose order this thread works on a device now."""
+        handle: int = torch.cuda.current_stream(index).cuda_stream
+        return handle
+
+    def clock(self, index: int) -> Clock:
+        """Moments of a device. Waits for the device once."""
+        return _EventClock(index)
+
+    @contextmanager
+    def by_way_of(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Work of the block is done by ``stream`` (None: by the current one), after what the current stream holds. That
+        one goes on after it."""
+        if stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+
+RENEW_MS = 60_000.0
+"""How far from its anchor a moment may be: torch says the distance as a float32 of milliseconds, which after hours is
+no more exact than a millisecond."""
+
+
+class _EventClock:
+    def __init__(self, index: int) -> None:
+        self._index = index
+        event = self._record()
+        event.synchronize()
+        self.anchor = event, time.monotonic_ns()
+
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._index))
+        return event
+
+    def now(self) -> _EventMoment:
+        """See ``Clock``."""
+        return _EventMoment(self._record(), self)
+
+
+class _EventMoment:
+    def __init__(self, event: torch.cuda.Event, clock: _EventClock) -> None:
+        self._event = event
+        self._clock = clock
+        self._anchor = clock.anchor
+
+    def passed(self) -> bool:
+        """See ``Moment``."""
+        over: bool = self._event.query()  # type: ignore[no-untyped-call]
+        return over
+
+    def await_on_host(self) -> None:
+        """See ``Moment``."""
+        self._event.synchronize()
+
+    def nanoseconds(self) -> int:
+        """See ``Moment``. Far from the anchor, it becomes the anchor of later moments."""
+        anchor, anchor_ns = self._anchor
+        distance_ms = anchor.elapsed_time(self._event)
+        found = anchor_ns + int(distance_ms * 1e6)
+        if distance_ms > RENEW_MS and self._clock.anchor is self._anchor:
+            self._clock.anchor = self._event, found
+        return found
+
+
+class _Port:
+    """Where the door is."""
+
+    cuda: Cuda = Cuda()
+
+
+PORT = _Port()

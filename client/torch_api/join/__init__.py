@@ -1,0 +1,1 @@
+"""A rank joins its job: connection, session, shared memory, beginning and end."""

@@ -1,0 +1,272 @@
+"""Operations of this rank, and its connection to the core in the node daemon: a channel in shared memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+
+from bagua import csrc
+from bagua.base.errors import BuildError, CommunicationError, ConfigError, ServiceError
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.daemon import Membership
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
+
+LOG = logging.getLogger("bagua")
+
+FIRST_WARNING_S = 30.0
+WARNING_EVERY_S = 60.0
+
+Times = tuple[int, int, int]
+Place = tuple[int, int]
+NOWHERE: Place = (0, 0)
+
+
+class Encoding(NamedTuple):
+    """How an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
+
+    codec: int = 0
+    density: int = 0
+    residual: int = 0
+    exact: int = 0
+
+
+AS_IT_IS = Encoding()
+
+
+class Request(TypedDict):
+    """One operation, in the words of the core's ``Rank.submit``. It may be submitted again and again."""
+
+    kind: int
+    comm: int
+    dtype: int
+    count: int
+    op: int
+    root: int
+    src: Place
+    dst: Place
+    shape: Sequence[int]
+    label: str
+    codec: int
+    density: int
+    residual: int
+    exact: int
+
+
+def request(
+    kind: int,
+    *,
+    comm: int,
+    dtype: int,
+    count: int,
+    op: int = 0,
+    root: int = -1,
+    src: Place = NOWHERE,
+    dst: Place = NOWHERE,
+    shape: Sequence[int] = (),
+    label: str = "",
+    encoding: Encoding = AS_IT_IS,
+) -> Request:
+    """An operation for ``Connection.submit``. ``src`` and ``dst``: places that the connection's memory has."""
+    return {
+        "kind": kind,
+        "comm": comm,
+        "dtype": dtype,
+        "count": count,
+        "op": op,
+        "root": root,
+        "src": src,
+        "dst": dst,
+        "shape": shape,
+        "label": label,
+        "codec": encoding.codec,
+        "density": encoding.density,
+        "residual": encoding.residual,
+        "exact": encoding.exact,
+    }
+
+
+class Connection(Protocol):
+    """Operations of this rank on one kind of memory: that of the daemon (``HostConnection``) or of one GPU
+    (``cuda.connection.CudaConnection``). Every call raises CommunicationError with the core's words."""
+
+    membership: Membership
+    kinds: Mapping[str, int]
+    dtypes: Mapping[str, int]
+    codecs: Mapping[str, int]
+
+    def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
+        """Makes communicator number ``comm`` of these ranks, on this rank."""
+        ...
+
+    def destroy_comm(self, comm: int) -> None:
+        """This rank will not use the communicator any more."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Hands over one operation; returns its ticket at once."""
+        ...
+
+    def done(self, ticket: int) -> bool:
+        """Whether ``wait`` for this operation would return, or raise, at once."""
+        ...
+
+    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+        """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
+        for once."""
+        ...
+
+
+class HostConnection:
+    """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words.
+
+    ``describe_waits`` is asked when an operation takes long; its answer goes to the log.
+    """
+
+    def __init__(
+        self, membership: Membership, data_socket: str, token: bytes, describe_waits: Callable[[], str] | None = None
+    ) -> None:
+        try:
+            module = csrc.load()  # builds the core where that has not been done
+        except csrc.BuildError as error:
+            raise BuildError(str(error)) from error
+        self.membership = membership
+        self.kinds: Mapping[str, int] = module.KINDS
+        self.dtypes: Mapping[str, int] = module.DTYPES
+        self.codecs: Mapping[str, int] = module.CODECS
+        self._describe_waits = describe_waits
+        self._wait_limit_s = environment.get_wait_timeout()
+        self._error: type[Exception] = module.CoreError
+        with self._translated():
+            self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.rank)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    @property
+    def native(self) -> core.Rank:
+        """The core's end, for the GPU leg, which works beside it."""
+        return self._rank
+
+    def require(self, nbytes: int) -> None:
+        """Announces how much shared memory this rank will ask for. Raises ConfigError where that can't be had."""
+        try:
+            self._rank.require(nbytes)
+        except self._error as error:
+            raise ConfigError(str(error)) from None
+
+    def alloc(self, nbytes: int) -> core.Segment:
+        """Shared memory from the daemon."""
+        with self._translated():
+            return self._rank.alloc(nbytes)
+
+    def free(self, segment_id: int) -> None:
+        """Gives memory back. Silent when the daemon is gone, and with it the memory."""
+        try:
+            self._rank.free(segment_id)
+        except self._error as error:
+            LOG.debug("Segment %d was not given back: %s", segment_id, error)
+
+    def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
+        with self._translated():
+            self._rank.create_comm(comm, ranks)
+
+    def destroy_comm(self, comm: int) -> None:
+        with self._translated():
+            self._rank.destroy_comm(comm)
+
+    def submit(self, request: Request) -> int:
+        """See ``Connection``. Places are (segment, byte offset)."""
+        try:
+            return self._rank.submit(**request)
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
+        """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
+        number, together = self.dtypes["uint8"], bool(src)
+        self.transfer(0, self.kinds[kind], number, op, root, count, src, 1, dst, 1, together, (count,), 0, 0)
+
+    def transfer(self, *request: Any) -> None:
+        """One operation on tensors at any address, from submission to the end: the arguments of the core's
+        ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
+        try:
+            waited = self.first_warning_s
+            pending = self._rank.transfer(*request, timeout_s=waited)
+            while pending is not None:
+                more = self.go_on(waited)
+                if pending.wait(more):
+                    return
+                waited += more
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    @property
+    def first_warning_s(self) -> float:
+        """Seconds after which ``go_on`` is to be asked for the first time."""
+        return min(FIRST_WARNING_S, self._wait_limit_s)
+
+    def go_on(self, waited: float, limit: float = math.inf, more: str = "") -> float:
+        """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: what else is known.
+        Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest."""
+        limit = min(limit, self._wait_limit_s)
+        waiting = " ".join(filter(None, (self._who_waits(), more)))
+        if waited >= limit:
+            hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._wait_limit_s else ""
+            raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}{hint}")
+        LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
+        return min(WARNING_EVERY_S, limit - waited)
+
+    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+        """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.
+
+        Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
+        30 s is logged, with who waits for whom. After ``get_wait_timeout()`` seconds it is an error: ranks may live and
+        never come (two that receive from each other). ``deadline_s``: an earlier limit, for operations that wait for a
+        process that may never have started: nobody can see it die.
+        """
+        try:
+            waited = min(self.first_warning_s, deadline_s)
+            times = self._rank.wait(ticket, waited)
+            while times is None:
+                more = self.go_on(waited, deadline_s)
+                times = self._rank.wait(ticket, more)
+                waited += more
+            return times
+        except self._error as error:
+            raise CommunicationError(str(error)) from None
+
+    def done(self, ticket: int) -> bool:
+        """Whether ``wait`` for this operation would return, or raise, at once."""
+        with self._translated():
+            return self._rank.done(ticket)
+
+    def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
+        """Returns when every member has called it."""
+        operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
+        self.wait(self.submit(operation), deadline_s)
+
+    def _who_waits(self) -> str:
+        if self._describe_waits is None:
+            return ""
+        try:
+            return self._describe_waits()
+        except ServiceError as error:
+            return f"The node daemon can't say for whom: {error}"
+
+    def counters(self) -> dict[str, int]:
+        """Counters of this host's engine."""
+        return self._rank.counters()
+
+    def close(self) -> None:
+        """Tells the daemon that this rank leaves in good order. Idempotent; in a forked child the parent's stays as
+        it is."""
+        self._rank.close()

@@ -1,0 +1,113 @@
+"""The node daemon's gRPC service for ranks, and what a rank learns when it joins its job.
+
+gRPC channels are opened for single calls and closed again: training code forks (DataLoader workers), and a process
+with live gRPC threads should not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+import bagua
+from bagua.base.errors import ServiceError
+from bagua.base.rpc import CHANNEL_OPTIONS, error_of
+from bagua.proto.common_pb2 import Progress
+from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
+from bagua.proto.rank_pb2_grpc import RankServiceStub
+
+# A cold build of the core on a slow machine may come before the daemon answers.
+JOIN_DEADLINE_S = 300.0
+CALL_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The ranks that take part: this one, and those of every host in order."""
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+    job_id: str = ""
+    generation: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(ranks) for ranks in self.hosts)
+
+    @property
+    def node_rank(self) -> int:
+        """Index of this rank's host."""
+        return next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks on this host."""
+        return self.hosts[self.node_rank]
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The daemon's answer to Join: what a ``Connection`` is made of."""
+
+    membership: Membership
+    data_socket: str
+    token: bytes
+
+
+class DaemonClient:
+    """The daemon's service for ranks. Every call raises ServiceError (or a subclass) with the daemon's words."""
+
+    def __init__(self, socket: str, job_id: str) -> None:
+        self.socket = socket
+        self.job_id = job_id
+
+    @contextmanager
+    def channel(self) -> Iterator[RankServiceStub]:
+        """A stub on a channel that lives as long as the block; errors of calls become ServiceError."""
+        try:
+            with grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel:
+                yield RankServiceStub(channel)
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: grpc.RpcError) -> ServiceError:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            details = (
+                f"The node daemon does not answer at {self.socket} ({details}). Is it running? BAGUA_DAEMON_SOCKET "
+                "names its socket; without that variable a daemon is started for the job."
+            )
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            details = f"The node daemon at {self.socket} did not answer in time."
+        return error_of(code, details)
+
+    def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:
+        """Asks the daemon to admit this process as ``rank`` of the job; waits until the job's engine is ready."""
+        request = JoinRequest(job_id=self.job_id, rank=rank, pid=os.getpid(), version=bagua.__version__)
+        with self.channel() as stub:
+            reply = stub.Join(request, timeout=timeout_s)
+        hosts = tuple(tuple(host.ranks) for host in reply.hosts)
+        if rank not in hosts[reply.host_index]:
+            raise ServiceError(f"The node daemon admitted rank {rank} to host {reply.host_index}, which has {hosts}.")
+        membership = Membership(rank, hosts, self.job_id, reply.generation)
+        return Admission(membership, reply.data_socket, reply.data_token)
+
+    def describe_waits(self) -> str:
+        """Waits in this job, one line each: which rank waits for which."""
+        with self.channel() as stub:
+            return stub.DescribeWaits(DescribeWaitsRequest(job_id=self.job_id), timeout=CALL_DEADLINE_S).waiting
+
+    def report(self, progress: Progress, stub: RankServiceStub) -> None:
+        """Passes progress on, over a channel that the caller keeps."""
+        try:
+            stub.ReportProgress(progress, timeout=CALL_DEADLINE_S)
+        except grpc.RpcError as error:
+            raise self._translate(error) from None

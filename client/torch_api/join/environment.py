@@ -1,0 +1,97 @@
+"""Reads settings of this process from environment variables. It works before ``init_process_group``."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from bagua.base.errors import ConfigError
+
+DEFAULT_BUCKET_BYTES = 10 << 20
+DEFAULT_WAIT_TIMEOUT_S = 1800
+
+
+def read_int(name: str, default: int) -> int:
+    """The number in environment variable ``name``, or ``default``. Raises ConfigError naming the variable."""
+    text = os.environ.get(name)
+    if text is None or not text.strip():
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number.") from None
+
+
+def get_rank() -> int:
+    """Rank of this process in the job: RANK, else 0."""
+    return read_int("RANK", 0)
+
+
+def get_world_size() -> int:
+    """Number of ranks in the job: WORLD_SIZE, else 1."""
+    return read_int("WORLD_SIZE", 1)
+
+
+def get_local_rank() -> int:
+    """Rank among the processes of this host: LOCAL_RANK, else 0."""
+    return read_int("LOCAL_RANK", 0)
+
+
+def get_local_size() -> int:
+    """Number of ranks on this host: LOCAL_WORLD_SIZE, else 1. ``init_process_group`` sets it where it was absent."""
+    return read_int("LOCAL_WORLD_SIZE", 1)
+
+
+def get_node_rank() -> int:
+    """Index of this host: GROUP_RANK under torchrun (which sets the other variables too), else NODE_RANK, else 0."""
+    torchrun = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if all(name in os.environ for name in torchrun):
+        return read_int("GROUP_RANK", 0)
+    return read_int("NODE_RANK", 0)
+
+
+def get_master_addr() -> str:
+    """MASTER_ADDR, else this machine."""
+    return os.environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def get_default_bucket_size() -> int:
+    """Bytes of gradients per bucket: BAGUA_DEFAULT_BUCKET_SIZE, else 10 MiB. Raises ConfigError if it isn't
+    positive."""
+    found = read_int("BAGUA_DEFAULT_BUCKET_SIZE", DEFAULT_BUCKET_BYTES)
+    if found <= 0:
+        raise ConfigError(f"BAGUA_DEFAULT_BUCKET_SIZE is {found}: it must be a positive number of bytes.")
+    return found
+
+
+def get_wait_timeout() -> float:
+    """Seconds after which a rank gives up waiting for others that are alive: BAGUA_WAIT_TIMEOUT_S, else half an hour,
+    as with torch.distributed. 0: it waits for ever. Raises ConfigError if it is negative."""
+    found = read_int("BAGUA_WAIT_TIMEOUT_S", DEFAULT_WAIT_TIMEOUT_S)
+    if found < 0:
+        raise ConfigError(f"BAGUA_WAIT_TIMEOUT_S is {found}: it must be a number of seconds, or 0 for no limit.")
+    return found or math.inf
+
+
+def find_free_network_port() -> int:
+    """A TCP port of this machine that was free a moment ago. If possible one that the system gives to no connection by
+    itself, so that it stays free until it is used."""
+    for port in (*random.SystemRandom().sample(range(10000, _first_given_port()), 64), 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind(("", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError("No free TCP port on this machine.")
+
+
+def _first_given_port() -> int:
+    """The first port that connections get without asking for one."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        first = 32768
+    return max(first, 10064)

@@ -1,0 +1,247 @@
+"""A daemon for scripts that were not started by one: torchrun, ``torch.multiprocessing.spawn``, plain ``python``.
+
+Rank 0 starts ``bagua run --adopt`` (coordinator, node daemon, and a job whose ranks join by themselves), the first rank
+of every other host starts a node daemon. What they need to find each other goes through the store of
+``torch.distributed``'s env:// rendezvous, which anybody may read and change (``meeting.py``): the services of two hosts
+prove to each other that they hold the job's secret, and the ranks carry their messages (``enroll/exchange.py``). No
+secret is in a rank, and no gradient in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch import distributed
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from bagua.base.errors import BaguaError, ConfigError, ServiceError
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.daemon import DaemonClient
+from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
+from bagua.torch_api.join.service_process import ServiceProcess
+from bagua.torch_api.join.session import Session
+
+LOG = logging.getLogger("bagua")
+
+# The first start on a machine builds the core.
+START_DEADLINE_S = 240.0
+SOCKET_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in the job."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+
+    @property
+    def nnodes(self) -> int:
+        return self.world_size // self.local_world_size
+
+    @property
+    def node_rank(self) -> int:
+        return self.rank // self.local_world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.local_world_size
+
+    def first_rank(self, host: int) -> str:
+        """The rank that speaks for a host, in words."""
+        return f"Rank {host * self.local_world_size}"
+
+
+def join(store: Store | None) -> Session:
+    """Brings up what is missing and joins. Raises ConfigError, ServiceError, CommunicationError."""
+    rank, world_size = environment.get_rank(), environment.get_world_size()
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")
+    if world_size == 1:
+        return _join_alone()
+    session = _join_others(rank, world_size, store)
+    # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
+    session.connection.barrier(deadline_s=DEADLINE_S)
+    return session
+
+
+def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
+    shared = store if store is not None else _rendezvous()
+    while True:
+        try:
+            session = _attempt(rank, world_size, shared)
+        except Superseded:
+            continue  # rank 0 has begun again, and waits for us there
+        # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
+        session.connection.barrier(deadline_s=DEADLINE_S)
+        return session
+
+
+def _join_alone() -> Session:
+    service = _start_cluster(Place(0, 1, 1), "")
+    try:
+        info = service.receive(START_DEADLINE_S)
+        session = _join_daemon(info["socket"], info["job_id"], 0)
+        service.release()
+        return session
+    finally:
+        service.close()
+
+
+def _attempt(rank: int, world_size: int, store: Store) -> Session:
+    """Raises Superseded if rank 0 is started again meanwhile. Whatever else goes wrong, all ranks learn of it."""
+    meeting = Meeting(store, rank, world_size)
+    with ExitStack() as started:
+        try:
+            place = _locate(rank, world_size, meeting)
+            service = _start_service(place, meeting)
+            if service is not None:
+                started.callback(service.close)
+                carry = _lead if rank == 0 else _follow
+                carry(place, meeting, service)
+            job_id = meeting.result()
+            path = text_of(meeting.ask(f"ready/{place.node_rank}", place.first_rank(place.node_rank)), "socket")
+            _check_socket(path)
+        except BaguaError as error:
+            meeting.fail(str(error))
+            raise
+        session = _join_daemon(path, job_id, rank)
+        if service is not None:
+            service.release()
+        return session
+
+
+def _join_daemon(path: str, job_id: str, rank: int) -> Session:
+    daemon = DaemonClient(path, job_id)
+    return Session(daemon.join(rank), daemon)
+
+
+def _rendezvous() -> Store:
+    """The store of env:// rendezvous; of torch.distributed's own process group where the environment does not name
+    one."""
+    missing = [name for name in SOCKET_VARIABLES if not os.environ.get(name)]
+    if missing and distributed.is_available() and distributed.is_initialized():
+        return distributed.distributed_c10d._get_default_store()
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)} must be set for a job of several ranks. Start the script with `bagua run` or "
+            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process."
+        )
+    try:
+        found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=DEADLINE_S)))
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ServiceError(f"The ranks could not meet at MASTER_ADDR:MASTER_PORT {address}: {error}") from None
+    store: Store = found
+    return store
+
+
+def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
+    """Ranks per host: LOCAL_WORLD_SIZE; where it is absent, the ranks tell each other on which host they are."""
+    local = environment.read_int("LOCAL_WORLD_SIZE", 0)
+    if not local:
+        meeting.tell(f"host/{rank}", name=_host_identity())
+        hosts = [text_of(meeting.ask(f"host/{other}", f"Rank {other}"), "name") for other in range(world_size)]
+        local = hosts.count(hosts[0])
+        if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
+            raise ConfigError(
+                "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE."
+            )
+    if local < 1 or world_size % local:
+        raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}.")
+    return Place(rank, world_size, local)
+
+
+def _host_identity() -> str:
+    """The same text on all processes of a host, another one elsewhere. Containers have host names of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def _context(place: Place, meeting: Meeting) -> str:
+    """Binds the hosts' messages to this attempt: a message of another job, attempt or size proves nothing here."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
+
+
+def _start_service(place: Place, meeting: Meeting) -> ServiceProcess | None:
+    """The first rank of a host does it for the others."""
+    if place.local_rank:
+        return None
+    return (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
+
+
+def _start_cluster(place: Place, context: str) -> ServiceProcess:
+    """``bagua run --adopt``: its first message says where to join."""
+    command = ["bagua.cli.main", "run", "--adopt", "--nnodes", str(place.nnodes)]
+    command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]
+    if place.nnodes > 1:
+        command += ["--master-addr", environment.get_master_addr()]
+        _warn_if_insecure()
+    return ServiceProcess("The daemon", command)
+
+
+def _start_node(place: Place, context: str) -> ServiceProcess:
+    """This host's node daemon: its first message goes to the first host, its second says where to join."""
+    command = ["bagua.enroll.host", "--host", str(place.node_rank), "--slots", str(place.local_world_size)]
+    command += [f"--context={context}", "--master-addr", environment.get_master_addr()]
+    _warn_if_insecure()
+    return ServiceProcess("The node daemon", command)
+
+
+def _warn_if_insecure() -> None:
+    if os.environ.get(INSECURE) == "1":
+        LOG.warning(
+            "%s=1: whoever reaches MASTER_ADDR:MASTER_PORT while the job starts can take part in it as a host, and see "
+            "and change what it computes.",
+            INSECURE,
+        )
+
+
+def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+    """Rank 0: carries the messages of the other hosts to the cluster and back, and ends the attempt when all are
+    there."""
+    info = service.receive(START_DEADLINE_S)
+    meeting.tell("ready/0", socket=info["socket"])
+    for host in range(1, place.nnodes):
+        hello = meeting.ask(f"hello/{host}", place.first_rank(host), service.check)
+        service.send(host=host, hello=text_of(hello, "message"))
+        meeting.tell(f"welcome/{host}", message=service.receive(START_DEADLINE_S)["welcome"])
+    for host in range(1, place.nnodes):
+        meeting.ask(f"ready/{host}", place.first_rank(host), service.check)
+    meeting.succeed(info["job_id"], service.check)
+
+
+def _follow(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+    """The first rank of another host: carries its daemon's messages."""
+    host = place.node_rank
+    meeting.tell(f"hello/{host}", message=service.receive(START_DEADLINE_S)["hello"])
+    welcome = meeting.ask(f"welcome/{host}", "Rank 0", service.check)
+    service.send(welcome=text_of(welcome, "message"))
+    meeting.tell(f"ready/{host}", socket=service.receive(START_DEADLINE_S)["socket"])
+
+
+def _check_socket(path: str) -> None:
+    """The path comes from the store: nobody but this user may have put the socket there. Raises ServiceError."""
+    try:
+        folder, found = os.stat(os.path.dirname(path)), os.stat(path)
+    except (OSError, ValueError):
+        raise ServiceError(f"There is no node daemon at {path!r:.200} on this host. Did it end just now?") from None
+    ours = folder.st_uid == found.st_uid == os.geteuid() and not stat.S_IMODE(folder.st_mode) & 0o077
+    if not ours or not stat.S_ISSOCK(found.st_mode):
+        raise ServiceError(
+            f"{path!r:.200} is not the socket of a daemon of yours in a folder of yours alone: somebody else writes to "
+            "the rendezvous store at MASTER_ADDR:MASTER_PORT."
+        )

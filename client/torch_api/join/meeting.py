@@ -1,0 +1,176 @@
+"""Messages between the ranks of a job through the store of a torch.distributed rendezvous.
+
+The store asks nobody who he is: others can read all values, write any, and take any away. So nothing secret passes
+there, and nothing that comes from there is believed further than a failure of this attempt.
+
+A store may outlive the ranks: torchrun starts them again with the store that they had, full of what they wrote before.
+Every attempt therefore has a number, and keys of its own. Rank 0 counts it; another rank takes the latest that has not
+ended and that no process of this rank has taken before, or waits for the next. An attempt ends well only when every
+rank has come. Numbers of restarts in the environment will not do: torchrun's agents count for themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from bagua.base.errors import ServiceError
+
+DEADLINE_S = 300.0
+FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.002, 0.2, 1e-4
+"""Between two looks into the store. It can't wait for one key or another one, and its waits warn when they time out.
+Many ranks look less often: 10,000 times a second in all."""
+LAST_WORDS_S = 5.0
+MAX_BYTES = 64 << 10
+MAX_TEXT = 4_000
+_BEGIN, _END = "begin", "end"
+
+
+class Superseded(Exception):
+    """Rank 0 was started again, and has begun another attempt."""
+
+
+class Meeting:
+    """One attempt. Every wait ends: with a value, with the attempt, or after five minutes."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        """Raises ServiceError if rank 0 does not come."""
+        self._all = PrefixStore("bagua", store)
+        self._rank = rank
+        self._others = range(1, world_size)
+        self._pause = max(PAUSE_S, world_size * PAUSE_PER_RANK_S)
+        try:
+            self.number = self._begin() if rank == 0 else self._find(rank)
+        except RuntimeError as error:
+            raise _gone(error) from None
+        self._store = PrefixStore(str(self.number), self._all)
+        self.tell(_here(rank))
+        self.name = f"{self.number} {text_of(self.ask(_BEGIN, 'Rank 0'), 'name')}"
+
+    def _begin(self) -> int:
+        number = int(self._all.add("attempts", 1))
+        if number > 1:
+            _end(PrefixStore(str(number - 1), self._all), {"superseded": True})
+        mine = PrefixStore(str(number), self._all)
+        mine.set(_BEGIN, json.dumps({"name": secrets.token_hex(8)}))
+        return number
+
+    def _find(self, rank: int) -> int:
+        number = int(self._all.add("attempts", 0))
+        over = number == 0 or any(self._all.check([f"{number}/{key}"]) for key in (_END, _here(rank)))
+        return number + 1 if over else number
+
+    def tell(self, key: str, **value: Any) -> None:
+        """For all ranks. Raises ServiceError if the store is gone."""
+        try:
+            self._store.set(key, json.dumps(value))
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def ask(self, key: str, who: str, alive: Callable[[], None] | None = None) -> dict[str, Any]:
+        """The value that ``who`` has told under ``key``. ``alive`` is called now and then, and may raise.
+        Raises ServiceError if the attempt fails, or nothing comes; Superseded."""
+        deadline = time.monotonic() + DEADLINE_S
+        pause = FIRST_PAUSE_S
+        while (value := self._look(key)) is None:
+            if key != _END:
+                _raise_if_failed(self._look(_END) or {})
+            if alive is not None:
+                alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{who} did not come within {DEADLINE_S:.0f} s. Look at its output.")
+            time.sleep(pause)
+            pause = min(2 * pause, self._pause)
+        return value
+
+    def succeed(self, job_id: str, alive: Callable[[], None]) -> None:
+        """Ends the attempt well, for all ranks, once they have come. For rank 0. Raises like ``ask``."""
+        for rank in self._others:
+            self.ask(_here(rank), f"Rank {rank}", alive)
+        self.tell(_END, job_id=job_id)
+
+    def fail(self, reason: str) -> None:
+        """Ends the attempt for all ranks, if it has not ended yet. Rank 0, in which the store may live, gives those
+        that have come a moment to read why. Nothing if the store is gone."""
+        try:
+            _end(self._store, {"error": reason[:MAX_TEXT]})
+            self._store.set(_gone_key(self._rank), "{}")
+            deadline = time.monotonic() + LAST_WORDS_S
+            while self._rank == 0 and self._somebody_reads() and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+        except RuntimeError:
+            return
+
+    def _somebody_reads(self) -> bool:
+        return any(
+            self._store.check([_here(rank)]) and not self._store.check([_gone_key(rank)]) for rank in self._others
+        )
+
+    def result(self) -> str:
+        """The id of the job, at the end of an attempt that went well. Raises like ``ask``."""
+        end = self.ask(_END, "Rank 0")
+        _raise_if_failed(end)
+        return text_of(end, "job_id")
+
+    def _look(self, key: str) -> dict[str, Any] | None:
+        """The value under ``key`` now."""
+        try:
+            data = self._store.get(key) if self._store.check([key]) else None
+        except RuntimeError as error:
+            raise _gone(error) from None
+        return None if data is None else _parse(key, data)
+
+
+def _here(rank: int) -> str:
+    return f"here/{rank}"
+
+
+def _gone_key(rank: int) -> str:
+    return f"gone/{rank}"
+
+
+def text_of(value: dict[str, Any], name: str) -> str:
+    """A text that another rank has told. Raises ServiceError if it is none."""
+    text = value.get(name)
+    if not isinstance(text, str) or not text:
+        raise _strange(name)
+    return text
+
+
+def _end(store: Store, value: dict[str, Any]) -> None:
+    if not store.check([_END]):
+        store.set(_END, json.dumps(value))
+
+
+def _parse(key: str, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _strange(key)
+    return value
+
+
+def _raise_if_failed(end: dict[str, Any]) -> None:
+    if end.get("superseded"):
+        raise Superseded
+    if "error" in end:
+        reason = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(end["error"])[:MAX_TEXT])
+        raise ServiceError(f"The ranks could not come together: {reason}")
+
+
+def _strange(key: str) -> ServiceError:
+    return ServiceError(
+        f"The rendezvous store holds under {key!r} what no rank of this version wrote. Are all ranks of one version? "
+        "Does somebody else write to MASTER_ADDR:MASTER_PORT?"
+    )
+
+
+def _gone(error: Exception) -> ServiceError:
+    return ServiceError(f"The rendezvous store does not answer any more ({str(error).splitlines()[0]}).")

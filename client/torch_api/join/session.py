@@ -1,0 +1,133 @@
+"""Session of a rank, from ``init_process_group`` to its end: connection, memory, statistics. One at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import torch
+
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.join.connection import HostConnection
+from bagua.torch_api.join.daemon import Admission, DaemonClient
+from bagua.torch_api.join.progress import ProgressReporter
+from bagua.torch_api.join.shared_memory import SharedMemory
+from bagua.torch_api.join.statistics import StatisticsRecorder
+
+T = TypeVar("T")
+
+
+class Session:
+    """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself."""
+
+    def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
+        self.pid = os.getpid()
+        self.membership = admission.membership
+        self.data_socket = admission.data_socket
+        describe = daemon.describe_waits if daemon is not None else None
+        self.connection = HostConnection(admission.membership, admission.data_socket, admission.token, describe)
+        self.memory = SharedMemory(self.connection)
+        self.statistics = StatisticsRecorder()
+        last_step = self.statistics.last_step
+        self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None
+        self._kept: dict[Callable[[Session], Any], Any] = {}
+        self._endings: dict[object, Callable[[], None]] = {}
+        self._closings: list[Callable[[], None]] = []
+
+    def keep(self, make: Callable[[Session], T]) -> T:
+        """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep here what
+        lives as long as the session."""
+        try:
+            return cast(T, self._kept[make])
+        except KeyError:
+            found = self._kept[make] = make(self)
+            return found
+
+    def end_first(self, key: object, end: Callable[[], None]) -> None:
+        """``end()`` is called before this rank leaves the job in good order. All ranks that it concerns have the same
+        in the same order, so that it may wait for them. ``forget_end`` takes it back."""
+        self._endings[key] = end
+
+    def forget_end(self, key: object) -> None:
+        """The ending that ``end_first`` got under this key is not called any more."""
+        self._endings.pop(key, None)
+
+    def end(self) -> None:
+        """Calls what ``end_first`` was given, in its order. For the moment before ``close``."""
+        while self._endings and os.getpid() == self.pid:
+            end = self._endings.pop(next(iter(self._endings)))
+            with suppress(CommunicationError):  # the others have ended already, by an error
+                end()
+
+    def close_first(self, close: Callable[[], None]) -> None:
+        """``close()`` is called just before the connection is closed."""
+        self._closings.append(close)
+
+    def close(self) -> None:
+        """Leaves the job in good order."""
+        if os.getpid() != self.pid:
+            return
+        self._kept.clear()
+        if self.progress is not None:
+            self.progress.close()
+        for close in self._closings:
+            close()
+        self.connection.close()
+
+
+class _Current:
+    """The session of the process, None before ``init_process_group`` and after ``destroy_process_group``."""
+
+    session: Session | None = None
+
+
+CURRENT = _Current()
+
+
+def current() -> Session:
+    """The session of this process. Raises BaguaError before ``init_process_group`` and in a forked child."""
+    session = CURRENT.session
+    if session is None:
+        raise BaguaError("bagua is not initialised in this process: call bagua.torch_api.init_process_group() first.")
+    if session.pid != os.getpid():
+        raise BaguaError(
+            f"This process was forked from rank {session.membership.rank}: a forked child can't communicate. Start a "
+            "process of its own and call init_process_group() there."
+        )
+    return session
+
+
+def is_initialized() -> bool:
+    """True between ``init_process_group`` and ``destroy_process_group``."""
+    return CURRENT.session is not None
+
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | int | None = None
+) -> torch.Tensor:
+    """A contiguous tensor of zeros in memory that the daemon sees: primitives on it, or on contiguous parts of it,
+    copy nothing.
+
+    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``, dtype float32 by default (``torch.get_default_dtype``).
+    ``device``: another one than the CPU gives ``torch.zeros`` there, which is all that primitives need. Raises
+    ValueError for negative sizes.
+    """
+    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"size is {list(shape)}: no dimension can be negative.")
+    if device is not None and torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return current().memory.empty(shape.numel(), dtype or torch.get_default_dtype()).view(shape)
+
+
+def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = None, message: str = "") -> None:
+    """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it.
+
+    Returns at once; when reports come faster than four a second, only the newest goes out. Never
+    fails the training: without a daemon, or in a forked child, nothing happens.
+    """
+    session = CURRENT.session
+    if session is not None and session.progress is not None:
+        session.progress.report(step, total, metrics or {}, message)

@@ -1,0 +1,125 @@
+"""Beginning and end of a rank's session."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from torch.distributed.distributed_c10d import Store
+
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api.join import environment, ephemeral, torch_distributed
+from bagua.torch_api.join.daemon import DaemonClient, Membership
+from bagua.torch_api.join.malloc import keep_memory
+from bagua.torch_api.join.session import CURRENT, Session
+from bagua.torch_api.join.torch_distributed import TorchGroup
+
+DAEMON_SOCKET = "BAGUA_DAEMON_SOCKET"
+JOB_ID = "BAGUA_JOB_ID"
+
+
+class _Torch:
+    """The default group of ``torch.distributed`` beside the session; None before the start and after the end."""
+
+    group: TorchGroup | None = None
+
+
+def init_process_group(
+    store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
+) -> None:
+    """Joins this process to its job. Call it once, before anything else of this library, on every rank.
+
+    A process started by ``bagua run`` or by a node daemon finds its daemon by itself. Any other (torchrun,
+    ``torch.multiprocessing.spawn``, plain ``python``) gets a daemon for the life of the job: RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT say who takes part, as for ``torch.distributed``, or a ``store`` does, together with
+    ``rank``, ``world_size`` and ``local_world_size``, which are then written to the environment. Several such hosts
+    need a secret that all of them hold (BAGUA_JOB_SECRET; client/README.md names the other ways).
+
+    Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo (and NCCL for CUDA tensors), for the program's
+    own calls; nothing of this library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be
+    brought up, a warning says so.
+
+    Raises RuntimeError if called twice, ConfigError for settings that can't be, ServiceError if the daemon refuses or
+    can't be reached, CommunicationError if another rank is lost meanwhile.
+    """
+    if CURRENT.session is not None and CURRENT.session.pid == os.getpid():
+        raise BaguaError("init_process_group() was called twice: this process is a rank already.")
+    torch_wanted = torch_distributed.wanted()
+    keep_memory()
+    if store is not None:
+        _use_store(rank, world_size, local_world_size)
+    socket = os.environ.get(DAEMON_SOCKET)
+    if socket:
+        daemon = DaemonClient(socket, os.environ.get(JOB_ID, ""))
+        session = Session(daemon.join(environment.get_rank()), daemon)
+    else:
+        session = ephemeral.join(store)
+    _begin(session, torch_wanted)
+
+
+def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
+    """Checks what comes with a store and writes it to the environment, where the rank getters read it."""
+    for name, value, smallest in (
+        ("rank", rank, 0),
+        ("world_size", world_size, 1),
+        ("local_world_size", local_world_size, 1),
+    ):
+        if value < smallest:
+            raise ConfigError(f"With a store, {name} must be given and be at least {smallest}; it is {value}.")
+    if rank >= world_size or local_world_size > world_size:
+        raise ConfigError(f"rank {rank} and local_world_size {local_world_size} don't fit world_size {world_size}.")
+    os.environ["RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = str(world_size)
+    os.environ["LOCAL_RANK"] = str(rank % local_world_size)
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+
+
+def _export(membership: Membership) -> None:
+    """Completes the environment, which the rank getters read: launchers differ in what they set."""
+    local = membership.local_ranks
+    for name, value in (
+        ("RANK", membership.rank),
+        ("WORLD_SIZE", membership.world_size),
+        ("LOCAL_RANK", membership.local_rank),
+        ("LOCAL_WORLD_SIZE", len(local)),
+        ("NODE_RANK", membership.node_rank),
+    ):
+        os.environ.setdefault(name, str(value))
+
+
+def _begin(session: Session, torch_wanted: bool) -> None:
+    _export(session.membership)
+    torch_group = TorchGroup(session, torch_wanted)
+    CURRENT.session = session
+    _Torch.group = torch_group
+    atexit.register(_leave, session, torch_group)
+
+
+def destroy_process_group() -> None:
+    """Leaves the job in good order. Afterwards ``init_process_group`` may be called again, but not in a process that a
+    daemon started (``bagua run``): it joins its job once. Nothing if not initialised.
+
+    Gradients of wrapped models stay readable. Other ranks that wait for this one get CommunicationError. Takes
+    ``torch.distributed`` down again if ``init_process_group`` brought it up.
+    """
+    session, torch_group = CURRENT.session, _Torch.group
+    if session is None:
+        return
+    session.end()
+    CURRENT.session = _Torch.group = None
+    atexit.unregister(_leave)
+    if torch_group is not None:
+        torch_group.close()
+    session.close()
+
+
+def _leave(session: Session, torch_group: TorchGroup) -> None:
+    """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
+    for lost, and the ranks that wait for it learn so at once."""
+    if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+        session.end()
+        torch_group.close()
+        session.close()
+    else:
+        torch_group.abandon()

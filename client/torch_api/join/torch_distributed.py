@@ -1,0 +1,245 @@
+"""``torch.distributed`` for the user's own calls, on Gloo (and NCCL for CUDA tensors). Nothing of ours goes through it.
+
+Gloo starts three threads and a listening socket per rank; ranks connect to each other when they first communicate.
+Before torch 2.8 they connect at once, all to all: there either all ranks of a job have it or none.
+Processes that are forked (DataLoader workers) inherit its objects without the threads, and freeing these would wait for
+threads for ever: in a forked child they are never freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from bagua.base.address import is_loopback
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.session import Session
+
+LOG = logging.getLogger("bagua")
+
+SWITCH = "BAGUA_TORCH_DISTRIBUTED"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+LAZY = "TORCH_GLOO_LAZY_INIT"
+LAZY_SINCE = (2, 8)
+TIMEOUT = timedelta(minutes=30)
+MEETING = timedelta(minutes=5)
+CONNECT = timedelta(seconds=30)
+"""Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
+ADDRESS_BYTES = 256
+MIN = 2  # number of the reduction
+_SIOCGIFADDR = 0x8915
+
+
+class TorchGroup:
+    """The default group of ``torch.distributed``, if it is ours; made for one session."""
+
+    _uses = 0
+    _guarded = False
+
+    def __init__(self, session: Session, wanted: bool) -> None:
+        self._pid = os.getpid()
+        self._mine: object = None
+        self._interface: str | None = None
+        type(self)._uses += 1
+        if not connects_lazily():
+            wanted = _all_want(session, wanted)
+        try:
+            store = self._meet(session, wanted)
+            if store is not None:
+                self._bring_up(session, store)
+        except (RuntimeError, OSError, ValueError) as error:
+            LOG.warning(
+                "Rank %d could not bring up torch.distributed, which only your own calls of it need: %s",
+                session.membership.rank,
+                str(error).splitlines()[0],
+            )
+
+    def _bring_up(self, session: Session, store: Store) -> None:
+        """Waits for no other rank, if this torch connects lazily."""
+        membership = session.membership
+        address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(environment.get_master_addr())
+        interface = _interface_of(address)
+        if interface is not None and INTERFACE not in os.environ:
+            os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
+        hook = sys.excepthook
+        with _setting(LAZY, "1"):
+            distributed.init_process_group(
+                backends(), store=store, rank=membership.rank, world_size=membership.world_size, timeout=TIMEOUT
+            )
+        sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
+        self._mine = distributed.group.WORLD
+        if not TorchGroup._guarded:
+            TorchGroup._guarded = True
+            os.register_at_fork(after_in_child=_never_free)
+
+    def _meet(self, session: Session, wanted: bool) -> Store | None:
+        """Where Gloo's ranks find each other: a file beside the daemon's socket, or a port of the first host that
+        listens on its data address alone. None if this rank or, with several hosts, rank 0 does not want it."""
+        membership = session.membership
+        if len(membership.hosts) > 1:
+            return self._meet_across_hosts(session, wanted)
+        if not wanted:
+            return None
+        if membership.world_size == 1:
+            return HashStore()
+        socket_path = Path(session.data_socket)
+        file = socket_path.with_name(f"{socket_path.stem}.torch-{self._uses}")
+        return FileStore(str(file), membership.world_size)
+
+    def _meet_across_hosts(self, session: Session, wanted: bool) -> Store | None:
+        """All ranks take part, also those that don't want it: rank 0 tells them."""
+        world_size = session.membership.world_size
+        store, text = None, b""
+        if wanted and session.membership.rank == 0:
+            try:
+                store, text = _listen(environment.get_master_addr(), world_size)
+            except (RuntimeError, OSError) as error:
+                text = f"!{error}".encode()[:ADDRESS_BYTES]
+        answer = _tell(session, text).decode(errors="replace")
+        if not wanted or not answer:
+            return None
+        if answer.startswith("!"):
+            raise RuntimeError(f"rank 0 could not listen at MASTER_ADDR {environment.get_master_addr()}: {answer[1:]}")
+        if store is not None:
+            return store
+        host, _, port = answer.rpartition(":")
+        store = TCPStore(host, int(port), world_size, False, CONNECT, wait_for_workers=False)
+        store.set_timeout(MEETING)
+        return store
+
+    def close(self) -> None:
+        """Takes it down, if it is still there and ours. Waits for what the user's own calls have pending."""
+        if self._mine is None or self._pid != os.getpid():
+            return
+        mine, self._mine = self._mine, None
+        if self._interface is not None and os.environ.get(INTERFACE) == self._interface:
+            del os.environ[INTERFACE]
+        if distributed.is_initialized() and distributed.group.WORLD is mine:
+            with suppress(RuntimeError):  # a peer that is gone
+                distributed.destroy_process_group()
+
+    def abandon(self) -> None:
+        """The process ends by an error: others may be gone, and nothing is to be waited for."""
+        if self._mine is not None:
+            _never_free()
+
+
+def wanted() -> bool:
+    """Whether this process is to have one of ours. Raises ConfigError if BAGUA_TORCH_DISTRIBUTED is no number."""
+    return (
+        environment.read_int(SWITCH, 1) != 0
+        and distributed.is_available()
+        and distributed.is_gloo_available()
+        and not distributed.is_initialized()
+    )
+
+
+def connects_lazily() -> bool:
+    """Whether Gloo's ranks of this torch connect when they first communicate."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= LAZY_SINCE
+
+
+def backends() -> str:
+    """Backends for the user's own tensors: Gloo, and NCCL for those on CUDA devices where there are any."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
+
+
+def _never_free() -> None:
+    """Keeps all groups of torch.distributed from being freed, whatever becomes of the interpreter."""
+    if distributed.is_initialized():
+        for group, (_, store) in distributed.distributed_c10d._world.pg_map.items():
+            for kept in (group, store):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+@contextmanager
+def _setting(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable for a moment; the user's own setting wins."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _all_want(session: Session, wanted: bool) -> bool:
+    """Whether all ranks do; a word to those that would have liked to."""
+    vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
+    session.connection.exchange_bytes("allreduce", vote.data_ptr(), vote.data_ptr(), 1, op=MIN)
+    if wanted and not vote.item():
+        LOG.warning(
+            "Rank %d could not bring up torch.distributed, which only your own calls of it need: another rank wants "
+            "none (BAGUA_TORCH_DISTRIBUTED=0, or one of its own), and before torch %d.%d all have one or none.",
+            session.membership.rank,
+            *LAZY_SINCE,
+        )
+    return bool(vote.item())
+
+
+def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
+    """A store that listens on a free port of ``address``, and where it is."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.bind(where)
+        listener.listen(1024)
+        host, port = listener.getsockname()[:2]
+        store = TCPStore(
+            host,
+            port,
+            world_size,
+            True,
+            MEETING,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,  # which takes no listening socket in torch 2.4
+        )
+    return store, f"{host}:{port}".encode()
+
+
+def _tell(session: Session, text: bytes) -> bytes:
+    """``text`` of rank 0."""
+    held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
+    held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
+    gives = session.membership.rank == 0
+    place = held.data_ptr()
+    session.connection.exchange_bytes("broadcast", place if gives else 0, 0 if gives else place, ADDRESS_BYTES, root=0)
+    return bytes(held.tolist()).rstrip(b"\0")
+
+
+def _address_towards(host: str) -> str:
+    """This host's own address on the way to ``host``."""
+    if is_loopback(host):
+        return "127.0.0.1"
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _interface_of(address: str) -> str | None:
+    """Name of the network interface with this IPv4 address; None where it can't be told: Gloo then chooses one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", os.fsencode(name)[:15])
+            with suppress(OSError):
+                found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None

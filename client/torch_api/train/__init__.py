@@ -1,0 +1,1 @@
+"""The training step: the wrapped model, buckets and their plans."""

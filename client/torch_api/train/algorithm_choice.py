@@ -1,0 +1,47 @@
+"""Chooses the algorithm of a model: the program's, else the one that ``bagua run --algorithm`` names."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from bagua.algorithms import Algorithm, Codec, GradientAllReduceAlgorithm
+from bagua.base.algorithm_choice import VARIABLE, parse
+from bagua.base.errors import ConfigError
+
+LOG = logging.getLogger("bagua")
+
+
+def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
+    """``given``; if it is None, what environment variable BAGUA_ALGORITHM says; without it, gradient all-reduce.
+
+    ``speaks``: whether this rank logs that the variable was not used. Raises TypeError for what is no algorithm,
+    ConfigError for a variable that can't be used.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if given is None:
+        return _named(text) if text else GradientAllReduceAlgorithm()
+    if not isinstance(given, Algorithm):
+        what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise TypeError(f"algorithm is {what}: pass an object such as GradientAllReduceAlgorithm().")
+    if text and speaks:
+        LOG.warning("%s=%s is not used: the program chooses %s.", VARIABLE, text, type(given).__name__)
+    return given
+
+
+def describe_algorithm(chosen: Algorithm) -> str:
+    """The text that ranks compare: the class, and the settings of classes of this library. Others may differ from rank
+    to rank in what they hold."""
+    if not type(chosen).__module__.startswith("bagua.algorithms"):
+        return type(chosen).__name__
+    plain = (bool, int, float, str, Codec, type(None))
+    settings = (f"{name}={value!r}" for name, value in sorted(vars(chosen).items()) if isinstance(value, plain))
+    return f"{type(chosen).__name__}({', '.join(settings)})"
+
+
+def _named(text: str) -> Algorithm:
+    try:
+        name, arguments = parse(text)
+        return Algorithm.init(name, **arguments)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"Environment variable {VARIABLE} is {text!r}: {error.args[0]}") from error

@@ -1,0 +1,24 @@
+"""Detects the end of a backward pass. It needs a private function of torch.autograd; a test tells when that moves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+
+class BackwardPass:
+    """A backward pass that runs now; ``at_end`` is called when it is over, unless it ends by an exception.
+
+    autograd holds the callback as long as the pass lives, and nobody else does: that is how ``alive`` knows.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        """Only inside a pass."""
+
+        def callback() -> None:
+            at_end()
+
+        self.alive: Callable[[], object | None] = weakref.ref(callback)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,0 +1,190 @@
+"""Base of all buckets: parameters, named slots in memory that can be communicated, and a plan over them.
+
+That is memory which the daemon sees, or ordinary memory of the parameters' CUDA device. What the host has to see of the
+latter makes it wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from bagua.algorithms import AllReduce, Local, Neighbours, Plan
+from bagua.algorithms.low_rank import LowRank
+from bagua.algorithms.plan import Step
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.connection import NOWHERE, Place
+from bagua.torch_api.train.execution import Execution, NotReady, join_all
+from bagua.torch_api.train.low_rank import low_rank_for
+
+Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
+
+
+class Region(NamedTuple):
+    """Memory of a slot: its elements; room behind them for the tail (none in buckets without one); where it begins.
+
+    ``place`` is NOWHERE for memory that the daemon does not see.
+    """
+
+    flat: torch.Tensor
+    tail: torch.Tensor
+    place: Place
+
+
+class PlanBucket:
+    """Base of all buckets. A subclass says where the slots with a meaning of their own lie (``region``).
+
+    ``room``: elements behind each communicated slot, for the tail. ``side``: 0 or 1; in which of two states the slots
+    with a meaning are, if they change places from step to step.
+    """
+
+    room = 0
+    sides = 1
+    reserved: tuple[str, ...] = ()
+    scattered: tuple[str, ...] = ()  # of those, what does not lie in one piece
+    guarded = False  # whether open and shut do anything
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
+        """``parameters``: names and tensors, of one dtype, at least one."""
+        self.name = name
+        self.label = f"bucket {name}"[:39]
+        self.names = [label for label, _ in parameters]
+        self.tensors = [tensor for _, tensor in parameters]
+        self.dtype = self.tensors[0].dtype
+        self.device = self.tensors[0].device
+        self.on_device = PORT.cuda.holds(self.tensors[0])
+        self.elements = sum(tensor.numel() for tensor in self.tensors)
+        self.side = 0
+        self.plan: Plan | None = None
+        self.execution: Execution | NotReady = NotReady(name)
+        self._allocate = allocate
+        self._added: dict[str, Region] = {}
+
+    # Slots
+
+    def add_slot(self, name: str, elements: int | None = None, *, communicated: bool = True) -> torch.Tensor:
+        """A new slot of zeros of the bucket's dtype, flat: ``elements`` long, or as long as the parameters together.
+
+        ``communicated``: steps other than ``Local`` use it. Raises ValueError if there is one of that name.
+        """
+        if name in self._added or name in self.reserved:
+            raise ValueError(f"Bucket {self.name} has a slot {name!r} already: choose another name.")
+        count = self.elements if elements is None else elements
+        if count < 1:
+            raise ValueError(f"Slot {name!r} of bucket {self.name} can't have {count} elements.")
+        if communicated:
+            self._added[name] = region_of(*self._allocate(count + self.room, self.dtype), count)
+        else:
+            self._added[name] = region_of(torch.zeros(count, dtype=self.dtype, device=self.device), NOWHERE, count)
+        return self._added[name].flat
+
+    def slot(self, name: str) -> torch.Tensor:
+        """The flat tensor of a slot. Raises ValueError if there is none of that name."""
+        return self.region(name, self.side).flat
+
+    def views(self, name: str) -> Sequence[torch.Tensor]:
+        """The parameters' parts of a slot that is as long as they are together, in their shapes."""
+        flat = self.slot(name)
+        if flat.numel() != self.elements:
+            raise ValueError(
+                f"Slot {name!r} of bucket {self.name} has {flat.numel()} elements, the parameters {self.elements}: it "
+                "has no part for each of them."
+            )
+        return views_like(flat, self.tensors)
+
+    @property
+    def low_rank(self) -> LowRank:
+        """See ``bagua.algorithms.Bucket``."""
+        return low_rank_for(self.tensors[0])
+
+    def region(self, name: str, side: int) -> Region:
+        """Memory of a slot when the bucket is in state ``side``. Raises ValueError if there is none of that name."""
+        if name not in self._added:
+            known = ", ".join([*self.reserved, *self._added])
+            raise ValueError(f"Bucket {self.name} has no slot {name!r}. It has: {known}.")
+        return self._added[name]
+
+    # The plan
+
+    def set_plan(self, plan: Plan) -> None:
+        """Sets the plan that the bucket runs. Raises ValueError for slots that don't exist or don't fit together."""
+        for step in plan.steps:
+            self._check(step)
+        self.plan = plan
+
+    def _check(self, step: Step) -> None:
+        names = dict.fromkeys((*step.reads, *step.writes))
+        regions = {name: self.region(name, self.side) for name in names if name not in self.scattered}
+        if isinstance(step, Local):
+            return
+        for name, region in regions.items():
+            if region.place == NOWHERE:
+                raise ValueError(f"{step} can't use slot {name!r}, which was added with communicated=False.")
+        lengths = {name: region.flat.numel() for name, region in regions.items()}
+        if isinstance(step, (AllReduce, Neighbours)) and len(set(lengths.values())) > 1:
+            raise ValueError(f"{step} needs slots of one length; in bucket {self.name} they have {lengths}.")
+
+    def start(self) -> None:
+        """Runs the plan's steps up to and including the first that communicates, and returns without waiting for it.
+
+        Raises BaguaError if it has been started and not been joined.
+        """
+        self.execution.start()
+
+    def done(self) -> bool:
+        """Whether the step that ``start`` began is over. True if not started."""
+        return self.execution.done()
+
+    def join(self) -> None:
+        """Waits, and runs what is left of the plan. Nothing if it has not been started."""
+        join_all([self])
+
+    def refresh(self) -> None:
+        """Called before a plan starts: the slots with a meaning hold what they should."""
+
+    def open(self, step: Step) -> None:
+        """Called before each step, if ``guarded``."""
+
+    def shut(self, step: Step, changed: bool) -> None:
+        """Called after each step, if ``guarded``. ``changed``: this rank took part in it."""
+
+    def release(self) -> None:
+        """Lets go of the memory now, rather than when the garbage collector comes by, but not before what has begun is
+        over. The bucket can't be used any more."""
+        self.execution.abandon()
+        self.execution = NotReady(self.name)
+        self._added.clear()
+
+
+def region_of(memory: torch.Tensor, place: Place, elements: int) -> Region:
+    """The region of a slot of ``elements`` in ``memory``; what is longer is room for the tail."""
+    return Region(memory[:elements], memory[elements:], place)
+
+
+def views_like(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Parts of ``flat``, one after the other, in the shapes of ``tensors``."""
+    found, offset = [], 0
+    for tensor in tensors:
+        found.append(view_like(flat, offset, tensor))
+        offset += tensor.numel()
+    return found
+
+
+def view_like(buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
+    """``parameter.numel()`` elements of ``buffer`` in the shape of ``parameter``, and in its strides where these are
+    dense: optimizers are fastest when both agree."""
+    strides = parameter.stride() if is_dense(parameter) else torch.empty(parameter.shape, device="meta").stride()
+    return torch.as_strided(buffer, parameter.shape, strides, buffer.storage_offset() + offset)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements fill numel() places without gaps or overlap, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

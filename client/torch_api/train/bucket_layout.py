@@ -1,0 +1,208 @@
+"""Cuts what an algorithm exchanges into buckets: in the algorithm's order at first, then in the order of arrival."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from bagua.algorithms import AlgorithmImpl, BucketLayout, DataParallel
+from bagua.algorithms.plan import GRADIENT, WEIGHT
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.session import Session
+from bagua.torch_api.train.agreement import raise_together
+from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.execution import Execution
+from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_needed
+from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.train.guest import Guest
+from bagua.torch_api.train.runner import Runner
+
+
+class Wrapped(DataParallel, Protocol):
+    """The wrapped model, as its buckets see it."""
+
+    bagua_algorithm: AlgorithmImpl
+    bucket_bytes: int | None
+    gradient_as_bucket_view: bool
+
+
+class ModelBuckets:
+    """The buckets of one wrapped model, the same on all ranks."""
+
+    def __init__(self, ddp: Wrapped, guest: Guest, session: Session, runner: Runner) -> None:
+        self._ddp = ddp
+        self._session = session
+        self._runner = runner
+        self._guest = guest
+        self.buckets: list[PlanBucket] = []
+        self._names: dict[torch.Tensor, str] = {}
+        self._tensors: list[torch.Tensor] = []  # in the order of buckets
+        self._arrival: list[str] = []  # rank 0's order, once it is known
+
+    @property
+    def _algorithm(self) -> AlgorithmImpl:
+        return self._ddp.bagua_algorithm
+
+    @property
+    def gradient_buckets(self) -> list[GradientBucket]:
+        """Those that fill and start by themselves."""
+        return [bucket for bucket in self.buckets if isinstance(bucket, GradientBucket)]
+
+    def make(self) -> None:
+        """Buckets with memory and plans, in the order of arrival where that is known.
+
+        Raises on every rank if it fails on one: BaguaError if memory is short, and what the algorithm raises.
+        """
+        self._names = {parameter: name for name, parameter in self._ddp.bagua_build_params()}
+        with self._together():
+            if self._algorithm.exchanged not in (GRADIENT, WEIGHT):
+                raise BaguaError(
+                    f"{type(self._algorithm).__name__}.exchanged is {self._algorithm.exchanged!r}: it must be "
+                    f"{GRADIENT!r} or {WEIGHT!r}."
+                )
+            self._guest.begin()
+            self._tensors = list(self._algorithm.init_tensors(self._ddp))
+            if self._follows_arrival:
+                place = {name: number for number, name in enumerate(self._arrival)}
+                self._tensors.sort(key=lambda tensor: place.get(self._name(tensor), len(place)))
+            layouts = self._layouts()
+            if not self._runner.on_device:
+                self._session.memory.require(sum(map(self._bytes_needed, layouts)))
+        self._fill(layouts)
+
+    @property
+    def _follows_arrival(self) -> bool:
+        gradients = self._algorithm.exchanged == GRADIENT and self._guest.are_gradients(self._tensors)
+        return gradients and self._algorithm.follows_arrival
+
+    def wants_arrival(self) -> bool:
+        """Whether the order of arrival is still to be learned."""
+        return self._follows_arrival and not self._arrival and len(self._tensors) > 1
+
+    def follow(self, arrivals: Sequence[str]) -> list[GradientBucket] | None:
+        """Buckets in the order in which gradients came on rank 0, which tells it to all; None if it is the order that
+        they have. Parameters that got no gradient there come last. Called by all ranks at the end of a pass."""
+        if not self.wants_arrival():
+            return None
+        place = {self._name(tensor): number for number, tensor in enumerate(self._tensors)}
+        came = [place[name] for name in arrivals]
+        numbers = self._of_rank_0([*came, *sorted(set(place.values()) - set(came))])
+        if sorted(numbers) != sorted(place.values()):
+            raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters.")
+        self._tensors = [self._tensors[number] for number in numbers]
+        self._arrival = [self._name(tensor) for tensor in self._tensors]
+        if numbers == sorted(numbers):
+            return None
+        self.release()
+        self._fill(self._layouts())
+        return self.gradient_buckets
+
+    def _of_rank_0(self, numbers: list[int]) -> list[int]:
+        """The numbers that rank 0 passes; as many on all ranks."""
+        told = torch.tensor(numbers, device="cpu")
+        self._runner.everyone.broadcast(told, 0)
+        return told.tolist()
+
+    def level_out(self) -> None:
+        """Every bucket has been started equally often on all ranks. All call it together."""
+        runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]
+        starts = torch.tensor([run.starts for run in runs], device="cpu")
+        self._runner.everyone.allreduce_inplace(starts, ReduceOp.MAX)
+        for run, most in zip(runs, starts.tolist(), strict=True):
+            run.catch_up(most)
+
+    def release(self) -> None:
+        """Gives the memory back, but for gradients that somebody holds."""
+        for bucket in self.buckets:
+            bucket.release()
+        self.buckets = []
+        self._guest.forget()
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        name: str | None = self._names.get(tensor) or self._guest.name_of(tensor)
+        if name is None:
+            raise BaguaError(
+                f"{type(self._algorithm).__name__} exchanges a tensor {list(tensor.shape)} that is no trainable "
+                "parameter of the model: take tensors from ddp.bagua_build_params()."
+            )
+        return name
+
+    def _layouts(self) -> list[BucketLayout | PlanBucket]:
+        total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+        wanted = self._ddp.bucket_bytes or environment.get_default_bucket_size()
+        explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
+        groups = group_tensors(self._tensors, bucket_bytes(total, wanted, explicit))
+        found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
+        layouts = self._guest.layouts(found, self._ddp.gradient_as_bucket_view)
+        parts = [part for layout in layouts for part in _of_one_dtype(layout)]
+        if self._algorithm.exchanged == WEIGHT:  # nothing to send
+            parts = [part for part in parts if any(tensor.numel() for tensor in part.tensors)]
+        return parts
+
+    def _bytes_needed(self, layout: BucketLayout | PlanBucket) -> int:
+        """Shared memory, in whole pages, for a bucket of this layout, without the algorithm's slots."""
+        if isinstance(layout, PlanBucket):
+            return layout.elements * layout.dtype.itemsize
+        if self._algorithm.exchanged == WEIGHT:
+            buffers, elements = 1, sum(tensor.numel() for tensor in layout.tensors)
+        else:
+            buffers, elements = BUFFERS, elements_needed(layout.tensors)
+        return buffers * -(-elements * layout.tensors[0].element_size() // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def _bucket(self, layout: BucketLayout | PlanBucket) -> PlanBucket:
+        if isinstance(layout, PlanBucket):
+            return layout
+        parameters = [(self._name(tensor), tensor) for tensor in layout.tensors]
+        if self._algorithm.exchanged == WEIGHT:
+            flatten = self._ddp.gradient_as_bucket_view
+            return self._guest.weight_bucket(layout.name, parameters, self._runner.allocate, flatten)
+        return self._guest.gradient_bucket(layout.name, parameters, self._runner.allocate)
+
+    def _fill(self, layouts: Sequence[BucketLayout | PlanBucket]) -> None:
+        with self._together():
+            for layout in layouts:
+                self.buckets.append(self._bucket(layout))
+            self._guest.adopt(self.buckets)
+        with self._together():
+            for bucket in self.buckets:
+                self._algorithm.init_operations(self._ddp, bucket)
+                self._runner.adopt(bucket)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """If the block fails on one rank, all give their memory back and raise."""
+        mistake: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            mistake = error
+        try:
+            raise_together(mistake, self._runner.everyone)
+        except Exception:
+            self.release()
+            raise
+
+
+def _of_one_dtype(layout: BucketLayout | PlanBucket) -> list[BucketLayout | PlanBucket]:
+    """The layout itself, or one for each dtype in it, in the order of first occurrence. Raises BaguaError for an
+    empty one."""
+    if isinstance(layout, PlanBucket):
+        return [layout]
+    if not isinstance(layout, BucketLayout) or not layout.tensors:
+        raise BaguaError(f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors.")
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in layout.tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    if len(by_dtype) == 1:
+        return [layout]
+    return [
+        BucketLayout(f"{layout.name} {str(dtype).removeprefix('torch.')}", tuple(tensors))
+        for dtype, tensors in by_dtype.items()
+    ]

@@ -1,0 +1,65 @@
+"""Buffers of a module (statistics of BatchNorm) that follow rank 0's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join.session import Session
+from bagua.torch_api.train.agreement import by_device
+
+ALIGNMENT = 16
+
+
+class BufferBroadcast:
+    """Sends rank 0's buffers to all in one operation per device, packed in memory that can be communicated."""
+
+    def __init__(self, session: Session, find: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """``find`` returns the buffers that there are now: the same shapes and dtypes on all ranks."""
+        self._session = session
+        self._find = find
+        self._kinds: list[tuple[torch.dtype, torch.Size, torch.device]] = []
+        self._packs: list[_Pack] = []
+
+    def run(self, communicator: Communicator) -> None:
+        """Everybody's buffers become rank 0's."""
+        buffers = [buffer for buffer in self._find() if buffer.numel()]
+        if not buffers or communicator.nranks() == 1:
+            return
+        kinds = [(buffer.dtype, buffer.shape, buffer.device) for buffer in buffers]
+        alike = by_device(buffers)
+        if kinds != self._kinds:
+            self._packs = [_Pack(self._session, some) for some in alike]
+            self._kinds = kinds
+        for pack, some in zip(self._packs, alike, strict=True):
+            pack.exchange(some, communicator)
+
+
+class _Pack:
+    """Buffers of one device, side by side in one tensor."""
+
+    def __init__(self, session: Session, buffers: Sequence[torch.Tensor]) -> None:
+        begins, end = [], 0
+        for buffer in buffers:
+            begins.append(end)
+            end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT
+        if PORT.cuda.holds(buffers[0]):
+            self._stage = torch.empty(end, dtype=torch.uint8, device=buffers[0].device)
+        else:
+            self._stage = session.memory.empty(end, torch.uint8)
+        self._parts = [
+            self._stage[begin : begin + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
+            for begin, buffer in zip(begins, buffers, strict=True)
+        ]
+
+    def exchange(self, buffers: list[torch.Tensor], communicator: Communicator) -> None:
+        """They become rank 0's."""
+        with torch.no_grad():
+            if communicator.rank() == 0:
+                torch._foreach_copy_(self._parts, buffers)
+            communicator.broadcast(self._stage, 0)
+            if communicator.rank() != 0:
+                torch._foreach_copy_(buffers, self._parts)

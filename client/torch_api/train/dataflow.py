@@ -1,0 +1,51 @@
+"""Analyses plans of gradients: which steps carry the tail, and whether a plan may run twice."""
+
+from __future__ import annotations
+
+from bagua.algorithms import AllReduce, Broadcast, Local, Plan
+from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT
+
+_BY_LEVELS = (HOST, LEADERS, HOST)
+
+
+def tail_path(plan: Plan) -> tuple[int, ...]:
+    """Numbers of the steps that carry the tail along: the first AllReduce, and those after it that pass on what it
+    wrote."""
+    holder: str | None = None
+    path = []
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, AllReduce) and holder in (None, step.src):
+            holder = step.dst
+            path.append(number)
+        elif isinstance(step, Broadcast) and holder == step.slot:
+            path.append(number)
+    return tuple(path)
+
+
+def tail_reaches_all(plan: Plan) -> bool:
+    """Whether every rank has, at the end, in the tail what all ranks put there."""
+    places = [plan.steps[number].over for number in tail_path(plan)]  # type: ignore[union-attr]
+    left = iter(places)
+    return EVERYONE in places or all(place in left for place in _BY_LEVELS)
+
+
+def repeatable(plan: Plan) -> bool:
+    """Whether a second run on the same gradients gives what the first one gave.
+
+    Not if a ``Local`` step writes anything but results: gradients and state have then changed. Nor if a step
+    writes what the plan reads before it has made it: it comes from the step before.
+    """
+    made = {GRADIENT}
+    kept = set()  # read from the step before
+    for step in plan.steps:
+        if isinstance(step, Local) and set(step.writes) - {RESULT}:
+            return False
+        kept |= set(step.reads) - made
+        made |= set(step.writes)
+    return not any(kept & set(step.writes) for step in plan.steps)
+
+
+def adds_up(plan: Plan) -> bool:
+    """Whether results grow with the number of ranks, as a sum does and a mean does not."""
+    by_user = any(isinstance(step, Local) and RESULT in step.writes for step in plan.steps)
+    return not by_user and any(getattr(plan.steps[number], "op", "") == "SUM" for number in tail_path(plan))

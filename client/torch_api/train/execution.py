@@ -1,0 +1,216 @@
+"""Executions: a bucket's plan at work, again and again, and the order in which buckets start.
+
+There is no thread: the user's thread submits operations, and the daemon carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.join.connection import Connection, Request, Times
+
+Work = Callable[[], None]
+Tickets = tuple[int, ...]
+
+
+class Startable(Protocol):
+    """A bucket, as ``StartOrder`` sees it."""
+
+    @property
+    def pending(self) -> int:
+        """How many of its tensors are not ready in this round."""
+        ...
+
+    def start(self) -> None:
+        """Begins its plan."""
+        ...
+
+
+B = TypeVar("B", bound=Startable)
+
+
+class StartOrder(Generic[B]):
+    """Starts buckets in their order, each as soon as it and all before it are full: the same order on all ranks.
+
+    ``started``: how many of this round.
+    """
+
+    def __init__(self, buckets: Sequence[B]) -> None:
+        self.buckets = list(buckets)
+        self.started = 0
+
+    def start_full(self, end: int) -> None:
+        """Starts those before number ``end`` that are full, as far as none before them is missing."""
+        while self.started < end and not self.buckets[self.started].pending:
+            self.started += 1
+            self.buckets[self.started - 1].start()
+
+    def start_next(self) -> None:
+        """Starts the next one, full or not."""
+        self.started += 1
+        self.buckets[self.started - 1].start()
+
+    def start_rest(self) -> None:
+        """Starts all that are left of this round, full or not."""
+        while self.started < len(self.buckets):
+            self.start_next()
+
+
+class Execution:
+    """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
+
+    ``started``: a run is under way. ``starts``: how many have begun.
+    """
+
+    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
+
+    def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
+        self._name = name
+        self._phases = phases
+        self._connection = connection
+        self._number = 0
+        self._tickets: Tickets = ()
+        self.started = False
+        self.starts = 0
+
+    def start(self) -> None:
+        """Begins the first phase. Raises BaguaError if the last run has not been joined."""
+        if self.started:
+            raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
+        self._number = 0
+        work, action = self._phases[0]
+        for one in work:
+            one()
+        self._tickets = action.begin() or () if action is not None else ()
+        self.started = True
+        self.starts += 1
+
+    def done(self) -> bool:
+        """Whether what the current phase communicates has arrived; True if not started."""
+        return all(map(self._connection.done, self._tickets))
+
+    def advance(self, times: list[Times]) -> bool:
+        """Waits for the current phase, and adds its times; begins the next one. False: there is none, and the plan may
+        be started anew."""
+        self.started = False  # stays so if anything below raises
+        tickets, self._tickets = self._tickets, ()
+        for ticket in tickets:
+            times.append(self._connection.wait(ticket))
+        action = self._phases[self._number][1]
+        if action is not None and action.finish is not None:
+            action.finish()
+        if self._number + 1 == len(self._phases):
+            return False
+        self._number += 1
+        work, action = self._phases[self._number]
+        for one in work:
+            one()
+        self._tickets = action.begin() or () if action is not None else ()
+        self.started = True
+        return True
+
+    def catch_up(self, starts: int) -> None:
+        """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for
+        them."""
+        action = self._phases[0][1]
+        while self.starts < starts:
+            self.abandon()
+            self._tickets = (action.begin() if action is not None else None) or ()
+            self.started = True
+            self.starts += 1
+
+    def abandon(self) -> bool:
+        """Forgets a run, once what has begun is over, well or not. True if there was something to forget."""
+        under_way, self.started = self.started, False
+        tickets, self._tickets = self._tickets, ()
+        for ticket in tickets:
+            with suppress(CommunicationError):
+                self._connection.wait(ticket)
+        return under_way
+
+
+class Action(Protocol):
+    """One step of one bucket that communicates."""
+
+    finish: Work | None
+    """Called when all has arrived; None where there is nothing to do."""
+
+    def begin(self) -> Tickets | None:
+        """Submits. None where this rank has no part in the step."""
+        ...
+
+
+Phase = tuple[Sequence[Work], Action | None]
+"""Work of this rank alone, and then the step that communicates; None at the end of a plan."""
+
+
+class Submit:
+    """The action that submits one prepared operation: everything is known beforehand, and one call does it."""
+
+    __slots__ = ("_bucket", "_requests", "_submit")
+    finish: Work | None = None
+
+    def __init__(self, bucket: Sided, requests: Sequence[Request], connection: Connection) -> None:
+        """``requests``: one for each side of the bucket."""
+        self._bucket = bucket
+        self._requests = requests
+        self._submit = connection.submit
+
+    def begin(self) -> Tickets:
+        """See ``Action``."""
+        return (self._submit(self._requests[self._bucket.side]),)
+
+
+class NotReady:
+    """The execution of a bucket that has no plan yet, or belongs to no model any more."""
+
+    started = False
+    starts = 0
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def start(self) -> None:
+        """Raises BaguaError."""
+        raise BaguaError(f"Bucket {self._name} can't run: it has no plan yet, or its model has been wrapped anew.")
+
+    def done(self) -> bool:
+        """Nothing has begun."""
+        return True
+
+    def advance(self, _: list[Times]) -> bool:
+        """There is no phase."""
+        return False
+
+    def abandon(self) -> bool:
+        """There is nothing to forget."""
+        return False
+
+
+class Executes(Protocol):
+    """A bucket, as ``join_all`` sees it."""
+
+    @property
+    def execution(self) -> Execution | NotReady: ...
+
+
+class Sided(Protocol):
+    """A bucket whose slots may change places from run to run: ``side`` says which state they are in."""
+
+    side: int
+
+
+def join_all(buckets: Iterable[Executes]) -> list[Times]:
+    """Waits for all buckets that have been started, and runs what is left of their plans, one phase of all after the
+    other: the order of operations is the same on all ranks, and phases of different buckets overlap.
+
+    Returns the times of the operations. Raises CommunicationError, and what ``Local`` steps raise.
+    """
+    times: list[Times] = []
+    running = [bucket.execution for bucket in buckets if bucket.execution.started]
+    while running:
+        running = [run for run in running if run.advance(times)]
+    return times

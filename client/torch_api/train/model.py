@@ -1,0 +1,445 @@
+"""A wrapped model. The file reads top to bottom, from wrapping to the end of a training step."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
+from bagua.algorithms.plan import GRADIENT, WEIGHT
+from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.session import CURRENT, current
+from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together
+from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm
+from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.bucket_layout import ModelBuckets
+from bagua.torch_api.train.buffers import BufferBroadcast
+from bagua.torch_api.train.dataflow import adds_up
+from bagua.torch_api.train.execution import join_all
+from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.guest import Guest
+from bagua.torch_api.train.lbfgs_loss import average_losses
+from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
+from bagua.torch_api.train.optimizer_state import broadcast_optimizers
+from bagua.torch_api.train.parameters import (
+    canonical,
+    check_descriptions,
+    describe,
+    ignored_names,
+    refuse_newcomers,
+    shared_state,
+    trainable_parameters,
+)
+from bagua.torch_api.train.runner import Runner
+
+LOG = logging.getLogger("bagua")
+
+LOOK_EVERY = 10
+"""Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
+model."""
+
+
+class DistributedModel:
+    """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
+
+    Args:
+        module: Its parameters and buffers are overwritten with rank 0's, except those named in its ignore lists.
+            Buffers (running statistics of BatchNorm) go their own way on each rank after that, but see
+            ``broadcast_buffers``.
+        optimizers: State and hyper-parameters are overwritten with rank 0's.
+        algorithm: What is exchanged. None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+        process_group: The ranks that train this model, which alone wrap it. None: all ranks.
+        bagua_module_name: For messages.
+        gradient_as_bucket_view: ``.grad`` (parameters, where an algorithm exchanges weights) is a view of shared memory
+            (True), or keeps memory of its own, at the price of a copy.
+        find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are always handled.
+        broadcast_buffers: Buffers become rank 0's before each forward pass in training, but inside ``no_sync``. All
+            ranks then run the same number of them.
+        bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else what suits the model.
+
+    Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
+        algorithm: Algorithm | None = None,
+        process_group: BaguaProcessGroup | None = None,
+        bagua_module_name: str | None = None,
+        gradient_as_bucket_view: bool = True,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = False,
+        bucket_bytes: int | None = None,
+    ) -> None:
+        self.process_group = _members_group(process_group)
+        self.module = module
+        self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
+        self.bagua_optimizers: list[torch.optim.Optimizer] = (
+            list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+        )
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.find_unused_parameters = find_unused_parameters
+        self.broadcast_buffers = broadcast_buffers
+        self.bucket_bytes = bucket_bytes
+        self.parameters_to_ignore = ignored_names(module)
+        self.require_backward_grad_sync = True
+        self.bagua_train_step_counter = 0
+        self._known: set[torch.Tensor] = set()
+        self._session = current()
+        self._runner = Runner(self._session, self.process_group)
+        self._buffers = BufferBroadcast(self._session, self._find_buffers)
+        self._guest = self._new_guest()
+        self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
+        self._handles: list[Any] = []
+        self._closed = False
+        self._pass: BackwardPass | None = None
+        self._reducer: GradientReducer | None = None
+        self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
+        try:
+            self._compare_ranks(algorithm)
+            self._find_device()
+            self._take_state_of_rank_0()
+            self._reset_algorithm()
+        except BaseException:
+            with suppress(CommunicationError):
+                self.close()
+            raise
+
+    def _new_guest(self) -> Guest:
+        """See ``Guest``; for a subclass that has one."""
+        return Guest()
+
+    # At wrap time
+
+    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """(name, parameter) of all that is trained, in the order of registration; shared parameters once."""
+        return trainable_parameters(self.module, self.parameters_to_ignore)
+
+    @property
+    def params_in_use(self) -> set[str]:
+        """Names of all that is trained."""
+        return {name for name, _ in self.bagua_build_params()}
+
+    @property
+    def autograd_graph_params(self) -> dict[str, torch.nn.Parameter]:
+        """Trained parameters that have a gradient, by name: backward has reached them, on this rank or on another."""
+        return {name: parameter for name, parameter in self.bagua_build_params() if parameter.grad is not None}
+
+    @property
+    def _group(self) -> Communicator:
+        return self._runner.everyone
+
+    @property
+    def bagua_buckets(self) -> list[PlanBucket]:
+        """The buckets in which gradients, or weights, travel. Those of gradients follow, after the first synchronised
+        pass, the order in which gradients came."""
+        return self._layout.buckets
+
+    def _compare_ranks(self, algorithm: Algorithm | None) -> None:
+        """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank
+        is told to all."""
+        mistake: Exception | None = None
+        try:
+            chosen = choose(algorithm, speaks=self._group.rank() == 0)
+            reified = chosen.reify(self.process_group)
+            if not isinstance(reified, AlgorithmImpl):
+                raise TypeError(
+                    f"{type(chosen).__name__}.reify returned a {type(reified).__name__}: return an AlgorithmImpl."
+                )
+            self.bagua_algorithm = reified
+            for optimizer in self.bagua_optimizers:
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    raise TypeError(
+                        f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects."
+                    )
+            settings: dict[str, object] = {
+                "algorithm": describe_algorithm(chosen),
+                "bucket_bytes": self.bucket_bytes or environment.get_default_bucket_size(),
+            }
+            text = canonical(
+                describe(
+                    shared_state(self.module, self.parameters_to_ignore),
+                    [name for name, _ in self.bagua_build_params()],
+                    self.bagua_optimizers,
+                    settings,
+                )
+            )
+        except Exception as error:
+            mistake = error
+            text = canonical({"error": str(error)})
+        texts = gather_texts(text, self._group)
+        if mistake is not None:
+            raise mistake
+        check_descriptions(texts)
+
+    def _find_device(self) -> None:
+        """A model on a CUDA device trains there. Raises on every rank if it can't on one."""
+        parameters = self.bagua_build_params()
+        if not parameters or not PORT.cuda.holds(parameters[0][1]):
+            return
+        mistake: Exception | None = None
+        try:
+            self._runner.use_device_of(parameters[0][1])
+        except Exception as error:
+            mistake = error
+        raise_together(mistake, self._group)
+
+    def _take_state_of_rank_0(self) -> None:
+        tensors = [tensor for _, tensor in shared_state(self.module, self.parameters_to_ignore)]
+        broadcast_tensors(tensors, self._session, self._group)
+        broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
+
+    def _reset_algorithm(self) -> None:
+        """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
+        self._remove_hooks()
+        self._layout.make()
+        self._exchanged = self.bagua_algorithm.exchanged
+        buckets = self._layout.gradient_buckets
+        adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
+        recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
+        self._reducer = None
+        if buckets:
+            self._reducer = GradientReducer(
+                buckets,
+                keep_own_memory=not self.gradient_as_bucket_view,
+                drop_carried=adding and self._group.rank() != 0,
+                on_finished=self._runner.record,
+                clock=self._runner.clock,
+                rearrange=self._layout.follow if recorded else None,
+            )
+        self._install_hooks(adding)
+
+    def _begin_anew(self) -> None:
+        """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
+        optimizers where their state is the same on all ranks."""
+        self._release()
+        self._group.barrier()  # what the ranks of this host gave back is there for all of them
+        broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
+        if self._exchanged == WEIGHT:
+            broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
+        self._reset_algorithm()
+
+    def _install_hooks(self, adding: bool) -> None:
+        algorithm = self.bagua_algorithm
+        self._on_input = algorithm.init_forward_pre_hook(self)
+        self._on_backward_end = algorithm.init_post_backward_hook(self)
+        on_gradient = algorithm.init_backward_hook(self)
+        if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
+            on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
+        on_step = algorithm.init_post_optimizer_step_hook(self)
+        add = self._handles.append
+        add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
+        add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
+        parameters = self.bagua_build_params()
+        self._known = {parameter for _, parameter in parameters}
+        for name, parameter in parameters:
+            hook = functools.partial(self._after_gradient, on_gradient, name)
+            add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            if adding and self._reducer is not None:
+                aside = functools.partial(self._reducer.set_aside, name)
+                add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
+        average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
+        for optimizer in self.bagua_optimizers:
+            add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
+            if isinstance(optimizer, torch.optim.LBFGS) and self._exchanged == GRADIENT:
+                add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def close(self) -> None:
+        """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
+        when they are gone. All ranks must do it in the same order relative to other wraps."""
+        self._session.forget_end(self)
+        if self._closed:
+            return
+        self._closed = True
+        self._remove_hooks()
+        self.bagua_algorithm.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Memory and communicators go back, once what has begun is over. Where ranks are not in step (on communicators
+        of the algorithm's own) those that are behind catch up, or the others would wait for ever."""
+        if self._runner.has_own and self._session is CURRENT.session:
+            with suppress(CommunicationError):  # a rank that has left ends what waits for it
+                self._layout.level_out()
+        self._layout.release()
+        self._runner.release()
+
+    def own_communicator(self) -> Communicator:
+        """See ``bagua.algorithms.base.DataParallel``. From then on the model lives until it is closed, or this rank
+        leaves the job: others may wait for what it has to do then."""
+        self._session.end_first(self, self.close)
+        return self._runner.own_communicator()
+
+    # In a training step
+
+    def _before_forward(self, _: torch.nn.Module, inputs: Any) -> None:
+        if self._pass is not None and not self._pass.alive():
+            self._abandon_pass()
+        if not self.module.training:
+            return
+        self._session.statistics.begin_step(time.monotonic_ns())
+        self.bagua_train_step_counter += 1
+        if self.bagua_algorithm.need_reset():
+            self._begin_anew()
+        elif self.bagua_train_step_counter % LOOK_EVERY == 2:
+            refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            self._buffers.run(self._group)
+        self._on_input(inputs)
+
+    def _find_buffers(self) -> list[torch.Tensor]:
+        return [
+            buffer
+            for name, buffer in self.module.named_buffers()
+            if name not in self.parameters_to_ignore and not getattr(buffer, "expert", False)
+        ]
+
+    def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
+
+    def _before_gradient(self, _: torch.Tensor) -> None:
+        if self._pass is None or not self._pass.alive():
+            self._begin_pass()
+
+    def _after_gradient(
+        self,
+        on_gradient: Callable[[str, torch.nn.Parameter], None],
+        name: str,
+        parameter: torch.nn.Parameter,
+    ) -> None:
+        if self._pass is None or not self._pass.alive():
+            self._begin_pass()
+        if self.require_backward_grad_sync:
+            on_gradient(name, parameter)
+
+    def _begin_pass(self) -> None:
+        if self._pass is not None:
+            self._abandon_pass()
+        self._pass = BackwardPass(self._end_pass)
+
+    def _end_pass(self) -> None:
+        self._pass = None
+        if self._reducer is not None:
+            self._reducer.end_pass()
+        if self.require_backward_grad_sync:
+            with torch.no_grad():
+                self._on_backward_end()
+
+    def _abandon_pass(self) -> None:
+        """The pass before this one ended by an exception."""
+        self._pass = None
+        under_way = self._guest.abandon()
+        if self._reducer is not None:
+            under_way = self._reducer.abandon() or under_way
+        if under_way and self._group.nranks() > 1:
+            raise BaguaError(
+                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
+                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
+            )
+        if self._exchanged == WEIGHT and self.require_backward_grad_sync:
+            with torch.no_grad():  # what other ranks exchanged in that pass has nothing to do with its gradients
+                self._on_backward_end()
+
+    def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
+        total = torch.tensor([loss], dtype=torch.float64, device="cpu")
+        self._group.allreduce_inplace(total, op)
+        return total.item()
+
+    def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """The gradient of this parameter is complete on this rank; full buckets of gradients are submitted."""
+        if not self._guest.mark(parameter):
+            self.mark_gradient(name, parameter)
+
+    def mark_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """``mark_ready`` in buckets of gradients alone."""
+        if self._reducer is not None:
+            self._reducer.mark_ready(name, parameter)
+
+    def finish_backward(self) -> None:
+        """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the
+        same for buckets of other tensors that the algorithm registered."""
+        self.finish_gradients()
+        self._guest.finish()
+
+    def finish_gradients(self) -> None:
+        """``finish_backward`` in buckets of gradients alone."""
+        if self._reducer is not None:
+            self._reducer.finish()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass of this model runs now."""
+        return self._pass is not None
+
+    def join(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
+        an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
+        begin = self._runner.clock()
+        times = join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        if times:
+            self._runner.record(times, begin, self._runner.clock())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # A copy of a wrapped model is an ordinary model
+
+    def __deepcopy__(self, _: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return (_nothing, ())
+
+
+def _nothing() -> None:
+    """Takes the place of a pickled wrapper."""
+
+
+def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    hook(optimizer)
+
+
+def _members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
+    """The group, or that of all ranks. Raises TypeError for what is none, ConfigError if this rank is no member."""
+    if process_group is None:
+        return _get_default_group()
+    if not isinstance(process_group, BaguaProcessGroup):
+        raise TypeError(
+            f"process_group is a {type(process_group).__name__}: pass what bagua.communication.new_group() or "
+            "from_torch_group() returned, or None for all ranks."
+        )
+    rank = current().membership.rank
+    if rank not in process_group.ranks:
+        raise ConfigError(
+            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it."
+        )
+    return process_group

@@ -1,0 +1,176 @@
+"""Finds a model's trained parameters and shared buffers, and describes them to the other ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Sequence
+
+import torch
+
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.transfer import DTYPES
+
+IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
+
+
+def ignored_names(module: torch.nn.Module) -> frozenset[str]:
+    """Names that the module's ignore lists hold; ".w" means the same as "w"."""
+    found: list[str] = []
+    for attribute in IGNORE_LISTS:
+        found += getattr(module, attribute, None) or ()
+    return frozenset(name.removeprefix(".") for name in found)
+
+
+def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters that get gradients, in the order of registration, shared ones once, experts (``.expert``) left out.
+
+    Raises TypeError for those whose gradients can't be exchanged.
+    """
+    found = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad or name in ignored or getattr(parameter, "expert", False):
+            continue
+        _check(name, parameter)
+        found.append((name, parameter))
+    _refuse_several_devices(found)
+    _refuse_sparse_gradients(module, {parameter: name for name, parameter in found})
+    return found
+
+
+def _check(name: str, parameter: torch.nn.Parameter) -> None:
+    if torch.nn.parameter.is_lazy(parameter):
+        raise TypeError(f"Parameter {name} has no shape yet: run one forward pass before with_bagua.")
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"Parameter {name} is on {parameter.device}: move the model to the CPU or to a CUDA device.")
+    if parameter.dtype not in DTYPES:
+        raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced.")
+
+
+def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Buckets of all devices would go in one order, and each would wait for the slowest."""
+    for name, parameter in parameters:
+        first, other = parameters[0][1].device, parameter.device
+        if other != first:
+            raise TypeError(
+                f"Parameter {parameters[0][0]} is on {first} and {name} on {other}: with_bagua() trains a model on one "
+                "device. Move it there, or put the names of some into _bagua_params_and_buffers_to_ignore and wrap the "
+                "parts as models of their own."
+            )
+
+
+def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, str]) -> None:
+    for child in module.modules():
+        if isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and child.sparse and child.weight in names:
+            raise NotImplementedError(
+                f"Parameter {names[child.weight]} gets sparse gradients (sparse=True), which can't be reduced: "
+                "make the embedding with sparse=False, or put its name into the module's "
+                "_bagua_params_and_buffers_to_ignore."
+            )
+
+
+def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Container[torch.Tensor]) -> None:
+    """Raises BaguaError if ``trainable_parameters`` would find one that is not among ``known``."""
+    if all(parameter in known for parameter in module.parameters() if parameter.requires_grad):
+        return
+    for name, parameter in trainable_parameters(module, ignored):
+        if parameter not in known:
+            raise BaguaError(
+                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, or not there "
+                "yet): nothing exchanges it, and replicas drift apart. Call with_bagua() again after such a change, or "
+                "put the name into the module's _bagua_params_and_buffers_to_ignore before with_bagua()."
+            )
+
+
+def shared_state(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.Tensor]]:
+    """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once."""
+    everything: Iterable[tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    return [
+        (name, tensor) for name, tensor in everything if name not in ignored and not getattr(tensor, "expert", False)
+    ]
+
+
+def describe(
+    state: Sequence[tuple[str, torch.Tensor]],
+    trained: Iterable[str],
+    optimizers: Sequence[torch.optim.Optimizer],
+    settings: dict[str, object],
+) -> dict[str, object]:
+    """All that must agree between ranks, as plain data."""
+    names = set(trained)
+    return {
+        "tensors": [
+            [name, _kind(tensor), list(tensor.shape), list(tensor.stride()), name in names] for name, tensor in state
+        ],
+        "optimizers": [
+            [type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]]
+            for optimizer in optimizers
+        ],
+        "settings": settings,
+    }
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Its dtype, and where it lies if not on the CPU."""
+    dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
+    return dtype if device == "cpu" else f"{dtype} on {device}"
+
+
+def canonical(description: dict[str, object]) -> bytes:
+    """The same bytes for the same description."""
+    return json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
+
+
+def first_difference(descriptions: Sequence[dict[str, object]]) -> str:
+    """Says, for people, where the first rank that differs from rank 0 does so. Empty if none differs."""
+    failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(descriptions) if "error" in one]
+    if failed:
+        return f"The model can't be wrapped. {'; '.join(failed)}"
+    for rank, other in enumerate(descriptions):
+        text = _difference(descriptions[0], other, rank)
+        if text:
+            return text
+    return ""
+
+
+def _difference(mine: dict[str, object], other: dict[str, object], rank: int) -> str:
+    left, right = mine["tensors"], other["tensors"]
+    assert isinstance(left, list) and isinstance(right, list)
+    for index in range(max(len(left), len(right))):
+        here = left[index] if index < len(left) else None
+        there = right[index] if index < len(right) else None
+        if here != there:
+            return (
+                f"The ranks' models differ. The first difference is parameter or buffer number {index}: rank 0 has "
+                f"{_say(here, there)}, rank {rank} has {_say(there, here)}. Build the same model, with the same layers "
+                "in the same order, on every rank."
+            )
+    if mine["optimizers"] != other["optimizers"]:
+        return (
+            f"The ranks' optimizers differ: rank 0 has {mine['optimizers']}, rank {rank} has {other['optimizers']}. "
+            "Make the same ones on every rank."
+        )
+    if mine["settings"] != other["settings"]:
+        return (
+            f"The ranks' settings differ: rank 0 has {mine['settings']}, rank {rank} has {other['settings']}. "
+            "Choose the same on every rank."
+        )
+    return ""
+
+
+def _say(entry: list[object] | None, other: list[object] | None) -> str:
+    if entry is None:
+        return "none"
+    name, dtype, shape, stride, trained = entry
+    text = f"{name} {dtype} {shape}"
+    if other is not None and entry[:3] == other[:3]:
+        text += f" with strides {stride}, {'trained' if trained else 'not trained'}"
+    return text
+
+
+def check_descriptions(texts: Sequence[bytes]) -> None:
+    """Raises BaguaError, on every rank the same, if the ranks' descriptions differ."""
+    if all(text == texts[0] for text in texts) and b'"error"' not in texts[0]:
+        return
+    difference = first_difference([json.loads(text) for text in texts])
+    if difference:
+        raise BaguaError(difference)

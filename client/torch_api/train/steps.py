@@ -1,0 +1,271 @@
+"""Actions for plan steps that communicate: they submit operations, and finish the step when these have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from bagua.algorithms import AllReduce, Broadcast, Codec, Neighbours
+from bagua.algorithms.plan import GRADIENT, Over
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
+from bagua.torch_api.cuda.transcoding import CudaTranscoder
+from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
+from bagua.torch_api.train.bucket import Allocate, PlanBucket
+from bagua.torch_api.train.execution import Submit, Tickets
+from bagua.torch_api.train.transcoding import Transcoder
+
+NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
+
+
+class Surroundings(Protocol):
+    """The rank, as steps see it."""
+
+    connection: Connection
+    allocate: Allocate
+    """Makes memory that can be communicated."""
+    transcoder: NewTranscoder
+    """Makes the encoder of this rank."""
+
+    def communicator(self, over: Over) -> Members | None:
+        """Those who take part now; None if this rank does not."""
+        ...
+
+    def new_residual(self, communicator: Members) -> int:
+        """The number of a residual that nothing on this communicator has."""
+        ...
+
+    def one_host(self, communicator: Members) -> bool:
+        """Whether all members are on this host."""
+        ...
+
+
+class OneOperation:
+    """One operation for one step, among members that may be others each time. ``carried``: elements of the tail that go
+    along."""
+
+    finish: Callable[[], None] | None = None
+
+    def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
+        self.around = around
+        self.bucket = bucket
+        self.step = step
+        self.carried = carried
+        self.source = step.reads[0]
+
+    def source_place(self, side: int) -> Place:
+        """Where the operation reads when the bucket is in this state."""
+        return self.bucket.region(self.source, side).place
+
+    def request(self, members: Members, side: int) -> Request:
+        """The operation when the bucket is in this state."""
+        target = self.bucket.region(self.step.writes[0], side)
+        connection = self.around.connection
+        return request(
+            connection.kinds["allreduce" if isinstance(self.step, AllReduce) else "broadcast"],
+            comm=members.id,
+            dtype=connection.dtypes[DTYPES[self.bucket.dtype]],
+            count=target.flat.numel() + self.carried,
+            src=self.source_place(side),
+            dst=target.place,
+            label=self.bucket.label,
+        )
+
+    def begin(self) -> Tickets | None:
+        """See ``Action``."""
+        members = self.around.communicator(self.step.over)
+        return None if members is None else self.send(members)
+
+    def send(self, members: Members) -> Tickets:
+        """Submits for these members."""
+        return (self.around.connection.submit(self.request(members, self.bucket.side)),)
+
+
+class BroadcastAction(OneOperation):
+    """``Broadcast``."""
+
+    step: Broadcast
+
+    def request(self, members: Members, side: int) -> Request:
+        """See ``OneOperation``."""
+        return {**super().request(members, side), "root": self.step.root}
+
+    def send(self, members: Members) -> Tickets:
+        """See ``OneOperation``. Raises ValueError for a root that is not there."""
+        if not 0 <= self.step.root < members.nranks():
+            raise ValueError(f"{self.step} among {members.nranks()} ranks: root must be below that.")
+        return super().send(members)
+
+
+class AllReduceAction(OneOperation):
+    """``AllReduce``. ``first``: it puts the tail where it begins its way."""
+
+    step: AllReduce
+
+    def __init__(
+        self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool = False
+    ) -> None:
+        super().__init__(around, bucket, step, carried)
+        self.codec = step.codec if bucket.dtype is torch.float32 else None
+        self.encodings: dict[Members, Encoding] = {}
+        self.fetches_tail = first and self.source != GRADIENT
+
+    def request(self, members: Members, side: int) -> Request:
+        """See ``OneOperation``."""
+        encoding = self.encoding(members)
+        return {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}  # type: ignore[typeddict-item]
+
+    def encoding(self, members: Members) -> Encoding:
+        """How it crosses between hosts: what says who has a gradient must arrive as it is.
+
+        Error feedback needs memory that lives as long as the bucket: it has a residual of its own on each communicator.
+        """
+        if self.codec is None:
+            return AS_IT_IS
+        if members not in self.encodings:
+            self.encodings[members] = Encoding(
+                self.around.connection.codecs[self.codec.name],
+                self.codec.density_units,
+                residual=self.around.new_residual(members) if self.codec.error_feedback else 0,
+                exact=self.carried,
+            )
+        return self.encodings[members]
+
+    def send(self, members: Members) -> Tickets:
+        """See ``OneOperation``."""
+        bucket = self.bucket
+        if self.fetches_tail:
+            bucket.region(self.source, bucket.side).tail.copy_(bucket.region(GRADIENT, bucket.side).tail)
+        return super().send(members)
+
+    def among(self, members: Members) -> Submit:
+        """The same between the same ranks each time."""
+        requests = [self.request(members, side) for side in range(self.bucket.sides)]
+        return Submit(self.bucket, requests, self.around.connection)
+
+
+class EverywhereAction(AllReduceAction):
+    """``AllReduce(everywhere=True)``: this rank's contribution passes through the codec before it is reduced, and so
+    does the result where the engine does not encode it (on one host). All ranks compute the same there."""
+
+    def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool) -> None:
+        assert step.codec is not None
+        count = bucket.region(step.src, 0).flat.numel()
+        self._transcoder = around.transcoder(step.codec, count)
+        self._message = self._transcoder.new_message()
+        self._encoded, self._place = around.allocate(count + carried, bucket.dtype)
+        lost = [torch.zeros(count, device=bucket.device) if step.codec.error_feedback else None for _ in range(2)]
+        self._lost, self._lost_of_result = lost
+        self._encodes_result = False
+        super().__init__(around, bucket, step, carried, first)
+        self.fetches_tail = False  # done here
+        self._tail_from = GRADIENT if first else step.src
+        self.finish = self._finish
+
+    def source_place(self, side: int) -> Place:
+        """See ``OneOperation``."""
+        return self._place
+
+    def send(self, communicator: Members) -> Tickets:
+        """See ``OneOperation``."""
+        bucket = self.bucket
+        source = bucket.region(self.source, bucket.side).flat
+        self._transcoder.encode(source, self._message, self._lost, self._encoded)
+        if self.carried:
+            self._encoded[source.numel() :] = bucket.region(self._tail_from, bucket.side).tail
+        self._encodes_result = self.around.one_host(communicator)
+        return super().send(communicator)
+
+    def _finish(self) -> None:
+        if self._encodes_result:
+            result = self.bucket.region(self.step.dst, self.bucket.side).flat
+            self._transcoder.encode(result, self._message, self._lost_of_result, result)
+            self._encodes_result = False
+
+
+class NeighboursAction:
+    """``Neighbours``: messages are encoded once, sent to both sides and decoded by all who get them."""
+
+    finish: Callable[[], None] | None
+
+    def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
+        self._around = around
+        self._bucket = bucket
+        self._step = step
+        self._ranks = 0  # how many took part in what has begun; 0: nothing has
+        self.finish = self._finish
+        encoded = step.codec is not None and bucket.dtype is torch.float32
+        self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
+
+    def begin(self) -> Tickets | None:
+        """See ``Action``."""
+        communicator = self._around.communicator(self._step.over)
+        if communicator is None:
+            return None
+        step, region, side = self._step, self._bucket.region, self._bucket.side
+        source, own = region(step.src, side), region(step.own, side)
+        self._ranks, rank = communicator.nranks(), communicator.rank()
+        connection = self._around.connection
+        if self._coding is not None:
+            places = self._coding.encode(source.flat, own.flat)
+            dtype, count = connection.dtypes["uint8"], self._coding.count
+        else:
+            if own.flat is not source.flat:
+                own.flat.copy_(source.flat)
+            places = source.place, region(step.left, side).place, region(step.right, side).place
+            dtype, count = connection.dtypes[DTYPES[self._bucket.dtype]], source.flat.numel()
+        left, right = (rank - 1) % self._ranks, (rank + 1) % self._ranks
+        mine, from_left, from_right = places
+        sends = [(left, mine), (right, mine)]
+        receipts = [(left, from_left), (right, from_right)]
+        if self._ranks < 3:  # both neighbours are the same, or there is none
+            sends, receipts = sends[: self._ranks - 1], receipts[: self._ranks - 1]
+        common: dict[str, Any] = {"comm": communicator.id, "dtype": dtype, "count": count, "label": self._bucket.label}
+        kinds, submit = connection.kinds, connection.submit
+        return (
+            *(submit(request(kinds["send"], root=peer, src=place, **common)) for peer, place in sends),
+            *(submit(request(kinds["recv"], root=peer, dst=place, **common)) for peer, place in receipts),
+        )
+
+    def _finish(self) -> None:
+        ranks, self._ranks = self._ranks, 0
+        if not ranks:
+            return
+        left, right = (
+            self._bucket.region(name, self._bucket.side).flat for name in (self._step.left, self._step.right)
+        )
+        if ranks == 1:
+            left.zero_()
+            right.zero_()
+            return
+        if self._coding is not None:
+            self._coding.decode(left, right if ranks > 2 else None)
+        if ranks == 2:
+            right.copy_(left)
+
+
+class _NeighboursCoding:
+    """Memory and codec of encoded ``Neighbours``."""
+
+    def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
+        assert step.codec is not None
+        length = bucket.region(step.src, 0).flat.numel()
+        self._transcoder = around.transcoder(step.codec, length)
+        self._lost = torch.zeros(length, device=bucket.device) if step.codec.error_feedback else None
+        self.count = self._transcoder.message_bytes
+        made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
+        self._mine, self._left, self._right = (memory for memory, _ in made)
+        self._places = made[0][1], made[1][1], made[2][1]
+
+    def encode(self, source: torch.Tensor, own: torch.Tensor) -> tuple[Place, Place, Place]:
+        """Makes the message, and ``own`` of it. Returns where it lies, and where the neighbours' are to arrive."""
+        self._transcoder.encode(source, self._mine, self._lost, own)
+        return self._places
+
+    def decode(self, left: torch.Tensor, right: torch.Tensor | None) -> None:
+        """Decodes what has arrived."""
+        self._transcoder.decode(self._left, left)
+        if right is not None:
+            self._transcoder.decode(self._right, right)

@@ -1,0 +1,55 @@
+"""Encoding in the rank itself, by the core's kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from bagua import csrc
+from bagua.algorithms import Codec
+
+
+def buffer_of(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor as the core takes it. The tensor must outlive it."""
+    return (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+
+
+class Transcoder:
+    """One codec at work on vectors of ``count`` float32."""
+
+    def __init__(self, codec: Codec, count: int) -> None:
+        core = csrc.load()
+        self._transcode = core.transcode
+        self._codec = core.CODECS[codec.name]
+        self._density = codec.density_units
+        self._count = count
+        self.message_bytes = core.encoded_bytes(self._codec, count, self._density)
+
+    def new_message(self) -> torch.Tensor:
+        """Memory for one message. torch aligns what it allocates as messages need it (64 bytes)."""
+        return torch.zeros(self.message_bytes, dtype=torch.uint8, device="cpu")
+
+    def encode(
+        self, source: torch.Tensor, message: torch.Tensor, residual: torch.Tensor | None, decoded: torch.Tensor
+    ) -> None:
+        """``message`` = encode(source + residual), ``decoded`` = what it decodes to, ``residual`` = what was lost.
+
+        ``decoded`` may be ``source``.
+        """
+        self._transcode(
+            self._codec,
+            self._count,
+            raw=[buffer_of(source)],
+            residual=None if residual is None else buffer_of(residual),
+            message=buffer_of(message),
+            decoded=[buffer_of(decoded)],
+            density=self._density,
+        )
+
+    def decode(self, message: torch.Tensor, decoded: torch.Tensor) -> None:
+        """``decoded`` = what the message says."""
+        self._transcode(
+            self._codec, self._count, encoded=[buffer_of(message)], decoded=[buffer_of(decoded)], density=self._density
+        )

@@ -1,0 +1,97 @@
+"""No module of our packages is part of an import cycle, whatever the place of the import; and imports inside functions
+have a reason."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LOADED_LATE = {
+    "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
+    "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
+    "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
+    "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",
+    "bagua.examples": "scikit-learn is an extra",
+}
+"""Packages and modules that import inside functions, and why. The rank's side does not."""
+
+
+def sources() -> dict[str, Path]:
+    """Our modules by their dotted names."""
+    mapping = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    found: dict[str, Path] = {}
+    for package, folder in sorted(mapping.items(), key=lambda item: -len(item[1])):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path not in found.values() and "__pycache__" not in path.parts:
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+def names_of(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    """Dotted names that an import statement may mean, longest first for each."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        start = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+        base = ".".join([*start, *([node.module] if node.module else [])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def imported(tree: ast.AST, module: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """Our modules that a syntax tree imports."""
+    found = set()
+    for node in ast.walk(tree):
+        for name in names_of(node, module, path.name == "__init__.py"):
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            found.add(name)
+    return found - {"", module}
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """One cycle; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_is_part_of_a_cycle() -> None:
+    known = sources()
+    graph = {name: imported(ast.parse(path.read_text()), name, path, known) for name, path in known.items()}
+    assert len(graph) > 150 and graph["bagua.torch_api.train.model"]
+    assert not cycle_in(graph)
+
+
+def test_a_cycle_is_found_in_functions_and_under_type_checking(tmp_path: Path) -> None:
+    texts = {
+        "a": "if TYPE_CHECKING:\n    from b import x\n",
+        "b": "def f() -> None:\n    import c\n",
+        "c": "from a import y\n",
+    }
+    known = {name: tmp_path / f"{name}.py" for name in texts}
+    graph = {name: imported(ast.parse(text), name, known[name], known) for name, text in texts.items()}
+    assert set(cycle_in(graph)) == {"a", "b", "c"}
+
+
+def test_imports_inside_functions_have_a_reason() -> None:
+    used = set()
+    for name, path in sources().items():
+        if path.name == "__init__.py" or not imports_inside_functions(ast.parse(path.read_text())):
+            continue
+        reasons = [prefix for prefix in LOADED_LATE if f"{name}.".startswith(f"{prefix}.")]
+        assert reasons, f"{name} imports inside a function: import at the top, or say here why not"
+        used.update(reasons)
+    assert used == set(LOADED_LATE), "a reason that nobody needs any more"
+
+
+def imports_inside_functions(tree: ast.AST) -> bool:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for function in functions for node in ast.walk(function))
