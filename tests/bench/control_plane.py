@@ -318,7 +318,8 @@ def beats(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     ):
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
-        time.sleep(3.0)  # what their arrival costs is over
+        # Their arrival is over, and acknowledgements (every 15 s) have told all of them how often to speak.
+        time.sleep(options.settle_s)
         cpu, began = coordinator.cpu_s(), time.monotonic()
         time.sleep(options.beat_s)
         share = (coordinator.cpu_s() - cpu) / (time.monotonic() - began)
@@ -456,6 +457,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=1_000)
     parser.add_argument("--old", type=int, default=200_000, help="jobs that have ended")
     parser.add_argument("--beat-s", type=float, default=20.0, help="how long heartbeats are measured")
+    parser.add_argument("--settle-s", type=float, default=20.0, help="pause before heartbeats are measured")
     parser.add_argument("--limit-s", type=float, default=600.0, help="how long one step may take")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
