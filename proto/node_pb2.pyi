@@ -248,14 +248,18 @@ class HeartbeatAck(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: builtins.int
+    HEARTBEAT_S_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """of the heartbeat that came"""
+    heartbeat_s: builtins.float
+    """replaces Welcome.heartbeat_s: with many nodes each of them speaks less often. 0: no change"""
     def __init__(
         self,
         *,
         seq: builtins.int = ...,
+        heartbeat_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["seq", b"seq"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "seq", b"seq"]) -> None: ...
 
 global___HeartbeatAck = HeartbeatAck
 

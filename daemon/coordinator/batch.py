@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import ConflictError
+from bagua.base.errors import ConflictError, ServiceError
 from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord
 from bagua.daemon.coordinator.store import Store, Transaction
+
+_FOR_ALL = (sa.exc.OperationalError, sa.exc.InterfaceError, ServiceError, MemoryError)
+"""Errors of the database or of the machine. Any other is one of the part that is being written."""
 
 log = structlog.get_logger("coordinator.batch")
 
@@ -42,16 +45,14 @@ class Batch:
         return any((self.submissions, self.introductions, self.gone, self.changes))
 
     def write(self, store: Store) -> Outcome:
-        """All of it, or nothing and an exception. A part that the database refuses by itself does not take the others
-        along: its error is in the outcome."""
+        """All of it, or nothing and an exception. A part that can't be written does not take the others along: its
+        error is in the outcome."""
         try:
             return self._write(store)
-        except (sa.exc.OperationalError, sa.exc.InterfaceError):
-            raise  # for all alike, as the errors that the store has words for
-        except sa.exc.SQLAlchemyError as error:
+        except _FOR_ALL:
+            raise
+        except Exception as error:
             parts = self._parts()
-            if len(parts) <= 1:
-                raise
             log.error("batch_refused", parts=len(parts), error=str(error))
             return self._write_each(store, parts)
 
@@ -104,10 +105,10 @@ class Batch:
         for name, part in parts:
             try:
                 outcome = part._write(store)
-            except (sa.exc.OperationalError, sa.exc.InterfaceError):
+            except _FOR_ALL:
                 raise
-            except sa.exc.SQLAlchemyError as error:
-                log.error("refused_by_database", what=name, exc_info=error)
+            except Exception as error:
+                log.error("not_written_at_all", part=name, exc_info=error)
                 whole.failed[name] = error
                 continue
             whole.created |= outcome.created

@@ -66,11 +66,12 @@ class Inbox:
     cancellations: list[Cancellation] = field(default_factory=list)
     gone: dict[str, None] = field(default_factory=dict)  # nodes the end of whose session is not written yet
     looks: dict[str, None] = field(default_factory=dict)  # jobs to decide about
+    faults: dict[str, str] = field(default_factory=dict)  # jobs that the coordinator can't go on with -> the reason
     room: bool = False  # slots became free: look at the jobs that wait
 
     def __bool__(self) -> bool:
         return self.room or any(
-            (self.facts, self.introductions, self.submissions, self.cancellations, self.gone, self.looks)
+            (self.facts, self.introductions, self.submissions, self.cancellations, self.gone, self.looks, self.faults)
         )
 
     def take(self, most_facts: int) -> Inbox:
@@ -90,6 +91,7 @@ class Inbox:
         self.facts = {**taken.facts, **self.facts}
         self.gone = {**taken.gone, **self.gone}
         self.looks = {**taken.looks, **self.looks}
+        self.faults = {**taken.faults, **self.faults}
         self.room |= taken.room
 
     def fail(self, error: BaseException) -> None:

@@ -19,7 +19,6 @@ from bagua.daemon.coordinator.translate import (
     checked_number,
     checked_spec,
     event_message,
-    node_messages,
     summary_message,
 )
 from bagua.daemon.coordinator.watchers import Watchers
@@ -45,12 +44,12 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
         job = await self._service.submit(spec, request.idempotency_key)
-        return self._answers.job(job)
+        return await self._answers.job(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
         job = await self._service.job(request.job_id)
-        return self._answers.job(job, self._watchers.progress(job.job_id))
+        return await self._answers.job(job, self._watchers.progress(job.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
         """A page of summaries."""
@@ -75,7 +74,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
         """Idempotent."""
         job = await self._service.cancel(request.job_id, request.reason)
-        return self._answers.job(job)
+        return await self._answers.job(job)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
@@ -94,7 +93,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                         seen = event.seq
                     if len(events) == MAX_EVENTS:
                         continue
-                    message = self._answers.job(job, self._watchers.progress(job.job_id))
+                    message = await self._answers.job(job, self._watchers.progress(job.job_id))
                     if message != sent:
                         yield job_pb2.JobUpdate(job=message)
                         sent = message
@@ -126,4 +125,4 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
         """A page of all nodes that were ever seen."""
         shown, token = page(self._service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
-        return job_pb2.ListNodesReply(nodes=node_messages(shown), next_page_token=token)
+        return self._answers.nodes(shown, self._service.wall(), token)

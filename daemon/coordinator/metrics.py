@@ -22,6 +22,7 @@ _COUNTERS = {  # name -> (what it counts, its label)
     "reconciles": ("Looks at a job", None),
     "decisions": ("Looks that changed a job", None),
     "reconcile_errors": ("Errors of the database", None),
+    "faults": ("Steps of a job that failed by a fault of the coordinator, by step", "step"),
     "rpcs": ("Calls by method", "method"),
     "bad_calls": ("Calls that were refused, by kind", "kind"),
     "connections_cut": ("Connections that showed no token and were shut down, by reason", "reason"),

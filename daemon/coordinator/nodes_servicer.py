@@ -26,6 +26,8 @@ _HELLO_S = 10.0
 # not keep a caller waiting.
 _AT_ONCE = 4
 _LARGE = 4_096
+_BEATS = 150  # heartbeats a second that the coordinator asks for, of all daemons together
+_OF_LEASE = 0.45  # between two heartbeats at most
 _BEAT_BYTES = 16  # a heartbeat is not larger
 
 log = structlog.get_logger("coordinator.nodes")
@@ -108,8 +110,9 @@ class NodeServicer:
         if older is None or older.boot_id == boot_id or older.closed.is_set():
             return
         older.heard.clear()
+        interval = older.heartbeat_s or self._welcome.heartbeat_s
         waits = [asyncio.ensure_future(older.heard.wait()), asyncio.ensure_future(older.closed.wait())]
-        await asyncio.wait(waits, timeout=1.5 * self._welcome.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=1.5 * interval, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if older.heard.is_set() and not older.closed.is_set():
@@ -167,7 +170,9 @@ class NodeServicer:
         now = self._clock.now()
         if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
             session.acked_clock = now
-            session.tell(node_pb2.Directive(ack=node_pb2.HeartbeatAck(seq=seq)))
+            session.heartbeat_s = heartbeat_interval(self._welcome, len(self._sessions))
+            ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s)
+            session.tell(node_pb2.Directive(ack=ack))
 
     async def _write(self, session: NodeSession, context: Context) -> None:
         while True:
@@ -179,6 +184,12 @@ class NodeServicer:
 
     async def _closed(self, session: NodeSession) -> None:
         await session.closed.wait()
+
+
+def heartbeat_interval(welcome: node_pb2.Welcome, nodes: int) -> float:
+    """Seconds between two heartbeats of a daemon where ``nodes`` are connected: at most ``_BEATS`` come a second, and
+    two of each daemon within its lease."""
+    return max(welcome.heartbeat_s, min(nodes / _BEATS, _OF_LEASE * welcome.lease_s))
 
 
 def _as_it_came(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,21 @@ from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import Change, JobRecord, JobState, LocalJob, NodeRecord, Options, Phase, Stored
+from bagua.daemon.coordinator.domain import (
+    Change,
+    HostRecord,
+    JobRecord,
+    JobState,
+    LocalJob,
+    NodeRecord,
+    Options,
+    Phase,
+    Stored,
+)
 from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission
 from bagua.daemon.coordinator.neighbours import Neighbours
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
-from bagua.daemon.coordinator.stage import Stage
+from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
@@ -38,7 +48,8 @@ _LEAST_S = 0.01  # between two looks for a deadline: clocks have a resolution
 _BEAT_S = 3.0
 _RESYNC_S = 1.0  # how often to look for what other coordinators have changed
 _MOST_FACTS = 500  # in one round: the event loop must not stand still for long
-_YIELD_EVERY = 50  # facts or jobs, for the same reason
+_YIELD_EVERY = 25  # facts or jobs, for the same reason
+_MOST_SHOWN = 4_000  # characters of a fact in the log
 _PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
 
 log = structlog.get_logger("coordinator.reconciler")
@@ -246,6 +257,9 @@ class Reconciler:
             raise
         try:
             await self._settle(taken, stage, batch, outcome)
+        except BaseException:
+            self._in_doubt = True  # the board may not have all that was written
+            raise
         finally:  # nobody waits for an answer that does not come
             taken.fail(UnavailableError(STOPPING))
 
@@ -269,6 +283,9 @@ class Reconciler:
                 looks[job_id] = None
                 if job_id not in came.held:
                     stage.forget(came.session.node_id, came.session.boot_id, job_id)
+        for job_id, reason in taken.faults.items():
+            stage.fail(job_id, reason)
+            looks[job_id] = None
         for call in taken.cancellations:
             stage.cancel(call.job_id, call.reason)
             looks[call.job_id] = None
@@ -281,7 +298,14 @@ class Reconciler:
             elif fact.job.phase is not Phase.STOPPED:
                 self._refuse(fact)
         await self._decide(stage, looks, taken.room)
+        for fault in stage.faults:
+            self._note_fault(fault)
         return stage
+
+    def _note_fault(self, fault: Fault) -> None:
+        self._counters.add("faults", fault.step)
+        content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
+        log.error("step_failed", job=fault.job_id, step=fault.step, **content, exc_info=fault.error)
 
     async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:
         waiting: list[JobRecord] = []
@@ -326,6 +350,9 @@ class Reconciler:
         for change in batch.changes:
             if change.job.job_id not in refused:
                 self._install(change)
+            elif change.job.job_id in outcome.failed:
+                self._counters.add("faults", "write")
+                self._wake_at(change.job.job_id, self._clock.now() + FAULT_RETRY_S)
         for job_id, at in stage.wakes.items():
             self._wake_at(job_id, at)
         for change in batch.changes:
@@ -366,7 +393,14 @@ class Reconciler:
         for start in range(0, len(job.hosts), _YIELD_EVERY):
             if start:
                 await asyncio.sleep(0)
-            self._sessions.tell(job, job.hosts[start : start + _YIELD_EVERY])
+            self._tell_hosts(job, job.hosts[start : start + _YIELD_EVERY])
+
+    def _tell_hosts(self, job: JobRecord, hosts: Sequence[HostRecord]) -> None:
+        try:
+            self._sessions.tell(job, hosts)
+        except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
+            self._note_fault(Fault(job.job_id, "tell", error))
+            self._inbox.faults[job.job_id] = fault_reason("tell", error)
 
     def _welcome(self, came: Introduction, outcome: Outcome) -> None:
         node_id = came.session.node_id
@@ -381,7 +415,7 @@ class Reconciler:
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
             if job is not None:
-                self._sessions.tell(job, [host for host in job.hosts if host.node_id == node_id])
+                self._tell_hosts(job, [host for host in job.hosts if host.node_id == node_id])
         self.look(self._board.on_node(node_id))
         _settle(came.done, restarted)
 

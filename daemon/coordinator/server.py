@@ -15,7 +15,7 @@ import structlog
 
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
-from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
+from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
@@ -60,6 +60,7 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    *STEADY_WINDOW,
 )
 
 log = structlog.get_logger("coordinator")

@@ -94,10 +94,12 @@ class Service:
         return not self._board.unfinished
 
     def nodes(self) -> list[NodeView]:
-        """All nodes that were ever seen, by id."""
-        now = self._clock.wall()
-        views = sorted(self._board.views.values(), key=lambda view: view.node_id)
-        return [replace(view, last_seen=now) if view.connected else view for view in views]
+        """All nodes that were ever seen, by id. ``last_seen`` of a connected one is the beginning of its session."""
+        return sorted(self._board.views.values(), key=lambda view: view.node_id)
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock.wall()
 
     def _current(self, summary: JobSummary) -> JobSummary:
         """With what is missing now, if the job waits."""

@@ -28,6 +28,7 @@ class NodeSession:
         self.close_reason = ""
         self.heard = asyncio.Event()  # set at every message
         self.heard_clock = 0.0  # by the service clock
+        self.heartbeat_s = 0.0  # that its daemon was told last; 0: that of Welcome
         self.acked_clock = 0.0  # when a heartbeat was acknowledged last
         self._told: dict[str, Order] = {}
 

@@ -6,11 +6,12 @@ written. If writing fails, the stage is thrown away and nothing was lost but the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.board import Board, Shape
-from bagua.daemon.coordinator.decide import apply, decide
+from bagua.daemon.coordinator.decide import Decision, apply, decide
 from bagua.daemon.coordinator.domain import (
     Change,
     Event,
@@ -24,6 +25,19 @@ from bagua.daemon.coordinator.domain import (
     Stored,
 )
 from bagua.daemon.coordinator.observe import Changed, forget, observe
+
+FAULT_RETRY_S = 30.0
+"""After so long a job that can't be stopped for a fault of the coordinator is tried again."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A step about one job that raised: a fault of the coordinator. ``content`` is the fact that was taken in."""
+
+    job_id: str
+    step: str
+    error: Exception
+    content: object = None
 
 
 class Stage:
@@ -52,6 +66,7 @@ class Stage:
         self.wakes: dict[str, float] = {}  # job id -> when to look again, by the service clock
         self.decisions = 0
         self.freed = False  # slots became free: jobs that wait may fit
+        self.faults: list[Fault] = []
 
     def job(self, job_id: str) -> JobRecord | None:
         """As this round sees it."""
@@ -81,6 +96,18 @@ class Stage:
         self._update(job_id, replace(job, cancel_reason=reason), [event])
         return True
 
+    def fail(self, job_id: str, reason: str) -> None:
+        """The job ends because the coordinator can't go on with it. One that stops already is tried again later."""
+        job = self.job(job_id)
+        if job is None or job.state.terminal:
+            return
+        if job.state is JobState.STOPPING:
+            self.wakes[job_id] = self._now + FAULT_RETRY_S
+        elif job.state is JobState.PENDING:
+            self._step(job, Decision(JobState.FAILED, reason))
+        else:
+            self._step(job, Decision(JobState.STOPPING, reason, JobState.FAILED))
+
     def observe(self, node_id: str, boot_id: str, fact: LocalJob) -> bool:
         """Takes in what a node says of a job. False if the node should stop what it runs: nobody knows it, or it was
         replaced, or its node had said before that nothing is left."""
@@ -90,19 +117,28 @@ class Stage:
         index = job.host_index(node_id)
         if index is not None and job.hosts[index].phase is Phase.STOPPED and fact.phase is not Phase.STOPPED:
             return False
-        self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
+        with self._alone(job.job_id, "observe", (node_id, fact)):
+            self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
+            return True
+        if fact.phase is Phase.STOPPED:  # this part of it is certain
+            self.forget(node_id, boot_id, fact.job_id)
         return True
 
     def forget(self, node_id: str, boot_id: str, job_id: str) -> None:
         """Takes in that a node holds nothing of a job that was placed on it."""
         job = self.job(job_id)
         if job is not None:
-            self._take(job, forget(job, node_id, boot_id, self._now, self._wall))
+            with self._alone(job_id, "forget", node_id):
+                self._take(job, forget(job, node_id, boot_id, self._now, self._wall))
 
     # ---- what follows
 
     def decide(self, job_id: str) -> None:
         """Steps of one job, as many as are possible now."""
+        with self._alone(job_id, "decide"):
+            self._decide(job_id)
+
+    def _decide(self, job_id: str) -> None:
         while (job := self.job(job_id)) is not None:
             if job.state.terminal or not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
                 return
@@ -111,13 +147,31 @@ class Stage:
                 self.wakes[job_id] = decision.wake_at
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
                 return  # why it waits is told from memory: it changes with every slot, for every job that waits
-            new, events = apply(job, decision, self._now, self._wall)
-            if new is job:
-                return
-            self.decisions += 1
-            self._update(job_id, new, events)
+            new = self._step(job, decision)
             if new.state is job.state:
                 return
+
+    def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
+        new, events = apply(job, decision, self._now, self._wall)
+        if new is not job:
+            self.decisions += 1
+            self._update(job.job_id, new, events)
+        return new
+
+    @contextmanager
+    def _alone(self, job_id: str, step: str, content: object = None) -> Iterator[None]:
+        """An exception in here is a fault of the coordinator. It ends this job and holds up no other."""
+        try:
+            yield
+        except MemoryError:  # no fault of this step: the round is tried again
+            raise
+        except Exception as error:
+            self.faults.append(Fault(job_id, step, error, content))
+            try:
+                self.fail(job_id, fault_reason(step, error))
+            except Exception as second:
+                self.faults.append(Fault(job_id, "fail", second))
+                self.wakes[job_id] = self._now + FAULT_RETRY_S
 
     def place(self, shapes: Iterable[Shape] | None = None) -> None:
         """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""
@@ -180,6 +234,11 @@ class Stage:
         view = self._views.get(host.node_id)
         if view is not None and view.boot_id == host.boot_id:
             self._views[host.node_id] = replace(view, used=view.used + sign * host.nranks)
+
+
+def fault_reason(step: str, error: Exception) -> str:
+    """Why a job ends at which ``step`` raised ``error``."""
+    return f"the coordinator failed at this job: {type(error).__name__} in '{step}'; its log tells more"
 
 
 def _fits(shape: Shape, free: list[int]) -> bool:

@@ -290,21 +290,18 @@ def event_message(event: Event) -> job_pb2.JobEvent:
     )
 
 
-def node_messages(views: Iterable[NodeView]) -> list[job_pb2.Node]:
-    """Nodes as users see them."""
-    return [
-        job_pb2.Node(
-            node_id=view.node_id,
-            hostname=view.hostname,
-            address=view.address,
-            slots=view.slots,
-            used_slots=view.used,
-            connected=view.connected,
-            last_seen=view.last_seen,
-            version=view.version,
-        )
-        for view in views
-    ]
+def node_message(view: NodeView) -> job_pb2.Node:
+    """A node as users see it."""
+    return job_pb2.Node(
+        node_id=view.node_id,
+        hostname=view.hostname,
+        address=view.address,
+        slots=view.slots,
+        used_slots=view.used,
+        connected=view.connected,
+        last_seen=view.last_seen,
+        version=view.version,
+    )
 
 
 def checked_progress(progress: common_pb2.Progress) -> common_pb2.Progress:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import socket
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import grpc.aio
 
 from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
+from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.daemon.node.lease import Lease, boottime
 from bagua.proto import common_pb2, node_pb2
@@ -43,6 +45,7 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel begins without the old one's backoff
+    *STEADY_WINDOW,
 ]
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
 _BAD_CREDENTIAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -189,7 +192,7 @@ class Session:
         if first is _EOF or first.WhichOneof("directive") != "welcome":
             await _raise_status(call)
             return "the coordinator did not say Welcome"
-        self._heartbeat_s = min(max(first.welcome.heartbeat_s, 0.05), 60.0)
+        self._set_heartbeat(first.welcome.heartbeat_s)
         self._lease.welcome(first.welcome)
         self._set_connected(True)
         ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
@@ -205,6 +208,7 @@ class Session:
         while (directive := await call.read()) is not _EOF:
             if directive.HasField("ack"):
                 self._lease.acknowledged(directive.ack.seq)
+                self._set_heartbeat(directive.ack.heartbeat_s)
                 continue
             try:
                 self._on_directive(directive)
@@ -243,6 +247,10 @@ class Session:
         with contextlib.suppress(asyncio.QueueEmpty):
             return node_pb2.NodeFact(log=self._logs.get_nowait())
         return None
+
+    def _set_heartbeat(self, seconds: float) -> None:
+        if 0 < seconds < math.inf:
+            self._heartbeat_s = min(max(seconds, 0.05), 60.0)
 
     def _something_to_send(self) -> None:
         self._wake.set()

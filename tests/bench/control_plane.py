@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -158,13 +158,14 @@ class Readers:
     """Threads that list and look at jobs and nodes, and note how long each answer takes."""
 
     def __init__(self, coordinator: Coordinator, job_id: str) -> None:
+        self._shown = job_id
         self.seconds: dict[str, list[float]] = {"list --limit 1": [], "show": [], "nodes": []}
         self.errors: list[str] = []
         self._stop = threading.Event()
         self._client = coordinator.client()
         reads: list[Callable[[], object]] = [
             lambda: self._client.list(limit=1),
-            lambda: self._client.get(job_id),
+            lambda: self._client.get(self._shown),
             lambda: self._client.nodes(),
         ]
         self._threads = [
@@ -173,6 +174,10 @@ class Readers:
         ]
         for thread in self._threads:
             thread.start()
+
+    def show(self, job_id: str) -> None:
+        """Look at this job from now on."""
+        self._shown = job_id
 
     def close(self) -> None:
         self._stop.set()
@@ -264,9 +269,9 @@ def until_ended(client: Client, job_id: str, limit_s: float) -> None:
 
 
 def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """One job on every host, run and cancelled, and what reads cost meanwhile."""
+    """One job on every host, run and cancelled, several times; and what reads cost meanwhile."""
     shape = f"{options.hosts:,} x {SLOTS} ranks"
-    target = "3 s after the last fact"
+    phases: dict[str, list[Phase]] = {"RUNNING": [], "cancelled": []}
     with (
         Coordinator(folder / "wide") as coordinator,
         FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
@@ -274,28 +279,48 @@ def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     ):
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
-        cpu, began = coordinator.cpu_s(), time.monotonic()
-        job_id = client.submit(spec("train", options.hosts, SLOTS)).job_id
-        readers = Readers(coordinator, job_id)
-        try:
-            at = until_state(client, job_id, common_pb2.JOB_STATE_RUNNING, began, options.limit_s, "RUNNING")
-            counts = fleet.counts()
-            yield _phase(f"{shape}: RUNNING", at, began, counts.last_started_at, coordinator.cpu_s() - cpu, target)
-            cpu, began = coordinator.cpu_s(), time.monotonic()
-            client.cancel(job_id)
-            at = until_state(client, job_id, common_pb2.JOB_STATE_CANCELLED, began, options.limit_s, "CANCELLED")
-            counts = fleet.counts()
-            yield _phase(f"{shape}: cancelled", at, began, counts.last_stopped_at, coordinator.cpu_s() - cpu, target)
-        finally:
-            readers.close()
-        yield from readers.rows()
+        with ExitStack() as stack:
+            readers: Readers | None = None
+            for _ in range(options.times):
+                cpu, began = coordinator.cpu_s(), time.monotonic()
+                job_id = client.submit(spec("train", options.hosts, SLOTS)).job_id
+                if readers is None:
+                    readers = Readers(coordinator, job_id)
+                    stack.callback(readers.close)
+                readers.show(job_id)
+                at = until_state(client, job_id, common_pb2.JOB_STATE_RUNNING, began, options.limit_s, "RUNNING")
+                last = fleet.counts().last_started_at
+                phases["RUNNING"].append(Phase(at - last, at - began, coordinator.cpu_s() - cpu))
+                cpu, began = coordinator.cpu_s(), time.monotonic()
+                client.cancel(job_id)
+                at = until_state(client, job_id, common_pb2.JOB_STATE_CANCELLED, began, options.limit_s, "CANCELLED")
+                last = fleet.counts().last_stopped_at
+                phases["cancelled"].append(Phase(at - last, at - began, coordinator.cpu_s() - cpu))
+        for name, found in phases.items():
+            yield _phase(f"{shape}: {name}", found)
+        if readers is not None:
+            yield from readers.rows()
+        counts = fleet.counts()
         note = f"streams that broke: {counts.broken} {' '.join(counts.errors)}".strip()
         yield Row("  memory of the coordinator", f"{coordinator.memory() / 2**20:.0f} MiB", "", note)
 
 
-def _phase(what: str, at: float, began: float, last_fact: float, cpu: float, target: str) -> Row:
-    note = f"{at - began:.1f} s since it was asked for; {cpu:.1f} s of CPU"
-    return Row(what, f"{max(0.0, at - last_fact):.2f} s", target, note)
+@dataclass(frozen=True)
+class Phase:
+    """Seconds until a state was seen: since the last fact, and since it was asked for; CPU seconds meanwhile."""
+
+    after_fact: float
+    asked: float
+    cpu: float
+
+
+def _phase(what: str, phases: list[Phase]) -> Row:
+    after = [max(0.0, phase.after_fact) for phase in phases]
+    asked = statistics.median(phase.asked for phase in phases)
+    cpu = statistics.median(phase.cpu for phase in phases)
+    note = f"median of {len(phases)}, longest {max(after):.2f} s"
+    note += f"; {asked:.1f} s since it was asked for; {cpu:.1f} s of CPU"
+    return Row(what, f"{statistics.median(after):.2f} s", "3 s after the last fact", note)
 
 
 def until_state(client: Client, job_id: str, state: int, began: float, limit_s: float, what: str) -> float:
@@ -318,7 +343,8 @@ def beats(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     ):
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
-        time.sleep(3.0)  # what their arrival costs is over
+        # Their arrival is over, and acknowledgements (every 15 s) have told all of them how often to speak.
+        time.sleep(options.settle_s)
         cpu, began = coordinator.cpu_s(), time.monotonic()
         time.sleep(options.beat_s)
         share = (coordinator.cpu_s() - cpu) / (time.monotonic() - began)
@@ -454,8 +480,10 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=10_000, help="jobs in the queue")
     parser.add_argument("--trivial", type=int, default=500, help="jobs that are timed")
     parser.add_argument("--hosts", type=int, default=1_000)
+    parser.add_argument("--times", type=int, default=5, help="how often the wide job is run")
     parser.add_argument("--old", type=int, default=200_000, help="jobs that have ended")
     parser.add_argument("--beat-s", type=float, default=20.0, help="how long heartbeats are measured")
+    parser.add_argument("--settle-s", type=float, default=20.0, help="pause before heartbeats are measured")
     parser.add_argument("--limit-s", type=float, default=600.0, help="how long one step may take")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

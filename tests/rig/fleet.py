@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import call_metadata
 from bagua.proto import common_pb2, node_pb2
 
@@ -34,6 +35,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    *STEADY_WINDOW,
 ]
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
 
@@ -68,7 +70,7 @@ def _lean_messages() -> tuple[Any, Any]:
         host_index=(4, field.TYPE_UINT32),
     )
     message("Stop", job_id=(1, field.TYPE_STRING), generation=(2, field.TYPE_UINT64))
-    message("Ack", seq=(1, field.TYPE_UINT64))
+    message("Ack", seq=(1, field.TYPE_UINT64), heartbeat_s=(2, field.TYPE_DOUBLE))
     message("Directive", welcome=(1, "Welcome"), run=(2, "Job"), stop=(3, "Stop"), ack=(6, "Ack"))
     message("Fact", heartbeat=(2, "Ack"))
     pool = descriptor_pool.DescriptorPool()
@@ -113,6 +115,7 @@ class Daemon:
         self._call: Any = None
         self._writing = asyncio.Lock()
         self._renewed = 0.0
+        self._heartbeat_s = 0.0  # as the coordinator has told
         self._asked: dict[int, float] = {}  # number of a heartbeat -> when it was sent
 
     async def session(self, channel: grpc.aio.Channel, token: str) -> None:
@@ -139,6 +142,7 @@ class Daemon:
                     await self._stop(directive.stop)
                 elif directive.HasField("ack") and directive.ack.seq in self._asked:
                     self._renewed = self._asked.pop(directive.ack.seq)
+                    self._heartbeat_s = directive.ack.heartbeat_s or self._heartbeat_s
                     self._counts.acknowledged += 1
         finally:
             self._counts.connected -= 1
@@ -152,6 +156,7 @@ class Daemon:
 
     async def _beat(self, welcome: Any) -> None:
         """As a real daemon: an acknowledgement is asked for when the last one is old."""
+        self._heartbeat_s = welcome.heartbeat_s
         await asyncio.sleep(random.uniform(0, welcome.heartbeat_s))  # daemons do not start at one moment
         patience = min(welcome.lease_s / 2, welcome.fence_s / 8)
         for seq in itertools.count(1):
@@ -160,7 +165,7 @@ class Daemon:
                 fact.heartbeat.seq = seq
                 self._asked[seq] = now
             await self._say(fact)
-            await asyncio.sleep(welcome.heartbeat_s)
+            await asyncio.sleep(self._heartbeat_s)
 
     async def _run(self, run: Any) -> None:
         held = self._held.get(run.job_id)

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from simulated.world import BrokenPromiseError
 
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.database import open_engine
+from bagua.daemon.coordinator.domain import LocalJob
 from bagua.daemon.coordinator.inbox import Inbox
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.store import Store, Transaction
 
 ONE = os.environ.get("BAGUA_SIMULATION_SEED")
@@ -87,6 +90,26 @@ def test_trouble_at_each_question_to_the_database(trouble: str) -> None:
             play(fixed({number: trouble}, seed=number))
         except BrokenPromiseError as error:
             raise AssertionError(f"{trouble} at question {number} of the fixed history: {error}") from error
+
+
+class FaultyReconciler(Reconciler):
+    """Taking in every third fact raises, as a fault of the coordinator would."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._facts = 0
+
+    def fact(self, session: NodeSession, job: LocalJob) -> None:
+        self._facts += 1
+        if self._facts % 3 == 0:
+            job = replace(job, ranks=tuple(replace(rank, state=None) for rank in job.ranks))  # type: ignore[arg-type]
+        super().fact(session, job)
+
+
+def test_promises_hold_where_the_coordinator_has_faults() -> None:
+    """Slots come back, every wait ends, and no job is over while it is computed."""
+    found = first_broken(range(300), with_parts(make_reconciler=FaultyReconciler))
+    assert not found, found
 
 
 def test_the_same_over_sqlite() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from bagua.daemon.coordinator.answers import Answers
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, RankRecord, RankState
-from bagua.daemon.coordinator.translate import checked_spec, job_message
-from bagua.proto import common_pb2
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, RankRecord, RankState
+from bagua.daemon.coordinator.translate import checked_spec, job_message, node_message
+from bagua.proto import common_pb2, job_pb2
 
 HOSTS, NPROC = 50, 4
 
@@ -33,37 +34,68 @@ def exited(job: JobRecord, index: int) -> JobRecord:
     return replace(job, hosts=(*job.hosts[:index], replace(host, ranks=ranks), *job.hosts[index + 1 :]))
 
 
-def test_only_hosts_that_changed_are_encoded_again() -> None:
+async def test_only_hosts_that_changed_are_encoded_again() -> None:
     answers, job = Answers(), running()
     progress = common_pb2.Progress(job_id="job-1", rank=3, step=5)
-    assert answers.job(job, progress) == job_message(job, progress)
+    assert await answers.job(job, progress) == job_message(job, progress)
     assert answers.encoded == HOSTS
-    assert answers.job(replace(job, reason="still"), None) == job_message(replace(job, reason="still"))
+    assert await answers.job(replace(job, reason="still"), None) == job_message(replace(job, reason="still"))
     assert answers.encoded == HOSTS
     changed = exited(job, 17)
-    assert answers.job(changed) == job_message(changed) != job_message(job)
+    assert await answers.job(changed) == job_message(changed) != job_message(job)
     assert answers.encoded == HOSTS + 1
 
 
-def test_jobs_before_their_placement_and_after_their_end() -> None:
+async def test_jobs_before_their_placement_and_after_their_end() -> None:
     answers, job = Answers(), running()
     waiting = replace(job, state=JobState.PENDING, generation=0, hosts=())
     for shown in (waiting, job, replace(job, state=JobState.FAILED, reason="rank 3 failed"), waiting, job):
-        assert answers.job(shown) == job_message(shown)
+        assert await answers.job(shown) == job_message(shown)
 
 
-def test_last_lines_that_fit_into_no_answer_are_left_out_as_ever() -> None:
+async def test_last_lines_that_fit_into_no_answer_are_left_out_as_ever() -> None:
     answers, job = Answers(), running(tail="x" * (16 << 20 >> 8))  # 12.5 MiB in all
-    assert answers.job(job) == job_message(job)
-    assert answers.job(job).ByteSize() < 10_000_000
+    assert await answers.job(job) == job_message(job)
+    assert (await answers.job(job)).ByteSize() < 10_000_000
 
 
-def test_few_jobs_are_remembered() -> None:
+async def test_few_jobs_are_remembered() -> None:
     answers = Answers()
     jobs = [running(f"job-{number}") for number in range(5)]
     for job in jobs:
-        answers.job(job)
-    answers.job(jobs[4])
+        await answers.job(job)
+    await answers.job(jobs[4])
     assert answers.encoded == 5 * HOSTS
-    answers.job(jobs[0])
+    await answers.job(jobs[0])
     assert answers.encoded == 6 * HOSTS
+
+
+async def test_other_calls_get_a_turn_while_many_hosts_are_encoded() -> None:
+    small = running()
+    job = replace(small, hosts=tuple(host for _ in range(20) for host in small.hosts))  # 1,000
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    for shown in (job, replace(job, state=JobState.FAILED)):
+        turns = 0
+        assert await Answers().job(shown) == job_message(shown)
+        assert turns >= 15
+    task.cancel()
+
+
+def test_only_nodes_that_changed_are_encoded_again() -> None:
+    answers = Answers()
+    views = [NodeView(f"n{i}", "h", "::1", "boot", 8, 0, i > 0, 1.0, last_seen=5.0) for i in range(3)]
+    for now in (7.0, 8.0):
+        expected = [node_message(replace(view, last_seen=now) if view.connected else view) for view in views]
+        assert answers.nodes(views, now, "n2") == job_pb2.ListNodesReply(nodes=expected, next_page_token="n2")
+    assert answers.encoded == 3
+    views[1] = replace(views[1], used=4)
+    assert [node.used_slots for node in answers.nodes(views, 9.0, "").nodes] == [0, 4, 0]
+    assert answers.encoded == 4

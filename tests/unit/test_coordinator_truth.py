@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,65 @@ async def test_a_stopped_coordinator_answers_everybody(path: Path):
     assert all(isinstance(error, Exception) for error in found)
     with pytest.raises(Exception, match="is stopping"):
         await desk.service.submit(spec(), "")
+
+
+# ---- faults of the coordinator itself
+
+
+async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id, other = await running(desk, session), await running(desk, session)
+        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, None, 7),))  # type: ignore[arg-type]
+        desk.reconciler.fact(session, bad)
+        desk.reconciler.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
+        await desk.until(lambda: other not in desk.board.jobs)
+        assert (await desk.service.job(other)).state is JobState.SUCCEEDED
+        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+        assert "the coordinator failed at this job: TypeError in 'observe'" in desk.board.jobs[job_id].job.reason
+        assert desk.counters.values["faults", "observe"] == 1 and not errors(desk)
+        desk.reconciler.fact(session, replace(bad, phase=Phase.STOPPED))  # its last word raises, too
+        await desk.until(lambda: job_id not in desk.board.jobs)
+        assert (await desk.service.job(job_id)).state is JobState.FAILED
+        assert desk.service.nodes()[0].used == 0
+
+
+async def test_a_job_about_which_deciding_raises_holds_up_no_other(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        await desk.connect("a")
+        broken = replace(spec(nproc=9), placement_timeout_s=None)  # type: ignore[arg-type]
+        first = await desk.service.submit(broken, "")
+        second = await desk.service.submit(spec(), "")
+        await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
+        await desk.until(lambda: state_of(desk, first.job_id) is None)
+        job = await desk.service.job(first.job_id)
+        assert job.state is JobState.FAILED and "in 'decide'" in job.reason
+
+
+async def test_a_job_whose_directive_can_not_be_made_holds_up_no_other(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        first = await desk.service.submit(replace(spec(), master_port=-1), "")
+        second = await desk.service.submit(spec(), "")
+        await desk.until(lambda: state_of(desk, first.job_id) is JobState.STOPPING)
+        await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
+        told = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+        directives = [node_pb2.Directive.FromString(one) for one in told if isinstance(one, bytes)]
+        assert [one.stop.job_id or one.run.job_id for one in directives] == [first.job_id, second.job_id]
+        assert "in 'tell'" in desk.board.jobs[first.job_id].job.reason
+
+
+async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id, other = await running(desk, session), await running(desk, session)
+        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, RankState.RUNNING, object()),))  # type: ignore[arg-type]
+        desk.reconciler.fact(session, bad)
+        desk.reconciler.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
+        await desk.until(lambda: other not in desk.board.jobs)
+        assert state_of(desk, job_id) is JobState.RUNNING and desk.counters.values["faults", "write"] == 1
+        desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+        await desk.until(lambda: job_id not in desk.board.jobs)
 
 
 # ---- clocks

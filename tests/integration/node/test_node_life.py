@@ -14,7 +14,7 @@ import pytest
 
 from bagua.base import leash
 from bagua.daemon.coordinator.certs import make_certificates
-from bagua.proto import common_pb2
+from bagua.proto import common_pb2, node_pb2
 
 SLEEP = "import time; time.sleep(600)\n"
 RUNNING = common_pb2.RANK_STATE_RUNNING
@@ -42,6 +42,18 @@ async def test_ready_line_and_identity(end, start_daemon, state):
     assert hello.node_id == "n" and hello.address == "127.0.0.1" and hello.slots == os.cpu_count()
     assert hello.hostname == socket.gethostname() and len(hello.boot_id) == 16
     assert json.loads((state / "node-n" / "node.json").read_text()) == {"node_id": "n"}
+
+
+async def test_an_acknowledgement_tells_how_often_to_speak(end, daemon):
+    await end.welcome_again(heartbeat_s=0.05)
+    await end.send(ack=node_pb2.HeartbeatAck(heartbeat_s=60))
+    await end.stop_job("first")
+    await end.stopped("first")  # so the acknowledgement was read
+    known = end.heartbeats
+    for number in range(200):
+        await end.stop_job(f"job-{number}")
+        await end.stopped(f"job-{number}")
+    assert end.heartbeats <= known + 1  # one was due already
 
 
 def test_settings_that_can_not_work(tmp_path, state):
