@@ -40,7 +40,7 @@ def test_a_place_keeps_its_memory() -> None:
 
 
 class TicketLeg:
-    """Tickets of a leg: times of one that was released are zeros (see device.pyi)."""
+    """Tickets of a leg: times of one that was released are zeros (see csrc/gpu/leg/__init__.pyi)."""
 
     def __init__(self) -> None:
         self.released: set[int] = set()

@@ -1,6 +1,6 @@
-// Memory of the device that a communicator keeps: scratch that only grows, and residuals of error feedback.
+// Device memory of a communicator: scratch that only grows, and residuals of error feedback.
 //
-// Thread safety: one thread at a time (Group::mutex_).
+// Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
 
 #include <map>

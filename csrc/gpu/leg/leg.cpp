@@ -106,7 +106,7 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
   members.everyone = members.ranks.size() == world;
   OnDevice here(*runtime_);
   if (!here.status()) return here.status();
-  auto group = std::make_unique<Group>(runtime_.get(), table_.get(), watcher_.get(), std::move(members));
+  auto group = std::make_unique<Communicator>(runtime_.get(), table_.get(), watcher_.get(), std::move(members));
   const Status status = group->open(forced_);
   if (!status) {
     if (!group->close()) leak(std::move(group));
@@ -134,7 +134,7 @@ Status Leg::create_comm(uint32_t comm, std::vector<int> ranks) {
 
 Status Leg::destroy_comm(uint32_t comm) {
   if (forked()) return usable();
-  std::unique_ptr<Group> group;
+  std::unique_ptr<Communicator> group;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const auto found = groups_.find(comm);
@@ -275,7 +275,7 @@ Status Leg::times(uint64_t ticket, Times* out) {
 // Calls no CUDA, which may hang where ranks don't come.
 Waiting Leg::waiting() {
   if (forked()) return {};
-  return runtime_->waits.longest();
+  return runtime_->wait_clock.longest();
 }
 
 Status Leg::transcode(const BaguaTranscode& work, CudaStream stream) {
@@ -298,7 +298,7 @@ std::string Leg::error() const {
   return runtime_->failure.failed() ? runtime_->failure.reason() : "";
 }
 
-bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups) {
+bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Communicator>>* groups) {
   if (groups->empty()) return true;  // perhaps there is no CUDA runtime
   OnDevice here(*runtime_);
   bool all = true;
@@ -312,21 +312,21 @@ bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups) {
 }
 
 // CUDA may still use what belongs to it, and the watcher what that refers to.
-void Leg::leak(std::unique_ptr<Group> group) {
+void Leg::leak(std::unique_ptr<Communicator> group) {
   static_cast<void>(group.release());
   runtime_->stuck.store(true);
 }
 
-bool Leg::quiet(const std::map<uint32_t, std::unique_ptr<Group>>& groups) const {
+bool Leg::quiet(const std::map<uint32_t, std::unique_ptr<Communicator>>& groups) const {
   if (groups.empty()) return true;
-  if (runtime_->rounds.hanging_since() != 0) return false;  // CUDA would not answer this thread, either
+  if (runtime_->poller.hanging_since() != 0) return false;  // CUDA would not answer this thread, either
   OnDevice here(*runtime_);
   return std::all_of(groups.begin(), groups.end(), [](const auto& entry) { return entry.second->quiet(); });
 }
 
 void Leg::close() {
   if (forked()) return;
-  std::map<uint32_t, std::unique_ptr<Group>> groups;
+  std::map<uint32_t, std::unique_ptr<Communicator>> groups;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     if (closed_) return;

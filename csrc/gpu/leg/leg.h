@@ -1,4 +1,4 @@
-// The GPU leg of one rank: communicators, tickets, and the end of all of it. device.pyi says what the calls mean.
+// The GPU leg of one rank: its communicators and tickets, and their shutdown. __init__.pyi describes the calls.
 //
 // Thread safety: any thread.
 #pragma once
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "gpu/leg/group.h"
+#include "gpu/leg/communicator.h"
+#include "gpu/leg/operation_table.h"
 #include "gpu/leg/runtime.h"
-#include "gpu/leg/table.h"
 #include "gpu/leg/watcher.h"
 
 namespace bagua::device {
@@ -73,9 +73,9 @@ class Leg {
   // Of another process: a child that this one forked has none of its threads, and must leave everything alone.
   bool forked() const;
   Status usable() const;
-  void leak(std::unique_ptr<Group> group);
-  bool quiet(const std::map<uint32_t, std::unique_ptr<Group>>& groups) const;
-  bool close_groups(std::map<uint32_t, std::unique_ptr<Group>>* groups);
+  void leak(std::unique_ptr<Communicator> group);
+  bool quiet(const std::map<uint32_t, std::unique_ptr<Communicator>>& groups) const;
+  bool close_groups(std::map<uint32_t, std::unique_ptr<Communicator>>* groups);
 
   const pid_t pid_;
   const LegOptions options_;
@@ -85,7 +85,7 @@ class Leg {
   std::unique_ptr<Watcher> watcher_;
 
   std::shared_mutex mutex_;  // guards the next two; shared while a group is used
-  std::map<uint32_t, std::unique_ptr<Group>> groups_;
+  std::map<uint32_t, std::unique_ptr<Communicator>> groups_;
   bool closed_ = false;
   bool leaked_ = false;  // the thread in close()
 };

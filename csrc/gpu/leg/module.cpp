@@ -1,4 +1,4 @@
-// The Python module bagua_device_native: thin, typed by device.pyi. The only file that sees pybind11.
+// The Python module bagua_device_native: thin, typed by __init__.pyi. The only file that sees pybind11.
 //
 // The interpreter lock is released around everything that takes locks or calls CUDA. Errors become DeviceError.
 #include <pybind11/pybind11.h>

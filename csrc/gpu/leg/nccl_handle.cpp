@@ -70,7 +70,8 @@ NcclResult NcclHandle::state_of(NcclComm comm) {
 
 Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
   if (code != kNcclInProgress) return runtime_->nccl(code, what);
-  const Waits::Here waiting(&runtime_->waits, std::string("NCCL connects with other ranks, for ") + what + ".");
+  const WaitClock::Scope waiting(&runtime_->wait_clock,
+                                 std::string("NCCL connects with other ranks, for ") + what + ".");
   const int64_t begin = now_ns();
   while (code == kNcclInProgress) {
     if (runtime_->failure.failed()) return runtime_->failure.status();

@@ -1,6 +1,7 @@
-// One communicator of NCCL, and who may use it when: it is used, aborted and destroyed by different threads, and NCCL
-// frees it in the last two. It does not block: NCCL answers "in progress" where it waits for other ranks, and is asked
-// again and again, so that every wait ends with the leg's failure at the latest.
+// One communicator of NCCL, used, aborted and destroyed by different threads.
+//
+// One thread at a time calls NCCL. The communicator does not block: NCCL answers "in progress" where it waits for other
+// ranks and is asked again, so that every wait ends with the leg's failure at the latest.
 //
 // Thread safety: create() and created() one thread; all else any thread. No lock is held while calling NCCL.
 #pragma once

@@ -27,9 +27,9 @@ struct Operation {
   uint64_t src_bytes = 0, dst_bytes = 0;
 
   CudaEvent end = nullptr;    // recorded behind the operation; constant while the ticket lives
-  CudaEvent begun = nullptr;  // recorded where NCCL's work begins; made by Carried
+  CudaEvent begun = nullptr;  // recorded where NCCL's work begins; made by OperationsInFlight
 
-  // done_ns: when it was first seen that `end` had passed, by whoever asked. At most a round of the watcher (100 ms)
+  // done_ns: when `end` was first seen to have passed, by any thread. At most one poll of the watcher (100 ms)
   // after the truth, unless the context's lock held that up.
   std::atomic<int64_t> submitted_ns{0}, started_ns{0}, done_ns{0};
   std::atomic<int64_t> awaited_ns{0};  // since when somebody waits for it; 0: nobody does
@@ -37,16 +37,16 @@ struct Operation {
   // Of the staged route.
   Pinned memory;  // shared with the daemon: the input, and the result at dst_offset
   uint64_t dst_offset = 0;
-  uint32_t sequence = 0;     // in its lane
-  uint64_t host_ticket = 0;  // of the daemon; guarded by Lane::queue_mutex_
+  uint32_t sequence = 0;     // in its StagedRoute
+  uint64_t host_ticket = 0;  // of the daemon; guarded by StagedRoute::queue_mutex_
   enum class Stage : uint8_t { kCopying, kAtHost, kFailed };
-  bool enqueued = false;          // all its work is on the streams; guarded by Lane::queue_mutex_
-  Stage stage = Stage::kCopying;  // guarded by Lane::queue_mutex_
-  class Lane* lane = nullptr;
+  bool enqueued = false;          // all its work is on the streams; guarded by StagedRoute::queue_mutex_
+  Stage stage = Stage::kCopying;  // guarded by StagedRoute::queue_mutex_
+  class StagedRoute* staged = nullptr;
 
   // Both must be true before it is used again. Guarded by OperationTable::mutex_.
   uint64_t ticket = 0;   // 0: free
-  bool retired = true;   // no lane needs it
+  bool retired = true;   // no route needs it
   bool released = true;  // no caller needs it
 
   void seen_done(int64_t now) {

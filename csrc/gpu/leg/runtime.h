@@ -1,14 +1,16 @@
-// What all parts of a leg share: libraries, the rank's channel, the first failure, events, pinned memory, counters.
+// State shared by all parts of a leg: libraries, the rank's channel, the first failure, events, pinned memory,
+// counters.
 //
 // Thread safety: everything here may be used from any thread. Lock order of the leg, outermost first:
-//   Leg::mutex_ -> Group::mutex_ -> Lane::mutex_, Lane::reaping_, Carried::settling_ -> Waits::mutex_ ->
-//   Carried::mutex_ -> Departures::mutex_ -> Failure::mutex_ -> Lane::queue_mutex_, OperationTable::mutex_ and the
-//   other mutexes of this file (each alone).
+//   Leg::mutex_ -> Communicator::mutex_ -> StagedRoute::mutex_, StagedRoute::reaping_, OperationsInFlight::settling_ ->
+//   WaitClock::mutex_ -> OperationsInFlight::mutex_ -> SlotQueue::mutex_ -> Failure::mutex_ ->
+//   StagedRoute::queue_mutex_, OperationTable::mutex_ and the other mutexes of this file (each alone).
 // CUDA may call a host function on a thread of its own while it holds up whoever enqueues work. So no mutex that a
-// host function takes (Departures::mutex_, Failure::mutex_, Lane::queue_mutex_) is held while calling CUDA.
+// host function takes (SlotQueue::mutex_, Failure::mutex_, StagedRoute::queue_mutex_) is held while calling CUDA.
 // A call of CUDA may wait for another thread's, and that for work of the device which waits for other ranks. So those
-// who end such waits call none: the threads of lanes, the watcher's thread that aborts, listeners to the failure; and
-// so does `waiting`, with Waits::mutex_ and Carried::mutex_, which tells how long that has taken.
+// who end such waits call none: the threads of staged routes, the watcher's thread that aborts, listeners to the
+// failure; and so does `waiting`, with WaitClock::mutex_ and OperationsInFlight::mutex_, which tells how long that has
+// taken.
 #pragma once
 
 #include <atomic>
@@ -22,9 +24,9 @@
 #include "base/status.h"
 #include "channel/host_api.h"
 #include "gpu/leg/api/libraries.h"
-#include "gpu/leg/departures.h"
-#include "gpu/leg/rounds.h"
-#include "gpu/leg/waits.h"
+#include "gpu/leg/poller.h"
+#include "gpu/leg/slot_queue.h"
+#include "gpu/leg/wait_clock.h"
 
 namespace bagua::device {
 
@@ -105,9 +107,9 @@ class Runtime {
   CudaContext context() const { return context_; }
   Libraries libraries;  // constant after open()
   Failure failure;
-  Waits waits;
-  Rounds rounds;
-  Departures departures;
+  WaitClock wait_clock;
+  Poller poller;
+  SlotQueue slots;
   LegCounters counters;
   std::atomic<bool> stuck{false};  // a library did not come back: what belongs to it stays until the process ends
 

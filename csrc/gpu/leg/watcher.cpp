@@ -8,7 +8,7 @@
 namespace bagua::device {
 
 namespace {
-constexpr int64_t kLookNs = 100 * kNsPerMs;  // NCCL tells of a broken connection only to whoever asks
+constexpr int64_t kLookNs = 100 * kNsPerMs;  // NCCL reports a broken connection only when it is asked
 constexpr std::chrono::seconds kLastLook{10};
 }  // namespace
 
@@ -16,11 +16,11 @@ void Watcher::start() {
   const HostApi& host = runtime_->host;
   listener_ = runtime_->failure.listen([&host] { host.nudge(host.client); });
   // Perhaps for a kernel of NCCL that waits for other ranks, of which nothing is known while CUDA does not answer.
-  waits_ = runtime_->waits.add([this] {
-    return Waiting{runtime_->rounds.hanging_since(), "CUDA does not answer: another call holds the context's lock."};
+  wait_id_ = runtime_->wait_clock.add([this] {
+    return Waiting{runtime_->poller.hanging_since(), "CUDA does not answer: another call holds the context's lock."};
   });
   thread_ = std::thread([this] { watch(); });
-  looking_ = std::thread([this] { look_now_and_then(); });
+  looking_ = std::thread([this] { look_periodically(); });
 }
 
 bool Watcher::stop() {
@@ -30,8 +30,8 @@ bool Watcher::stop() {
     thread_.join();
   }
   if (listener_ != 0) runtime_->failure.forget(listener_);
-  if (waits_ != 0) runtime_->waits.remove(waits_);
-  listener_ = waits_ = 0;
+  if (wait_id_ != 0) runtime_->wait_clock.remove(wait_id_);
+  listener_ = wait_id_ = 0;
   if (runtime_->failure.failed()) abort_all();
   if (!looking_.joinable()) return !runtime_->stuck.load();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -56,7 +56,7 @@ void Watcher::watch() {
   if (runtime_->failure.failed()) abort_all();
 }
 
-void Watcher::look_now_and_then() {
+void Watcher::look_periodically() {
   {
     OnDevice here(*runtime_);
     Status status = here.status();
@@ -89,7 +89,7 @@ Status Watcher::open_probe() {
 }
 
 void Watcher::look() {
-  runtime_->rounds.visit();
+  runtime_->poller.poll();
   // An error of the device that nothing gets over (a wrong address in some kernel) is the answer to every question.
   const CudaError code = probe_ == nullptr ? kCudaOk : runtime_->libraries.cuda.event_query(probe_);
   if (Status status = runtime_->cuda(code == kCudaNotReady ? kCudaOk : code, "work"); !status) {

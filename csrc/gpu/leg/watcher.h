@@ -1,7 +1,9 @@
-// What waits for the end. One thread waits for that of the engine (the flag in shared memory, or the daemon's death)
-// and of the leg, fails the leg, and aborts all communicators of NCCL. It calls no CUDA before that: a call may wait
-// for one of another thread, which may wait for a kernel of NCCL that only the abort ends. Another one looks for errors
-// of the device and of connections of NCCL, and makes the rounds (Runtime::rounds).
+// Detects engine failure and aborts NCCL.
+//
+// One thread waits for the failure of the engine (the flag in shared memory, or the daemon's death) or of the leg,
+// fails the leg, and aborts all communicators of NCCL. It calls no CUDA before that: a call may wait for one of another
+// thread, which may wait for a kernel of NCCL that only the abort ends. The other thread looks every 100 ms for errors
+// of the device and of NCCL's connections, and polls (Runtime::poller).
 #pragma once
 
 #include <atomic>
@@ -33,14 +35,14 @@ class Watcher {
 
  private:
   void watch();
-  void look_now_and_then();
+  void look_periodically();
   Status open_probe();
   void look();
   void abort_all();
   std::vector<std::shared_ptr<NcclHandle>> handles();
 
   Runtime* const runtime_;
-  uint64_t listener_ = 0, waits_ = 0;
+  uint64_t listener_ = 0, wait_id_ = 0;
   std::atomic<bool> stopping_{false};
   CudaEvent probe_ = nullptr;  // recorded once; the looking thread's
   std::thread thread_, looking_;

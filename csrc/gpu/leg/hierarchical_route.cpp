@@ -1,7 +1,7 @@
-#include "gpu/leg/hierarchical.h"
+#include "gpu/leg/hierarchical_route.h"
 
 #include "base/clock.h"
-#include "gpu/leg/flat.h"
+#include "gpu/leg/flat_route.h"
 
 namespace bagua::device {
 
@@ -9,30 +9,30 @@ namespace {
 constexpr uint64_t kUnit = 64;  // elements: parts begin aligned
 }
 
-Hierarchical::~Hierarchical() {
+HierarchicalRoute::~HierarchicalRoute() {
   for (CudaStream stream : {down_stream_, up_stream_}) {
     if (stream != nullptr) runtime_->libraries.cuda.stream_destroy(stream);
   }
 }
 
-Status Hierarchical::open() {
+Status HierarchicalRoute::open() {
   Status status = runtime_->make_stream(Traffic::kCollective, &down_stream_);
   return status ? runtime_->make_stream(Traffic::kCollective, &up_stream_) : status;
 }
 
-bool Hierarchical::idle() const {
+bool HierarchicalRoute::idle() const {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   return cuda.stream_query(down_stream_) != kCudaNotReady && cuda.stream_query(up_stream_) != kCudaNotReady;
 }
 
-bool Hierarchical::takes(const Operation& operation) const {
+bool HierarchicalRoute::takes(const Operation& operation) const {
   const bool is_float = operation.dtype() <= DType::kBF16;
   const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
   return operation.kind() == Kind::kAllReduce && nccl_type(operation.dtype()) >= 0 && nccl_op(operation.op()) >= 0 &&
          !(operation.op() == ReduceOp::kAvg && !is_float) && !(compares && is_float);
 }
 
-Hierarchical::Cut Hierarchical::cut(const Operation& operation) const {
+HierarchicalRoute::Cut HierarchicalRoute::cut(const Operation& operation) const {
   const uint64_t local = static_cast<uint64_t>(down_->ranks()), me = static_cast<uint64_t>(down_->rank());
   const uint64_t count = operation.descriptor.count, exact = operation.descriptor.exact;
   Cut cut{};
@@ -45,7 +45,7 @@ Hierarchical::Cut Hierarchical::cut(const Operation& operation) const {
   return cut;
 }
 
-Status Hierarchical::submit(const Operation& operation, CudaEvent begin) {
+Status HierarchicalRoute::submit(const Operation& operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   const Cut parts = cut(operation);
   Status status = runtime_->cuda(cuda.stream_wait_event(down_stream_, begin, 0), "waiting for the caller's stream");
@@ -69,7 +69,7 @@ Status Hierarchical::submit(const Operation& operation, CudaEvent begin) {
       inner->submitted_ns = now_ns();
       ticket = inner->ticket;
       crossed = inner->end;
-      status = lane_->submit(inner, reduced);
+      status = staged_->submit(inner, reduced);
     }
   }
   if (status)
@@ -83,7 +83,7 @@ Status Hierarchical::submit(const Operation& operation, CudaEvent begin) {
 }
 
 // Inside the host: every rank gets the sum of its part, at its place in dst.
-Status Hierarchical::reduce(const Operation& operation, const Cut& parts) {
+Status HierarchicalRoute::reduce(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());
   const int type = nccl_type(operation.dtype()), op = nccl_op(operation.op()), last = down_->ranks() - 1;
@@ -102,7 +102,7 @@ Status Hierarchical::reduce(const Operation& operation, const Cut& parts) {
 }
 
 // Inside the host: everybody gets all parts.
-Status Hierarchical::spread(const Operation& operation, const Cut& parts) {
+Status HierarchicalRoute::spread(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());
   const int last = up_->ranks() - 1;

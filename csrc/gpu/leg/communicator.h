@@ -1,4 +1,4 @@
-// One communicator of the leg: which route its operations take, and what the routes need.
+// One communicator of the leg: the route of its operations, and all that the routes need.
 //
 // Thread safety: submit() any thread; open() and close() one thread, when nobody submits.
 #pragma once
@@ -9,18 +9,18 @@
 #include <string>
 #include <vector>
 
-#include "gpu/leg/carried.h"
-#include "gpu/leg/daemon.h"
-#include "gpu/leg/flat.h"
-#include "gpu/leg/hierarchical.h"
-#include "gpu/leg/lane.h"
+#include "gpu/leg/flat_route.h"
+#include "gpu/leg/hierarchical_route.h"
+#include "gpu/leg/host_collectives.h"
 #include "gpu/leg/operation.h"
-#include "gpu/leg/table.h"
+#include "gpu/leg/operation_table.h"
+#include "gpu/leg/operations_in_flight.h"
+#include "gpu/leg/staged_route.h"
 #include "gpu/leg/watcher.h"
 
 namespace bagua::device {
 
-// Who takes part, as everybody sees it.
+// The ranks of a communicator, in the same order at all of them.
 struct Members {
   uint32_t comm = 0;
   std::vector<int> ranks;  // global, sorted
@@ -38,7 +38,7 @@ struct Members {
   std::string names() const;
 };
 
-// What a rank says about itself before routes are chosen. Travels between ranks as it is.
+// What a rank can do, sent to all members as it is before routes are chosen.
 struct Facts {
   uint32_t version = 2;
   int32_t nccl_version = 0;  // 0: none
@@ -54,10 +54,10 @@ struct Excluded {
   std::map<Route, std::string> failed;      // when they were set up
 };
 
-class Group {
+class Communicator {
  public:
-  Group(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members);
-  ~Group();  // after close()
+  Communicator(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members);
+  ~Communicator();  // after close()
 
   // Agrees with the other members on a route and makes what it needs; waits for them. `forced`: 1 + Route, or 0. A
   // forced route that can't be had is an error at all members; but where it has no meaning for the shape of a
@@ -67,7 +67,7 @@ class Group {
   Status check(const Operation& operation) const;
   // Enqueues a checked operation behind the caller's stream.
   Status submit(Operation* operation, CudaStream stream);
-  // In good order: waits until everything submitted is done or the leg has failed. False: see Lane::close.
+  // In good order: waits until everything submitted is done or the leg has failed. False: see StagedRoute::close().
   bool close();
 
   // Nothing is pending.
@@ -80,26 +80,27 @@ class Group {
  private:
   using Handles = std::vector<std::shared_ptr<NcclHandle>>;
 
-  Status gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* all);
+  Status gather_facts(HostCollectives* daemon, uint8_t forced, std::vector<Facts>* all);
   Status choose(const std::vector<Facts>& all, std::vector<Route>* candidates);
   std::string shape_forbids(Route route) const;
   void look_at(const std::vector<Facts>& all);
   Status refuse(Route wanted, const std::string& why) const;
-  Status set_up(Daemon* daemon, Route route);
-  Status make_ids(Daemon* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids, std::string* why);
-  Status join(Daemon* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why);
-  Status agree(Daemon* daemon, const Status& mine, std::string* why);
+  Status set_up(HostCollectives* daemon, Route route);
+  Status make_ids(HostCollectives* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids,
+                  std::string* why);
+  Status join(HostCollectives* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why);
+  Status agree(HostCollectives* daemon, const Status& mine, std::string* why);
   Status finish_flat(const Handles& handles);
   Status finish_hierarchical(const Handles& handles);
   Status make_across();
-  Status measure(Daemon* daemon, const std::vector<Route>& candidates);
+  Status measure(HostCollectives* daemon, const std::vector<Route>& candidates);
   void drop_slower();
   Status time_route(Route route, void* data, uint64_t bytes, double* seconds);
   void drop_nccl();
 
   Route route_of(const Operation& operation) const;
   Status submit_on(Route route, Operation* operation, CudaEvent begin);
-  Status lane_for(const Operation& operation, Lane** lane);
+  Status staged_for(const Operation& operation, StagedRoute** staged);
   bool settled() const;
 
   Runtime* const runtime_;
@@ -112,13 +113,13 @@ class Group {
   bool kernels_ = true;  // all members have them
   uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
 
-  Carried carried_;
+  OperationsInFlight in_flight_;
 
   std::mutex mutex_;  // guards what follows, and the order of enqueuing
   std::map<Route, Handles> handles_;
-  std::unique_ptr<Flat> flat_;
-  std::map<int64_t, std::unique_ptr<Lane>> lanes_;
-  std::unique_ptr<Hierarchical> hierarchical_;
+  std::unique_ptr<FlatRoute> flat_;
+  std::map<int64_t, std::unique_ptr<StagedRoute>> staged_;
+  std::unique_ptr<HierarchicalRoute> hierarchical_;
 };
 
 }  // namespace bagua::device

@@ -1,21 +1,21 @@
-#include "gpu/leg/waits.h"
+#include "gpu/leg/wait_clock.h"
 
 #include "base/clock.h"
 
 namespace bagua::device {
 
-uint64_t Waits::add(std::function<Waiting()> look) {
+uint64_t WaitClock::add(std::function<Waiting()> look) {
   std::lock_guard<std::mutex> lock(mutex_);
   looks_[next_] = std::move(look);
   return next_++;
 }
 
-void Waits::remove(uint64_t id) {
+void WaitClock::remove(uint64_t id) {
   std::lock_guard<std::mutex> lock(mutex_);
   looks_.erase(id);
 }
 
-Waiting Waits::longest() {
+Waiting WaitClock::longest() {
   std::lock_guard<std::mutex> lock(mutex_);
   Waiting found;
   for (const auto& [id, look] : looks_) {
@@ -25,7 +25,7 @@ Waiting Waits::longest() {
   return found;
 }
 
-Waits::Here::Here(Waits* waits, std::string what)
-    : waits_(waits), id_(waits->add([waiting = Waiting{now_ns(), std::move(what)}] { return waiting; })) {}
+WaitClock::Scope::Scope(WaitClock* clock, std::string what)
+    : clock_(clock), id_(clock->add([waiting = Waiting{now_ns(), std::move(what)}] { return waiting; })) {}
 
 }  // namespace bagua::device

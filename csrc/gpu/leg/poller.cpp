@@ -1,4 +1,4 @@
-#include "gpu/leg/rounds.h"
+#include "gpu/leg/poller.h"
 
 #include <chrono>
 
@@ -11,20 +11,20 @@ constexpr std::chrono::seconds kLongest{10};
 constexpr int64_t kHangs = kNsPerS;
 }  // namespace
 
-uint64_t Rounds::add(std::function<void()> look) {
+uint64_t Poller::add(std::function<void()> look) {
   std::lock_guard<std::mutex> lock(mutex_);
   looks_[next_] = std::move(look);
   return next_++;
 }
 
-bool Rounds::remove(uint64_t id) {
+bool Poller::remove(uint64_t id) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!back_.wait_for(lock, kLongest, [&] { return at_ != id; })) return false;
   looks_.erase(id);
   return true;
 }
 
-void Rounds::visit() {
+void Poller::poll() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (auto it = looks_.begin(); it != looks_.end();) {
     const uint64_t id = at_ = it->first;
@@ -39,7 +39,7 @@ void Rounds::visit() {
   }
 }
 
-int64_t Rounds::hanging_since() {
+int64_t Poller::hanging_since() {
   std::lock_guard<std::mutex> lock(mutex_);
   return at_ != 0 && now_ns() > since_ns_ + kHangs ? since_ns_ : 0;
 }

@@ -1,4 +1,4 @@
-#include "gpu/leg/flat.h"
+#include "gpu/leg/flat_route.h"
 
 namespace bagua::device {
 
@@ -56,19 +56,19 @@ bool reduces(Kind kind) {
 }
 }  // namespace
 
-Flat::~Flat() {
+FlatRoute::~FlatRoute() {
   if (stream_ != nullptr) runtime_->libraries.cuda.stream_destroy(stream_);
 }
 
-Status Flat::open() {
+Status FlatRoute::open() {
   return runtime_->make_stream(Traffic::kCollective, &stream_);
 }
 
-bool Flat::idle() const {
+bool FlatRoute::idle() const {
   return runtime_->libraries.cuda.stream_query(stream_) != kCudaNotReady;
 }
 
-bool Flat::takes(const Operation& operation) const {
+bool FlatRoute::takes(const Operation& operation) const {
   const Kind kind = operation.kind();
   // NCCL would hold up everything behind a send that nobody receives yet; the daemons do not.
   if (kind == Kind::kSend || kind == Kind::kRecv) return false;
@@ -81,7 +81,7 @@ bool Flat::takes(const Operation& operation) const {
   return operation.descriptor.codec == 0 || !encodes_ || kernels_;
 }
 
-Status Flat::submit(const Operation& operation, CudaEvent begin) {
+Status FlatRoute::submit(const Operation& operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Status status = runtime_->cuda(cuda.stream_wait_event(stream_, begin, 0), "waiting for the caller's stream");
   if (status) status = runtime_->cuda(cuda.event_record(operation.begun, stream_), "recording an event");
@@ -90,14 +90,14 @@ Status Flat::submit(const Operation& operation, CudaEvent begin) {
   return runtime_->cuda(cuda.event_record(operation.end, stream_), "recording an event");
 }
 
-Status Flat::run(const Operation& operation) {
+Status FlatRoute::run(const Operation& operation) {
   if (operation.kind() == Kind::kBarrier) return barrier();
   if (!reduces(operation.kind())) return move(operation);
   if (operation.descriptor.codec != 0 && encodes_) return encoded_all_reduce(this, operation);
   return reduction(operation);
 }
 
-Status Flat::reduction(const Operation& operation) {
+Status FlatRoute::reduction(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const Descriptor& d = operation.descriptor;
   const bool divided = operation.op() == ReduceOp::kAvg && !is_float(operation.dtype());
@@ -112,7 +112,7 @@ Status Flat::reduction(const Operation& operation) {
   return status && divided && operation.dst != nullptr ? divide(operation, d.count) : status;
 }
 
-Status Flat::divide(const Operation& operation, uint64_t count) {
+Status FlatRoute::divide(const Operation& operation, uint64_t count) {
   const void* const inputs[] = {operation.dst};
   BaguaReduce work{};
   work.dtype = operation.descriptor.dtype;
@@ -126,7 +126,7 @@ Status Flat::divide(const Operation& operation, uint64_t count) {
 }
 
 // Moves have no arithmetic: bytes, whatever the elements.
-Status Flat::move(const Operation& operation) {
+Status FlatRoute::move(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
   const int root = operation.descriptor.root;
@@ -145,7 +145,7 @@ Status Flat::move(const Operation& operation) {
 }
 
 // Gather, scatter and all-to-all: sends and receives.
-Status Flat::exchange(const Operation& operation) {
+Status FlatRoute::exchange(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
   const Kind kind = operation.kind();
@@ -169,7 +169,7 @@ Status Flat::exchange(const Operation& operation) {
   });
 }
 
-Status Flat::barrier() {
+Status FlatRoute::barrier() {
   char* word = nullptr;
   if (Status status = memory_.scratch(kBarrierRoom, 256, &word); !status) return status;
   return handle_->launch("barrier", [&](NcclComm comm) {

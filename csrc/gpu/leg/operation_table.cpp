@@ -1,4 +1,4 @@
-#include "gpu/leg/table.h"
+#include "gpu/leg/operation_table.h"
 
 namespace bagua::device {
 
@@ -27,7 +27,7 @@ Status OperationTable::take(Operation** out) {
   operation->ticket = ++uses_[slot] * kSlots + slot;
   operation->retired = operation->released = false;
   operation->descriptor = Descriptor{};
-  operation->lane = nullptr;
+  operation->staged = nullptr;
   operation->started_ns = operation->done_ns = operation->awaited_ns = 0;
   runtime_->counters.in_flight.fetch_add(1);
   *out = operation;

@@ -1,6 +1,6 @@
 // The flat route: NCCL between all members of a communicator, on one stream of its own.
 //
-// Thread safety: one thread at a time (Group::mutex_).
+// Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
 
 #include <memory>
@@ -16,19 +16,19 @@ namespace bagua::device {
 int nccl_type(DType dtype);
 int nccl_op(ReduceOp op);
 
-class Flat {
+class FlatRoute {
  public:
   // `encodes`: members are on several hosts, so codecs are used as the daemons do. `kernels`: all members have them.
-  Flat(Runtime* runtime, std::shared_ptr<NcclHandle> handle, bool encodes, bool kernels)
+  FlatRoute(Runtime* runtime, std::shared_ptr<NcclHandle> handle, bool encodes, bool kernels)
       : runtime_(runtime), handle_(std::move(handle)), encodes_(encodes), kernels_(kernels), memory_(runtime) {}
-  ~Flat();
+  ~FlatRoute();
 
   Status open();
   // The same answer at all members: decided by what all must pass alike.
   bool takes(const Operation& operation) const;
   // Enqueues the operation behind `begin` and records its end.
   Status submit(const Operation& operation, CudaEvent begin);
-  // The device is idle but for what waits for others.
+  // The device is idle but for work that waits for other ranks.
   bool idle() const;
 
  private:
@@ -55,6 +55,6 @@ class Flat {
 // r; (a) everybody encodes its vector but the own block and sends it to the owners; (b) the owner adds, divides for
 // AVG, and encodes the result; (c) all gather the results and decode them. Bits are the same on all ranks. The last
 // Descriptor::exact elements go through NCCL's own all-reduce.
-Status encoded_all_reduce(Flat* flat, const Operation& operation);
+Status encoded_all_reduce(FlatRoute* flat, const Operation& operation);
 
 }  // namespace bagua::device

@@ -1,4 +1,4 @@
-#include "gpu/leg/lane.h"
+#include "gpu/leg/staged_route.h"
 
 #include <poll.h>
 
@@ -25,12 +25,12 @@ bool in_place(Kind kind) {
 
 }  // namespace
 
-Lane::~Lane() {
+StagedRoute::~StagedRoute() {
   if (out_ != nullptr) runtime_->libraries.cuda.stream_destroy(out_);
   if (in_ != nullptr) runtime_->libraries.cuda.stream_destroy(in_);
 }
 
-Status Lane::open() {
+Status StagedRoute::open() {
   if (Status status = runtime_->make_stream(Traffic::kOut, &out_); !status) return status;
   if (Status status = runtime_->make_stream(Traffic::kIn, &in_); !status) return status;
   if (Status status = runtime_->take_pinned(sizeof(uint32_t), &word_memory_); !status) return status;
@@ -42,13 +42,13 @@ Status Lane::open() {
   }
   word_on_device_ = reinterpret_cast<DriverAddress>(address);
   listener_ = runtime_->failure.listen([this] { release_all(); });
-  waits_ = runtime_->waits.add([this] { return look(); });
-  round_ = runtime_->rounds.add([this] { reap(); });
+  wait_id_ = runtime_->wait_clock.add([this] { return look(); });
+  poll_id_ = runtime_->poller.add([this] { reap(); });
   thread_ = std::thread([this] { serve(); });
   return Status::ok();
 }
 
-Status Lane::place(Operation* operation) {
+Status StagedRoute::place(Operation* operation) {
   Descriptor& d = operation->descriptor;
   const bool together = operation->src_bytes == 0 || operation->dst_bytes == 0 || in_place(operation->kind());
   const uint64_t first = (operation->src_bytes + kAlign - 1) / kAlign * kAlign;
@@ -63,17 +63,17 @@ Status Lane::place(Operation* operation) {
   return Status::ok();
 }
 
-Status Lane::submit(Operation* operation, CudaEvent begin) {
+Status StagedRoute::submit(Operation* operation, CudaEvent begin) {
   reap();
   if (Status status = place(operation); !status) return status;
-  operation->lane = this;
+  operation->staged = this;
   operation->stage = Operation::Stage::kCopying;
   operation->enqueued = false;
   CudaEvent copied = nullptr;
   if (Status status = runtime_->take_event(&copied); !status) return status;
   std::lock_guard<std::mutex> lock(mutex_);
   operation->sequence = ++sequence_;
-  // From here on the operation belongs to the lane's thread, whatever fails: CUDA may hold a pointer to it.
+  // From here on the operation belongs to the route's thread, whatever fails: CUDA may hold a pointer to it.
   {
     std::lock_guard<std::mutex> queue_lock(queue_mutex_);
     queue_.push_back(operation);
@@ -92,7 +92,7 @@ Status Lane::submit(Operation* operation, CudaEvent begin) {
   return status;
 }
 
-Status Lane::enqueue_out(Operation* operation, CudaEvent begin) {
+Status StagedRoute::enqueue_out(Operation* operation, CudaEvent begin) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Status status = runtime_->cuda(cuda.stream_wait_event(out_, begin, 0), "waiting for the caller's stream");
   if (status && operation->src_bytes > 0) {
@@ -100,11 +100,11 @@ Status Lane::enqueue_out(Operation* operation, CudaEvent begin) {
         runtime_->cuda(cuda.copy(operation->memory.data, operation->src, operation->src_bytes, kDeviceToHost, out_),
                        "copying to shared memory");
   }
-  if (status) status = runtime_->cuda(cuda.host_function(out_, &depart_function, operation), "enqueuing a function");
+  if (status) status = runtime_->cuda(cuda.host_function(out_, &copied_function, operation), "enqueuing a function");
   return status;
 }
 
-Status Lane::enqueue_in(Operation* operation, CudaEvent copied) {
+Status StagedRoute::enqueue_in(Operation* operation, CudaEvent copied) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Status status = runtime_->cuda(cuda.stream_wait_event(in_, copied, 0), "waiting for a copy");
   if (!status) return status;
@@ -120,13 +120,13 @@ Status Lane::enqueue_in(Operation* operation, CudaEvent copied) {
 }
 
 // On a thread of CUDA: calls nothing of it.
-void Lane::depart_function(void* operation) {
-  Operation* const departing = static_cast<Operation*>(operation);
-  departing->started_ns.store(now_ns(), std::memory_order_relaxed);
-  departing->lane->runtime_->departures.depart(departing);
+void StagedRoute::copied_function(void* operation) {
+  Operation* const copied = static_cast<Operation*>(operation);
+  copied->started_ns.store(now_ns(), std::memory_order_relaxed);
+  copied->staged->runtime_->slots.enter(copied);
 }
 
-void Lane::leave(Operation* operation) {
+void StagedRoute::submit_to_daemon(Operation* operation) {
   HostError error;
   uint64_t ticket = 0;
   Status status = runtime_->failure.status();
@@ -142,7 +142,7 @@ void Lane::leave(Operation* operation) {
 }
 
 // The daemon has ended the oldest one.
-void Lane::release(Operation* operation) {
+void StagedRoute::release(Operation* operation) {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   queue_.pop_front();
   landing_.push_back(operation);
@@ -151,14 +151,14 @@ void Lane::release(Operation* operation) {
   changed_.notify_all();
 }
 
-void Lane::release_all() {
+void StagedRoute::release_all() {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   word_->store(word_->load() + kAllPassed);
   changed_.notify_all();
 }
 
-// Waits for the oldest operation that has left the device; false: the lane ends.
-bool Lane::next(Operation** operation) {
+// Waits for the oldest operation that has left the device; false: the route closes.
+bool StagedRoute::next(Operation** operation) {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   const auto left_device = [this] {
     return !queue_.empty() && queue_.front()->enqueued && queue_.front()->stage != Operation::Stage::kCopying;
@@ -170,27 +170,27 @@ bool Lane::next(Operation** operation) {
   return true;
 }
 
-Status Lane::await_host(Operation* operation) {
+Status StagedRoute::await_host(Operation* operation) {
   HostError error;
   const HostApi& host = runtime_->host;
   const int code = host.wait(host.client, operation->host_ticket, -1, &failed, &runtime_->failure, &error);
   return runtime_->host_status(code, error);
 }
 
-void Lane::serve() {
+void StagedRoute::serve() {
   Operation* operation = nullptr;
   while (next(&operation)) {
     if (Status status = await_host(operation); !status) {
       runtime_->failure.fail(status.message());
       break;
     }
-    runtime_->departures.back();
+    runtime_->slots.free_one();
     release(operation);
   }
 }
 
 // Retires operations whose results have arrived, unless the leg has failed: what was set free may still write.
-void Lane::reap() {
+void StagedRoute::reap() {
   const std::unique_lock<std::mutex> alone(reaping_, std::try_to_lock);
   if (!alone) return;
   while (!runtime_->failure.failed()) {
@@ -215,24 +215,24 @@ void Lane::reap() {
   }
 }
 
-void Lane::retire(Operation* operation) {
+void StagedRoute::retire(Operation* operation) {
   runtime_->put_pinned(operation->memory);
   operation->memory = {};
   retire_(operation);
 }
 
-void Lane::wait_empty() {
+void StagedRoute::wait_empty() {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   changed_.wait(lock, [this] { return queue_.empty() || runtime_->failure.failed(); });
 }
 
-bool Lane::empty() {
+bool StagedRoute::empty() {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   return queue_.empty();
 }
 
 // The daemon knows who waits for whom.
-Waiting Lane::look() {
+Waiting StagedRoute::look() {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   Waiting found;
   for (const Operation* operation : queue_) {
@@ -244,7 +244,7 @@ Waiting Lane::look() {
   return found;
 }
 
-bool Lane::drained() {
+bool StagedRoute::drained() {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   const int64_t deadline = now_ns() + kDrainNs;
   for (CudaStream stream : {out_, in_}) {
@@ -256,7 +256,7 @@ bool Lane::drained() {
   return true;
 }
 
-bool Lane::close() {
+bool StagedRoute::close() {
   if (thread_.joinable()) {
     {
       std::lock_guard<std::mutex> lock(queue_mutex_);
@@ -266,10 +266,10 @@ bool Lane::close() {
     thread_.join();
   }
   if (listener_ != 0) runtime_->failure.forget(listener_);
-  if (waits_ != 0) runtime_->waits.remove(waits_);
-  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
+  if (wait_id_ != 0) runtime_->wait_clock.remove(wait_id_);
+  if (poll_id_ != 0 && !runtime_->poller.remove(poll_id_)) return false;
   if (!drained()) return false;
-  runtime_->departures.forget(this);
+  runtime_->slots.forget(this);
   landing_.insert(landing_.end(), queue_.begin(), queue_.end());
   queue_.clear();
   for (Operation* operation : landing_) retire(operation);

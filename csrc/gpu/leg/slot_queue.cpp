@@ -1,35 +1,35 @@
-#include "gpu/leg/departures.h"
+#include "gpu/leg/slot_queue.h"
 
 #include <algorithm>
 
-#include "gpu/leg/lane.h"
+#include "gpu/leg/staged_route.h"
 
 namespace bagua::device {
 
-void Departures::depart(Operation* operation) {
+void SlotQueue::enter(Operation* operation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (away_ == kMost) {
+  if (taken_ == kMost) {
     queue_.push_back(operation);
     return;
   }
-  ++away_;
-  operation->lane->leave(operation);
+  ++taken_;
+  operation->staged->submit_to_daemon(operation);
 }
 
-void Departures::back() {
+void SlotQueue::free_one() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (queue_.empty()) {
-    --away_;
+    --taken_;
     return;
   }
   Operation* const next = queue_.front();
   queue_.pop_front();
-  next->lane->leave(next);
+  next->staged->submit_to_daemon(next);
 }
 
-void Departures::forget(const Lane* lane) {
+void SlotQueue::forget(const StagedRoute* staged) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto theirs = [lane](const Operation* operation) { return operation->lane == lane; };
+  const auto theirs = [staged](const Operation* operation) { return operation->staged == staged; };
   queue_.erase(std::remove_if(queue_.begin(), queue_.end(), theirs), queue_.end());
 }
 

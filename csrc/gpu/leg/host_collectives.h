@@ -1,5 +1,7 @@
-// Small operations between the members of a communicator through their daemons, on host memory: how the leg agrees on
-// routes and hands out NCCL ids, so both belong to the engine's generation. Waits; never used in a step.
+// Small collectives between the members of a communicator through their daemons, on host memory.
+//
+// With them the leg agrees on routes and hands out NCCL ids, so both belong to the engine's generation. They block; no
+// training step uses them.
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -10,12 +12,12 @@
 
 namespace bagua::device {
 
-class Daemon {
+class HostCollectives {
  public:
-  Daemon(Runtime* runtime, uint32_t comm) : runtime_(runtime), comm_(comm) {}
-  ~Daemon();
-  Daemon(const Daemon&) = delete;
-  Daemon& operator=(const Daemon&) = delete;
+  HostCollectives(Runtime* runtime, uint32_t comm) : runtime_(runtime), comm_(comm) {}
+  ~HostCollectives();
+  HostCollectives(const HostCollectives&) = delete;
+  HostCollectives& operator=(const HostCollectives&) = delete;
 
   // Every member gives `bytes`, all get those of all in the order of members. Ends with the leg's failure at the
   // latest.

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "gpu/leg/flat.h"
+#include "gpu/leg/flat_route.h"
 
 namespace bagua::device {
 
@@ -19,7 +19,7 @@ struct Range {
 
 class EncodedAllReduce {
  public:
-  EncodedAllReduce(Flat* flat, const Operation& operation)
+  EncodedAllReduce(FlatRoute* flat, const Operation& operation)
       : flat_(flat),
         runtime_(flat->runtime_),
         operation_(operation),
@@ -54,9 +54,9 @@ class EncodedAllReduce {
   Status prepare() {
     const Descriptor& d = operation_.descriptor;
     const uint64_t all = slot_ * static_cast<uint64_t>(n_);
-    Status status = flat_->memory_.scratch(Flat::kSendRoom, all, &sent_);
-    if (status) status = flat_->memory_.scratch(Flat::kReceiveRoom, all, &received_);
-    if (status) status = flat_->memory_.scratch(Flat::kResultRoom, all, &results_);
+    Status status = flat_->memory_.scratch(FlatRoute::kSendRoom, all, &sent_);
+    if (status) status = flat_->memory_.scratch(FlatRoute::kReceiveRoom, all, &received_);
+    if (status) status = flat_->memory_.scratch(FlatRoute::kResultRoom, all, &results_);
     if (status && d.residual != 0) status = flat_->memory_.residual(d.residual, d.count, flat_->stream_, &residual_);
     return status;
   }
@@ -134,7 +134,7 @@ class EncodedAllReduce {
     constexpr size_t kMost = BAGUA_KERNELS_MOST_INPUTS - 1;
     while (messages.size() - done > kMost) {
       char* sum = nullptr;
-      if (Status status = flat_->memory_.scratch(Flat::kSumRoom, range.count * sizeof(float), &sum); !status) {
+      if (Status status = flat_->memory_.scratch(FlatRoute::kSumRoom, range.count * sizeof(float), &sum); !status) {
         return status;
       }
       float* const target = reinterpret_cast<float*>(sum);
@@ -192,7 +192,7 @@ class EncodedAllReduce {
     return status;
   }
 
-  Flat* const flat_;
+  FlatRoute* const flat_;
   Runtime* const runtime_;
   const Operation& operation_;
   const uint64_t count_;  // elements that cross encoded
@@ -204,7 +204,7 @@ class EncodedAllReduce {
   float* residual_ = nullptr;
 };
 
-Status encoded_all_reduce(Flat* flat, const Operation& operation) {
+Status encoded_all_reduce(FlatRoute* flat, const Operation& operation) {
   return EncodedAllReduce(flat, operation).run();
 }
 

@@ -1,4 +1,4 @@
-// Tickets and the operations behind them; records are used again and again.
+// Maps tickets to operations. Records are reused.
 //
 // Thread safety: any thread.
 #pragma once

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "gpu/leg/group.h"
+#include "gpu/leg/communicator.h"
 
 namespace bagua::device {
 
@@ -33,7 +33,7 @@ void put(char (&out)[kBytes], const std::string& text) {
 
 }  // namespace
 
-Status Group::gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* all) {
+Status Communicator::gather_facts(HostCollectives* daemon, uint8_t forced, std::vector<Facts>* all) {
   const Libraries& libraries = runtime_->libraries;
   Facts mine;
   mine.nccl_version = libraries.has_nccl() ? libraries.nccl_version : 0;
@@ -54,7 +54,7 @@ Status Group::gather_facts(Daemon* daemon, uint8_t forced, std::vector<Facts>* a
   return daemon->all_gather(&mine, all->data(), sizeof(Facts), members_.size());
 }
 
-std::string Group::shape_forbids(Route route) const {
+std::string Communicator::shape_forbids(Route route) const {
   if (route != Route::kHierarchical) return "";
   if (!members_.regular()) return "its members are not the same number, 2 or more, on each of several hosts";
   if (members_.comm >= kAcross / kMostLocal || members_.neighbours().size() >= kMostLocal) {
@@ -64,7 +64,7 @@ std::string Group::shape_forbids(Route route) const {
 }
 
 // What stands against each route: the same at all members, as it is made from what all of them said.
-void Group::look_at(const std::vector<Facts>& all) {
+void Communicator::look_at(const std::vector<Facts>& all) {
   const auto name = [this](size_t i) { return "rank " + std::to_string(members_.ranks[i]); };
   std::string nccl, staged, shared;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -94,13 +94,13 @@ void Group::look_at(const std::vector<Facts>& all) {
   add(Route::kStaged, {staged});
 }
 
-Status Group::refuse(Route wanted, const std::string& why) const {
+Status Communicator::refuse(Route wanted, const std::string& why) const {
   return {Code::kUnavailable, std::string("route ") + route_name(wanted) + " (BAGUA_DEVICE_ROUTE) can't be had for " +
                                   (members_.everyone ? "all ranks" : "communicator " + std::to_string(members_.comm)) +
                                   ": " + why + ". Mend that, or choose another route or none: then it is measured"};
 }
 
-Status Group::choose(const std::vector<Facts>& all, std::vector<Route>* candidates) {
+Status Communicator::choose(const std::vector<Facts>& all, std::vector<Route>* candidates) {
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].version != all[0].version) return {Code::kInvalid, "ranks have different versions of the GPU leg"};
     if (all[i].forced != all[0].forced) {
@@ -125,8 +125,8 @@ Status Group::choose(const std::vector<Facts>& all, std::vector<Route>* candidat
   return Status::ok();
 }
 
-Status Group::open(uint8_t forced) {
-  Daemon daemon(runtime_, members_.comm);
+Status Communicator::open(uint8_t forced) {
+  HostCollectives daemon(runtime_, members_.comm);
   std::vector<Facts> all;
   std::vector<Route> candidates;
   if (Status status = gather_facts(&daemon, forced, &all); !status) return status;
@@ -156,7 +156,7 @@ Status Group::open(uint8_t forced) {
 }
 
 // Ok if the route is ready at all members, or if none has it and excluded_.failed says why; else the job has failed.
-Status Group::set_up(Daemon* daemon, Route route) {
+Status Communicator::set_up(HostCollectives* daemon, Route route) {
   const bool flat = route == Route::kFlat;
   const std::vector<int> near = members_.neighbours();
   const int leader = flat ? 0 : near.front(), ranks = flat ? members_.size() : static_cast<int>(near.size());
@@ -184,7 +184,7 @@ Status Group::set_up(Daemon* daemon, Route route) {
 
 // `why` stays empty if all members are well; else it has the reasons of those that are not, by name: one's failure may
 // be seen by others, in other words.
-Status Group::agree(Daemon* daemon, const Status& mine, std::string* why) {
+Status Communicator::agree(HostCollectives* daemon, const Status& mine, std::string* why) {
   if (runtime_->failure.failed()) return runtime_->failure.status();
   double trouble = mine ? 0 : 1;
   if (Status status = daemon->all_max(&trouble, 1); !status || trouble == 0) return status;
@@ -202,8 +202,8 @@ Status Group::agree(Daemon* daemon, const Status& mine, std::string* why) {
   return Status::ok();
 }
 
-Status Group::make_ids(Daemon* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids,
-                       std::string* why) {
+Status Communicator::make_ids(HostCollectives* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids,
+                              std::string* why) {
   std::vector<NcclId> mine(count), all(count * members_.ranks.size());
   Status made;
   for (size_t i = 0; maker && made && i < count; ++i) {
@@ -218,7 +218,8 @@ Status Group::make_ids(Daemon* daemon, bool maker, int leader, size_t count, std
 }
 
 // NCCL waits for ever for a member that has failed. So all members tell each other now and then how they get on.
-Status Group::join(Daemon* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why) {
+Status Communicator::join(HostCollectives* daemon, const Handles& handles, const std::vector<NcclId>& ids,
+                          std::string* why) {
   Status mine;
   for (size_t i = 0; i < handles.size() && mine; ++i) mine = handles[i]->create(ids[i]);
   for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kLongestPauseMs)) {
@@ -240,21 +241,21 @@ Status Group::join(Daemon* daemon, const Handles& handles, const std::vector<Ncc
   }
 }
 
-Status Group::finish_flat(const Handles& handles) {
-  flat_ = std::make_unique<Flat>(runtime_, handles.front(), !members_.on_one_host(), kernels_);
+Status Communicator::finish_flat(const Handles& handles) {
+  flat_ = std::make_unique<FlatRoute>(runtime_, handles.front(), !members_.on_one_host(), kernels_);
   return flat_->open();
 }
 
-Status Group::finish_hierarchical(const Handles& handles) {
+Status Communicator::finish_hierarchical(const Handles& handles) {
   if (Status status = make_across(); !status) return status;
   Operation collective;
-  Lane* lane = nullptr;
-  if (Status status = lane_for(collective, &lane); !status) return status;
-  hierarchical_ = std::make_unique<Hierarchical>(runtime_, table_, lane, handles[0], handles[1], across_);
+  StagedRoute* staged = nullptr;
+  if (Status status = staged_for(collective, &staged); !status) return status;
+  hierarchical_ = std::make_unique<HierarchicalRoute>(runtime_, table_, staged, handles[0], handles[1], across_);
   return hierarchical_->open();
 }
 
-Status Group::make_across() {
+Status Communicator::make_across() {
   std::map<int, int> seen;  // members of each host so far
   std::vector<int32_t> ranks;
   std::vector<int> place;
@@ -272,7 +273,7 @@ Status Group::make_across() {
 }
 
 // The slowest member counts, and all members know it: so all choose the same.
-Status Group::measure(Daemon* daemon, const std::vector<Route>& candidates) {
+Status Communicator::measure(HostCollectives* daemon, const std::vector<Route>& candidates) {
   std::vector<double> seconds;
   std::atomic<uint64_t> uncounted{0};
   const uint64_t room = *std::max_element(std::begin(kMeasured), std::end(kMeasured));
@@ -296,7 +297,7 @@ Status Group::measure(Daemon* daemon, const std::vector<Route>& candidates) {
 }
 
 // Each communicator of NCCL holds memory of the device. Nothing is pending on them.
-void Group::drop_slower() {
+void Communicator::drop_slower() {
   for (auto it = handles_.begin(); it != handles_.end();) {
     if (it->first == route_) {
       ++it;
@@ -312,7 +313,7 @@ void Group::drop_slower() {
   }
 }
 
-Status Group::time_route(Route route, void* data, uint64_t bytes, double* seconds) {
+Status Communicator::time_route(Route route, void* data, uint64_t bytes, double* seconds) {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   CudaStream stream = nullptr;
   if (Status status = runtime_->make_stream(Traffic::kCollective, &stream); !status) return status;

@@ -1,4 +1,4 @@
-#include "gpu/leg/daemon.h"
+#include "gpu/leg/host_collectives.h"
 
 #include <cstring>
 
@@ -10,12 +10,12 @@ bool failed(void* failure) {
 }
 }  // namespace
 
-Daemon::~Daemon() {
+HostCollectives::~HostCollectives() {
   HostError ignored;  // the daemon may be gone, and with it the memory
   if (segment_ != 0) static_cast<void>(runtime_->host.free(runtime_->host.client, segment_, &ignored));
 }
 
-Status Daemon::room(uint64_t bytes) {
+Status HostCollectives::room(uint64_t bytes) {
   if (bytes <= bytes_) return Status::ok();
   const HostApi& host = runtime_->host;
   HostError error;
@@ -27,12 +27,12 @@ Status Daemon::room(uint64_t bytes) {
   return runtime_->host_status(code, error);
 }
 
-Status Daemon::run(Descriptor descriptor) {
+Status HostCollectives::run(Descriptor descriptor) {
   const HostApi& host = runtime_->host;
   descriptor.comm = comm_;
   descriptor.root = -1;
   strncpy(descriptor.label, "GPU leg", kLabelBytes - 1);
-  const Waits::Here waiting(&runtime_->waits, "");  // the daemon knows for whom
+  const WaitClock::Scope waiting(&runtime_->wait_clock, "");  // the daemon knows for whom
   HostError error;
   uint64_t ticket = 0;
   if (const int code = host.submit(host.client, &descriptor, &ticket, &error); code != kHostOk) {
@@ -41,7 +41,7 @@ Status Daemon::run(Descriptor descriptor) {
   return runtime_->host_status(host.wait(host.client, ticket, -1, &failed, &runtime_->failure, &error), error);
 }
 
-Status Daemon::all_gather(const void* mine, void* all, uint64_t bytes, int members) {
+Status HostCollectives::all_gather(const void* mine, void* all, uint64_t bytes, int members) {
   const uint64_t result = (bytes + 63) / 64 * 64, total = bytes * static_cast<uint64_t>(members);
   if (Status status = room(result + total); !status) return status;
   memcpy(data_, mine, bytes);
@@ -56,7 +56,7 @@ Status Daemon::all_gather(const void* mine, void* all, uint64_t bytes, int membe
   return Status::ok();
 }
 
-Status Daemon::all_max(double* values, uint64_t count) {
+Status HostCollectives::all_max(double* values, uint64_t count) {
   if (Status status = room(count * sizeof(double)); !status) return status;
   memcpy(data_, values, count * sizeof(double));
   Descriptor d{};

@@ -4,25 +4,30 @@
 // Two communicators of NCCL, each with a stream: so the reduce-scatter of the next operation need not wait for what
 // comes back from the other hosts. Everything happens in dst; no scratch.
 //
-// Thread safety: one thread at a time (Group::mutex_).
+// Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
 
 #include <memory>
 
-#include "gpu/leg/lane.h"
 #include "gpu/leg/nccl_handle.h"
 #include "gpu/leg/operation.h"
-#include "gpu/leg/table.h"
+#include "gpu/leg/operation_table.h"
+#include "gpu/leg/staged_route.h"
 
 namespace bagua::device {
 
-class Hierarchical {
+class HierarchicalRoute {
  public:
   // `across`: communicator of the daemon with the ranks that have this rank's place in their hosts.
-  Hierarchical(Runtime* runtime, OperationTable* table, Lane* lane, std::shared_ptr<NcclHandle> down,
-               std::shared_ptr<NcclHandle> up, uint32_t across)
-      : runtime_(runtime), table_(table), lane_(lane), down_(std::move(down)), up_(std::move(up)), across_(across) {}
-  ~Hierarchical();
+  HierarchicalRoute(Runtime* runtime, OperationTable* table, StagedRoute* staged, std::shared_ptr<NcclHandle> down,
+                    std::shared_ptr<NcclHandle> up, uint32_t across)
+      : runtime_(runtime),
+        table_(table),
+        staged_(staged),
+        down_(std::move(down)),
+        up_(std::move(up)),
+        across_(across) {}
+  ~HierarchicalRoute();
 
   Status open();
   bool takes(const Operation& operation) const;
@@ -40,7 +45,7 @@ class Hierarchical {
 
   Runtime* const runtime_;
   OperationTable* const table_;
-  Lane* const lane_;
+  StagedRoute* const staged_;
   const std::shared_ptr<NcclHandle> down_, up_;
   const uint32_t across_;
   CudaStream down_stream_ = nullptr, up_stream_ = nullptr;  // constant after open()

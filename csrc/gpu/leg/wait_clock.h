@@ -1,5 +1,7 @@
-// How long this rank has been waiting for others: of what threads of the leg wait for, and of operations that a caller
-// waits for. So that somebody may give up on ranks that live and never come; nothing here does.
+// Measures how long this rank has been waiting for other ranks.
+//
+// It covers threads of the leg that wait, and operations that a caller waits for. Whoever asks may give up on ranks
+// that live but never come; nothing here does.
 //
 // Thread safety: any thread.
 #pragma once
@@ -17,25 +19,25 @@ struct Waiting {
   std::string what;      // for people; empty where the daemon knows more
 };
 
-class Waits {
+class WaitClock {
  public:
-  // `look` says what waits longest. It is asked now and then, from any thread.
+  // `look` returns its longest wait. Called from any thread, by longest().
   uint64_t add(std::function<Waiting()> look);
   // After it `look` is not running and will not run.
   void remove(uint64_t id);
-  // What has been waiting longest.
+  // The longest wait of all.
   Waiting longest();
 
-  // A thread waits as long as it lives.
-  class Here {
+  // RAII: counts the thread as waiting while in scope.
+  class Scope {
    public:
-    Here(Waits* waits, std::string what);
-    ~Here() { waits_->remove(id_); }
-    Here(const Here&) = delete;
-    Here& operator=(const Here&) = delete;
+    Scope(WaitClock* clock, std::string what);
+    ~Scope() { clock_->remove(id_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
 
    private:
-    Waits* const waits_;
+    WaitClock* const clock_;
     const uint64_t id_;
   };
 

@@ -2,15 +2,15 @@
 //
 // For one operation, in the order of enqueuing (see README.md):
 //   out_ stream: wait for the caller's stream; copy src to shared memory; host function: submit to the daemon, or
-//                queue up for it (departures.h)
+//                queue for a slot (slot_queue.h)
 //   in_ stream:  wait for out_; wait until `word_` has reached the operation's sequence number; copy the result to dst;
 //                record Operation::end
-// A thread of the lane waits for the daemon and sets `word_`. It calls no CUDA: a call may wait until another thread
-// gives back the context's lock, and that one for work of the device that waits for the next value of the word. So
-// whoever submits, and the watcher's rounds, look which results have arrived. Operations of a lane are released in
-// their order, so what may overtake each other (collectives, each direction of each pair) has lanes of its own.
+// A thread of the route waits for the daemon and sets `word_`. It calls no CUDA: a call may wait until another thread
+// gives back the context's lock, and that thread may wait for work of the device that waits for the next value of the
+// word. So submit() and the poller look which results have arrived. Operations of one StagedRoute are released in their
+// order, so those that may overtake each other (collectives, each direction of each pair) have a StagedRoute each.
 //
-// The order of work is visible to CUDA (in_ waits for out_ by an event); only the host sets the word. CUDA asks for
+// The order of work is visible to CUDA (in_ waits for out_ by an event); only the host sets the word. CUDA demands
 // that: it may put streams that seem independent on one queue of the hardware.
 #pragma once
 
@@ -28,14 +28,15 @@
 
 namespace bagua::device {
 
-class Lane {
+class StagedRoute {
  public:
   // `retire` is called, from any thread, when an operation's memory and events are not needed any more.
-  Lane(Runtime* runtime, std::function<void(Operation*)> retire) : runtime_(runtime), retire_(std::move(retire)) {}
+  StagedRoute(Runtime* runtime, std::function<void(Operation*)> retire)
+      : runtime_(runtime), retire_(std::move(retire)) {}
   // close() must have been called.
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~StagedRoute();
+  StagedRoute(const StagedRoute&) = delete;
+  StagedRoute& operator=(const StagedRoute&) = delete;
 
   Status open();
   // Retires what has landed, then enqueues everything; never waits. `begin` is recorded on the caller's stream. The
@@ -44,8 +45,8 @@ class Lane {
   // Waits until all that was submitted is back from the daemon, or the leg has failed.
   void wait_empty();
   bool empty();
-  // Submits an operation to the daemon. Of Departures alone: the device has copied its input, and its turn has come.
-  void leave(Operation* operation);
+  // Submits an operation to the daemon. Called by SlotQueue alone: the device has copied the input, a slot is free.
+  void submit_to_daemon(Operation* operation);
   // Operations must be done, or the leg have failed. Ends the thread, waits for the streams, which end by themselves
   // then, and retires what is left. False: the device did not answer for 10 s; everything must stay as it is.
   bool close();
@@ -64,11 +65,11 @@ class Lane {
   bool drained();
   Waiting look();
 
-  static void depart_function(void* operation);
+  static void copied_function(void* operation);
 
   Runtime* const runtime_;
   const std::function<void(Operation*)> retire_;
-  uint64_t listener_ = 0, waits_ = 0, round_ = 0;  // constant after open()
+  uint64_t listener_ = 0, wait_id_ = 0, poll_id_ = 0;  // constant after open()
   CudaStream out_ = nullptr, in_ = nullptr;
   std::atomic<uint32_t>* word_ = nullptr;  // in pinned memory; the GPU reads it
   DriverAddress word_on_device_ = 0;
@@ -77,11 +78,11 @@ class Lane {
   std::mutex mutex_;       // guards the next one and the order of enqueuing
   uint32_t sequence_ = 0;  // of the newest operation
 
-  std::mutex reaping_;  // one thread reaps; held while CUDA is asked
+  std::mutex reaping_;  // one thread reaps; held across CUDA calls
 
   std::mutex queue_mutex_;  // guards what follows; taken by host functions
   std::condition_variable changed_;
-  std::deque<Operation*> queue_;  // submitted; the lane's thread takes them off
+  std::deque<Operation*> queue_;  // submitted; thread_ takes them off
   bool closing_ = false;
   int64_t progress_ns_ = 0;         // when the daemon last ended one
   std::deque<Operation*> landing_;  // the result is on its way to dst; reap() takes them off

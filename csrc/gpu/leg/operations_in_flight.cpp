@@ -1,4 +1,4 @@
-#include "gpu/leg/carried.h"
+#include "gpu/leg/operations_in_flight.h"
 
 #include <algorithm>
 
@@ -6,17 +6,17 @@
 
 namespace bagua::device {
 
-Carried::Carried(Runtime* runtime, OperationTable* table, std::string members)
+OperationsInFlight::OperationsInFlight(Runtime* runtime, OperationTable* table, std::string members)
     : runtime_(runtime), table_(table), members_(std::move(members)) {
-  waits_ = runtime->waits.add([this] { return look(); });
-  round_ = runtime->rounds.add([this] { settle(); });
+  wait_id_ = runtime_->wait_clock.add([this] { return look(); });
+  poll_id_ = runtime->poller.add([this] { settle(); });
 }
 
-Carried::~Carried() {
+OperationsInFlight::~OperationsInFlight() {
   static_cast<void>(clear());
 }
 
-Status Carried::begin(Operation* operation) {
+Status OperationsInFlight::begin(Operation* operation) {
   settle();
   if (operation->begun == nullptr) {
     if (Status status = runtime_->take_event(&operation->begun); !status) return status;
@@ -26,7 +26,7 @@ Status Carried::begin(Operation* operation) {
   return Status::ok();
 }
 
-void Carried::enqueued(Operation* operation, bool ok) {
+void OperationsInFlight::enqueued(Operation* operation, bool ok) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = std::find_if(queue_.begin(), queue_.end(),
                                   [operation](const Entry& entry) { return entry.operation == operation; });
@@ -37,15 +37,15 @@ void Carried::enqueued(Operation* operation, bool ok) {
 }
 
 // Only settle() takes off what is enqueued.
-bool Carried::first(Entry* out) {
+bool OperationsInFlight::first(Entry* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (queue_.empty() || !queue_.front().enqueued) return false;
   *out = queue_.front();
   return true;
 }
 
-// Ends come in the order of operations. That one has begun CUDA says only when it is asked, too.
-void Carried::settle() {
+// Operations end in their order. CUDA reports the beginning of one, too, only when it is asked.
+void OperationsInFlight::settle() {
   const std::unique_lock<std::mutex> alone(settling_, std::try_to_lock);
   if (!alone) return;
   const CudaRuntime& cuda = runtime_->libraries.cuda;
@@ -64,11 +64,11 @@ void Carried::settle() {
   }
 }
 
-bool Carried::clear() {
-  if (waits_ != 0) runtime_->waits.remove(waits_);
-  waits_ = 0;
-  if (round_ != 0 && !runtime_->rounds.remove(round_)) return false;
-  round_ = 0;
+bool OperationsInFlight::clear() {
+  if (wait_id_ != 0) runtime_->wait_clock.remove(wait_id_);
+  wait_id_ = 0;
+  if (poll_id_ != 0 && !runtime_->poller.remove(poll_id_)) return false;
+  poll_id_ = 0;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Entry& entry : queue_) table_->retire(entry.operation);
   queue_.clear();
@@ -76,7 +76,7 @@ bool Carried::clear() {
 }
 
 // The first one holds up those behind it.
-Waiting Carried::look() {
+Waiting OperationsInFlight::look() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (queue_.empty() || queue_.front().begun_ns == 0) return {};
   const Entry& first = queue_.front();
