@@ -18,16 +18,16 @@
 #include "collective/execute.h"
 #include "engine/communicator.h"
 #include "engine/control.h"
-#include "engine/exchange_memory.h"
-#include "engine/ranks.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
+#include "engine/pages.h"
+#include "engine/residuals.h"
 #include "transport/mesh.h"
 
 namespace bagua {
 
 class Exchange {
  public:
-  Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh);
+  Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh);
 
   // The order in which rings and chains of this communicator go round its hosts (collective/program.h); the same at all
   // hosts, or the first collective says that it is not. Before the first collective has begun. kInvalid: no permutation
@@ -90,7 +90,7 @@ class Exchange {
   Active* find(uint32_t serial) const;
   bool waiting(const Item& item) const { return item.active->waits_for[item.step] > 0; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
@@ -99,7 +99,7 @@ class Exchange {
   uint32_t ring_digest_ = 0;
   bool ring_awaited_ = false;
   ScratchPool scratch_;
-  ResidualTable residuals_;
+  ResidualTable* const residuals_;
 
   std::deque<Collective> queued_;
   std::vector<std::unique_ptr<Active>> active_;     // in order

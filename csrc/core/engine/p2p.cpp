@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "engine/host_names.h"
 
 namespace bagua {
 
@@ -37,7 +38,7 @@ Status PointToPoint::ready(int peer, const Control& control) {
   const int source = static_cast<int>(control.source), destination = static_cast<int>(control.destination);
   if (source < 0 || source >= comm_->size() || destination < 0 || destination >= comm_->size() ||
       comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
-    return {Code::kCorrupt, "host " + std::to_string(peer) + " is ready for a message that can't be"};
+    return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " is ready for a message that can't be"};
   }
   const Key key{source, destination, control.sequence};
   const auto found = waiting_.find(key);
@@ -69,11 +70,11 @@ void PointToPoint::begin(SendOrRecv half) {
   Transfer& transfer = running_[id];
   transfer.half = std::move(half);
   transfer.started_ns = now_ns();
-  state_->busy().start(transfer.started_ns);
+  state_->job().busy().start(transfer.started_ns);
   const SendOrRecv& moved = transfer.half;
   const bool sends = moved.operation.kind() == Kind::kSend;
   const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
-  const size_t bytes = moved.operation.bytes(), chunk = state_->options().chunk_bytes;
+  const size_t bytes = moved.operation.bytes(), chunk = state_->job().options().chunk_bytes;
   transfer.remaining = (bytes + chunk - 1) / chunk;
   if (sends) ++sent_[{moved.source, peer}];
   for (size_t at = 0, tag = 0; at < bytes; at += chunk, ++tag) {
@@ -104,14 +105,14 @@ void PointToPoint::complete(uint64_t cookie) {
 }
 
 void PointToPoint::finish(uint64_t id, Transfer* transfer) {
-  Counters& counters = state_->counters();
+  Counters& counters = state_->job().counters();
   if (transfer->half.operation.kind() == Kind::kSend) {
     counters.bytes_local.fetch_add(transfer->half.operation.bytes(), std::memory_order_relaxed);
   } else {
     ++received_[transfer->half.source];
   }
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->busy().stop(now_ns(), &counters.comm_ns);
+  state_->job().busy().stop(now_ns(), &counters.comm_ns);
   ranks_->complete(transfer->half.operation, transfer->started_ns, true);
   running_.erase(id);
 }
@@ -186,7 +187,7 @@ void PointToPoint::abandon() {
   for (const auto& [key, half] : waiting_) ranks_->complete(half.operation, half.operation.submitted_ns, false);
   for (const auto& [id, transfer] : running_) {
     ranks_->complete(transfer.half.operation, transfer.started_ns, false);
-    state_->busy().stop(now_ns(), &state_->counters().comm_ns);
+    state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   waiting_.clear();
   running_.clear();

@@ -14,8 +14,7 @@
 
 #include "engine/communicator.h"
 #include "engine/control.h"
-#include "engine/ranks.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -24,8 +23,8 @@ class PointToPoint {
  public:
   static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
 
-  PointToPoint(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh)
-      : state_(state), ranks_(ranks), comm_(comm), mesh_(mesh) {}
+  PointToPoint(GenerationState* state, const Communicator* comm, Mesh* mesh)
+      : state_(state), ranks_(&state->job().ranks()), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
   Status add(SendOrRecv half);
@@ -64,7 +63,7 @@ class PointToPoint {
   std::string describe(const SendOrRecv& half, int64_t now) const;
   static Key key_of(const SendOrRecv& half) { return {half.source, half.destination, half.sequence}; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;

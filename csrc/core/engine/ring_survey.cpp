@@ -62,7 +62,7 @@ std::string message(Control::Type type, uint32_t source = 0, uint64_t sequence =
 
 }  // namespace
 
-RingSurvey::RingSurvey(EngineState* state, Network* network, const Communicator* comm, Mesh* mesh)
+RingSurvey::RingSurvey(GenerationState* state, Network* network, const Communicator* comm, Mesh* mesh)
     : state_(state), network_(network), comm_(comm), mesh_(mesh) {
   const int hosts = comm->hosts();
   order_ = plain_order(hosts);
@@ -78,7 +78,7 @@ void RingSurvey::advance(bool pending) {
     if (deciding()) from_world(pending);
     return;
   }
-  if (deciding() && !state_->options().measure_ring) return tell(order_, "");
+  if (deciding() && !state_->job().options().measure_ring) return tell(order_, "");
   if (pending && !said_connected_) mesh_->need_all();
   if (!said_connected_ && mesh_->connected()) {
     said_connected_ = true;
@@ -97,7 +97,7 @@ void RingSurvey::advance(bool pending) {
 void RingSurvey::from_world(bool pending) {
   const std::vector<int> world = state_->ring();
   if (world.empty()) {
-    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->options().connect_timeout_ns;
+    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->job().options().connect_timeout_ns;
     if (deadline_ns_ >= 0 && now_ns() >= deadline_ns_) tell(order_, "");
     return;
   }
@@ -157,7 +157,7 @@ void RingSurvey::settle(std::vector<int> order, const std::string& text) {
   order_ = std::move(order);
   if (in_flight_ == 0) free_buffers();
   if (!world()) return;
-  if (!text.empty()) state_->tell("ring", -1, text);
+  if (!text.empty()) state_->job().events().tell("ring", -1, text);
   state_->set_ring(order_);
   network_->wake_targets();
 }

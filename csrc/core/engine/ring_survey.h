@@ -27,8 +27,8 @@
 #include "collective/ring_order.h"
 #include "engine/communicator.h"
 #include "engine/control.h"
+#include "engine/generation_state.h"
 #include "engine/network.h"
-#include "engine/state.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -47,7 +47,7 @@ class RingSurvey {
   static constexpr uint64_t kReceived = UINT64_MAX - 1;
   static constexpr uint64_t kOperation = UINT64_MAX;  // of the frames; no other has this number
 
-  RingSurvey(EngineState* state, Network* network, const Communicator* comm, Mesh* mesh);
+  RingSurvey(GenerationState* state, Network* network, const Communicator* comm, Mesh* mesh);
 
   bool settled() const { return settled_; }
   // Once settled: hosts of the communicator.
@@ -84,7 +84,7 @@ class RingSurvey {
   bool deciding() const { return comm_->topology().host == 0; }
   bool world() const { return comm_->id() == 0; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   Network* const network_;
   const Communicator* const comm_;
   Mesh* const mesh_;

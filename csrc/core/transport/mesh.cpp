@@ -63,8 +63,8 @@ bool Mesh::Impl::check_peer(int peer, size_t bytes, size_t limit, const char* wh
     return false;
   }
   if (bytes > limit) {
-    shared.fail({Code::kInvalid, std::string(what) + " of " + std::to_string(bytes) + " bytes with host " +
-                                     std::to_string(peer) + ": at most " + std::to_string(limit) + " are allowed"});
+    shared.fail({Code::kInvalid, std::string(what) + " of " + std::to_string(bytes) + " bytes with " +
+                                     shared.name(peer) + ": at most " + std::to_string(limit) + " are allowed"});
     return false;
   }
   return true;
@@ -275,7 +275,7 @@ std::string Mesh::describe_waits(int64_t now) const {
     const bool silent = peer.ping_ns >= 0 && now - peer.ping_ns >= mesh::Watch::kPingAfterNs;
     if (sends.count == 0 && peer.posted.empty() && !silent) continue;
     if (!text.empty()) text += "; ";
-    text += "host " + std::to_string(i) + ": " + std::to_string(peer.posted.size()) + " receives and " +
+    text += impl_->shared.name(static_cast<int>(i)) + ": " + std::to_string(peer.posted.size()) + " receives and " +
             std::to_string(sends.count) + " sends outstanding for " + duration_text(now - since);
     if (silent) text += ", has not answered for " + duration_text(now - impl_->watch.quiet_since(peer));
     if (peer.attached < streams) {

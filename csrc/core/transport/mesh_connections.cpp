@@ -86,8 +86,8 @@ Status Connections::overdue(int64_t now) const {
   for (size_t i = 0; i < shared_->peers.size(); ++i) {
     const Peer& peer = shared_->peers[i];
     if (!awaited(peer) || now - peer.needed_ns < shared_->options.connect_timeout_ns) continue;
-    return {Code::kTimeout, "host " + std::to_string(i) + " has connected " + std::to_string(peer.attached) + " of " +
-                                std::to_string(shared_->options.streams) + " streams in " +
+    return {Code::kTimeout, shared_->name(static_cast<int>(i)) + " has connected " + std::to_string(peer.attached) +
+                                " of " + std::to_string(shared_->options.streams) + " streams in " +
                                 duration_text(now - peer.needed_ns) +
                                 ": check that its daemon runs and that its data port can be reached from here"};
   }

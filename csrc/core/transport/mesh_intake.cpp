@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kReadBudget = 1 << 20;  // bytes from one stream before the others get their turn
 
 // "host 1, stream 2"
-std::string place_of(const Stream* stream) {
-  return "host " + std::to_string(stream->peer) + ", stream " + std::to_string(stream->index);
+std::string place_of(const Shared& shared, const Stream* stream) {
+  return shared.name(stream->peer) + ", stream " + std::to_string(stream->index);
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ void Intake::post(int index, MessageKey key, Posted receive) {
   Peer& peer = shared_->peer(index);
   if (!peer.posted.emplace(key, receive).second) {
     return shared_->fail({Code::kInternal, "operation " + std::to_string(key.op) + ", tag " + std::to_string(key.tag) +
-                                               " from host " + std::to_string(index) + " was posted twice"});
+                                               " from " + shared_->name(index) + " was posted twice"});
   }
   for (const auto& stream : peer.streams) {
     if (stream == nullptr || !stream->parked) continue;
@@ -87,7 +87,7 @@ void Intake::on_corrupt(Stream* stream) {
   poller_->unwatch(stream);
   add(&shared_->totals.frames_refused, 1);
   if (shared_->retired) return;  // what others still have to say matters more
-  shared_->fail({Code::kCorrupt, place_of(stream) + ": " + stream->reader.problem()});
+  shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": " + stream->reader.problem()});
 }
 
 // Decides about a frame; false: it is parked (or an error).
@@ -118,7 +118,7 @@ bool Intake::on_header(Stream* stream) {
 bool Intake::drop_foreign(Stream* stream) {
   if (stream->encrypted) {  // its keys belong to this communicator: no host sends that
     add(&shared_->totals.frames_refused, 1);
-    shared_->fail({Code::kCorrupt, place_of(stream) + ": a frame of another generation or communicator"});
+    shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": a frame of another generation or communicator"});
     return false;
   }
   add(&shared_->totals.frames_dropped, 1);
@@ -133,10 +133,10 @@ bool Intake::claim(Stream* stream) {
   const auto posted = peer.posted.find({header.op, header.tag});
   if (posted == peer.posted.end() || posted->second.claimed) return false;
   if (posted->second.bytes != header.payload_bytes) {
-    shared_->fail({Code::kInvalid, "host " + std::to_string(stream->peer) + " sent " +
-                                       std::to_string(header.payload_bytes) + " bytes where " +
-                                       std::to_string(posted->second.bytes) + " were expected (operation " +
-                                       std::to_string(header.op) + ", tag " + std::to_string(header.tag) + ")"});
+    shared_->fail({Code::kInvalid, shared_->name(stream->peer) + " sent " + std::to_string(header.payload_bytes) +
+                                       " bytes where " + std::to_string(posted->second.bytes) +
+                                       " were expected (operation " + std::to_string(header.op) + ", tag " +
+                                       std::to_string(header.tag) + ")"});
     return false;
   }
   posted->second.claimed = true;

@@ -26,7 +26,7 @@ void Losses::lose(Stream* failed, const std::string& how) {
   }
   if (peer.lost_ns >= 0 || shared_->retired) return;
   peer.lost_ns = now_ns();
-  peer.lost = {Code::kUnavailable, "lost host " + std::to_string(failed->peer) + ": " + how};
+  peer.lost = {Code::kUnavailable, "lost " + shared_->name(failed->peer) + ": " + how};
 }
 
 int64_t Losses::deadline(const Peer& peer) const {

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct Shared {
   void fail(Status first) {
     if (status) status = std::move(first);
   }
+  std::string name(int peer) const { return options.name ? options.name(peer) : "host " + std::to_string(peer); }
   Peer& peer(int index) { return peers[static_cast<size_t>(index)]; }
   Peer& peer_of(const Stream* stream) { return peer(stream->peer); }
 };
