@@ -11,13 +11,6 @@ namespace {
 
 constexpr int64_t kDepartureGraceNs = kNsPerS;  // without progress, after a host said that it closes
 
-Control message_of(Control::Type type, const std::string& text = "") {
-  Control control;
-  control.type = type;
-  control.text = text;
-  return control;
-}
-
 }  // namespace
 
 Departures::Departures(GenerationState* state, const Communicator* comm, Mesh* mesh, const Exchange* exchange,
@@ -31,19 +24,19 @@ Departures::Departures(GenerationState* state, const Communicator* comm, Mesh* m
       peers_(static_cast<size_t>(comm->hosts())),
       departed_(new std::atomic<bool>[static_cast<size_t>(comm->hosts())]()) {}
 
-void Departures::on_close(int index, const Control& control) {
+void Departures::on_close(int index, uint64_t done, const std::string& why) {
   Peer& peer = peers_[static_cast<size_t>(index)];
   if (peer.since_ns >= 0) return;
   peer.since_ns = now_ns();
-  peer.done = control.sequence;
-  peer.why = control.text;
+  peer.done = done;
+  peer.why = why;
   departed_[static_cast<size_t>(index)].store(true, std::memory_order_release);
   mesh_->let_go(index);
   survey_->departing(index);
 }
 
-void Departures::on_left(const Control& control) {
-  if (const int index = comm_->index_of(control.rank); index >= 0) p2p_->left(index, control.sequence, control.text);
+void Departures::on_left(const message::Left& left) {
+  if (const int index = comm_->index_of(left.rank); index >= 0) p2p_->left(index, left.sends, left.how);
 }
 
 void Departures::settle(int64_t progress_ns) {
@@ -59,7 +52,7 @@ void Departures::settle(int index, int64_t progress_ns) {
   Peer& peer = peers_[static_cast<size_t>(index)];
   const bool with_ranks = p2p_->pending_with(index);
   if (!peer.answered && !with_ranks && exchange_->done() >= peer.done) {
-    mesh_->send_control(index, encode(message_of(Control::Type::kClosed)));
+    mesh_->send_control(index, encode(message::Closed{}));
     peer.answered = true;
   }
   std::string needed = exchange_->oldest(peer.done);
@@ -89,25 +82,21 @@ void Departures::tell_all_left(const std::string& how) {
 
 void Departures::tell_left(int rank, const std::string& how) {
   told_left_.push_back(rank);
-  Control control = message_of(Control::Type::kLeft, how);
-  control.rank = rank;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     if (self(peer)) continue;
-    control.sequence = p2p_->sends_begun(comm_->index_of(rank), static_cast<int>(peer));
-    mesh_->send_control(static_cast<int>(peer), encode(control));
+    const uint64_t sends = p2p_->sends_begun(comm_->index_of(rank), static_cast<int>(peer));
+    mesh_->send_control(static_cast<int>(peer), encode(message::Left{rank, sends, how}));
   }
 }
 
 void Departures::tell_close(const std::string& why) {
   if (told_close_) return;
   told_close_ = true;
-  Control control = message_of(Control::Type::kClose, why);
-  control.sequence = exchange_->done();
-  tell_all(control);
+  tell_all(message::Close{exchange_->done(), why});
 }
 
 void Departures::tell_error(const std::string& why) {
-  tell_all(message_of(Control::Type::kError, why));
+  tell_all(message::Failed{why});
 }
 
 void Departures::tell_all(const Control& control) {
@@ -122,7 +111,7 @@ void Departures::part(int index) {
   peer.heard_end = true;
   if (peer.answered) return;
   peer.answered = true;
-  mesh_->send_control(index, encode(message_of(Control::Type::kClosed)));
+  mesh_->send_control(index, encode(message::Closed{}));
 }
 
 void Departures::part_with_departed() {

@@ -25,11 +25,12 @@ class Departures {
   Departures(GenerationState* state, const Communicator* comm, Mesh* mesh, const Exchange* exchange, PointToPoint* p2p,
              RingSurvey* survey);
 
-  // Words of another host: it begins nothing more (kClose, or an error); it needs nothing more (kError or kClosed).
-  void on_close(int peer, const Control& control);
+  // Another host begins nothing more: its first `done` collectives are done there; `why`, for people.
+  void on_close(int peer, uint64_t done, const std::string& why);
+  // It needs nothing more.
   void on_end(int peer) { peers_[static_cast<size_t>(peer)].heard_end = true; }
-  // Rank `rank` does nothing more.
-  void on_left(const Control& control);
+  // A rank there does nothing more.
+  void on_left(const message::Left& left);
 
   // Lets hosts go when all that they have done is done here, too; fails the generation if something needs one of them
   // that it has not done. `progress_ns`: when something arrived last.

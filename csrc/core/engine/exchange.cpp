@@ -124,7 +124,7 @@ Status Exchange::activate(Collective operation) {
     auto& early = early_[static_cast<size_t>(peer)];
     const auto found = early.find(active->operation.sequence);
     if (found == early.end()) continue;
-    Status status = compare(peer, found->second, active->operation.sequence, own.descriptor, own.rank);
+    Status status = compare(peer, found->second, own.descriptor, own.rank);
     if (!status) return status;
     active->described[static_cast<size_t>(peer)] = true;
     early.erase(found);
@@ -135,64 +135,57 @@ Status Exchange::activate(Collective operation) {
 
 void Exchange::announce(const Active& active) {
   const Operation& own = active.operation.first();
-  Control control;
-  control.type = Control::Type::kDescribe;
-  control.rank = own.rank;
-  control.sequence = active.operation.sequence;
-  control.members = members_digest_;
-  control.source = static_cast<uint32_t>(state_->job().options().chunk_bytes);
-  control.destination = ring_digest_;
-  control.descriptor = own.descriptor;
-  const std::string bytes = encode(control);
+  const auto chunk_bytes = static_cast<uint32_t>(state_->job().options().chunk_bytes);
+  const std::string bytes = encode(message::Describe{own.rank, active.operation.sequence, members_digest_, chunk_bytes,
+                                                     ring_digest_, own.descriptor});
   for (const int peer : active.program.peers) mesh_->send_control(peer, bytes);
 }
 
-Status Exchange::compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own,
-                         int own_rank) const {
+Status Exchange::compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const {
   const auto who = [this](int rank, int host) {
     return "rank " + std::to_string(rank) + " (host " + std::to_string(comm_->job_hosts()[static_cast<size_t>(host)]) +
            ")";
   };
-  const std::string us = who(own_rank, comm_->topology().host), them = who(control.rank, peer);
-  if (control.members != members_digest_) {
+  const std::string us = who(own_rank, comm_->topology().host), them = who(other.rank, peer);
+  if (other.members != members_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": " + them + " declared other members than " + us +
                                 ". All members must declare the same."};
   }
-  if (control.source != state_->job().options().chunk_bytes) {
+  if (other.chunk_bytes != state_->job().options().chunk_bytes) {
     return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
                                 std::to_string(state_->job().options().chunk_bytes) + " and " +
-                                std::to_string(control.source) + " bytes: give all the same chunk_bytes"};
+                                std::to_string(other.chunk_bytes) + " bytes: give all the same chunk_bytes"};
   }
-  if (control.destination != ring_digest_) {
+  if (other.ring != ring_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the engines of " + us + " and " + them +
                                 " go round the hosts in different orders: all must be given the same"};
   }
-  if (signature_of(control.descriptor) == signature_of(own)) return Status::ok();
+  if (signature_of(other.descriptor) == signature_of(own)) return Status::ok();
   // Both hosts find out at once: the lower rank comes last, so that both say the same.
-  if (own_rank < control.rank) {
-    return {Code::kInvalid, mismatch_text(own, us, control.descriptor, them, sequence)};
+  if (own_rank < other.rank) {
+    return {Code::kInvalid, mismatch_text(own, us, other.descriptor, them, other.sequence)};
   }
-  return {Code::kInvalid, mismatch_text(control.descriptor, them, own, us, sequence)};
+  return {Code::kInvalid, mismatch_text(other.descriptor, them, own, us, other.sequence)};
 }
 
-Status Exchange::describe(int peer, const Control& control) {
-  begun_elsewhere_ = std::max(begun_elsewhere_, control.sequence + 1);
+Status Exchange::describe(int peer, const message::Describe& other) {
+  begun_elsewhere_ = std::max(begun_elsewhere_, other.sequence + 1);
   for (const Past& past : history_) {
-    if (past.sequence != control.sequence) continue;
-    if (Status status = compare(peer, control, past.sequence, past.descriptor, past.rank); !status) return status;
+    if (past.sequence != other.sequence) continue;
+    if (Status status = compare(peer, other, past.descriptor, past.rank); !status) return status;
     for (const auto& active : active_) {
-      if (active->operation.sequence == control.sequence) active->described[static_cast<size_t>(peer)] = true;
+      if (active->operation.sequence == other.sequence) active->described[static_cast<size_t>(peer)] = true;
     }
     return Status::ok();
   }
-  const bool begun = !history_.empty() && control.sequence < history_.back().sequence;
+  const bool begun = !history_.empty() && other.sequence < history_.back().sequence;
   if (begun) return Status::ok();  // so old that nothing of it is left here
   auto& early = early_[static_cast<size_t>(peer)];
   if (early.size() >= kMaxEarly) {
     return {Code::kInvalid,
             host_text(state_->membership(), *comm_, peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
   }
-  early[control.sequence] = control;
+  early[other.sequence] = other;
   return Status::ok();
 }
 

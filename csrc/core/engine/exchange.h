@@ -39,7 +39,7 @@ class Exchange {
 
   void add(Collective operation);
   // A peer's description. kInvalid names both sides if it is not what this host's ranks called.
-  Status describe(int peer, const Control& control);
+  Status describe(int peer, const message::Describe& other);
   // Begins collectives and starts the sends and receives that may go.
   Status pump();
   // Runs one step that computes; false if none is ready.
@@ -81,7 +81,7 @@ class Exchange {
   Status activate(Collective operation);
   Status prepare(Active* active);
   bool residual_busy(const Collective& operation) const;
-  Status compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own, int own_rank) const;
+  Status compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const;
   void announce(const Active& active);
   void start_sends(int peer);
   void start_receives(int peer);
@@ -107,8 +107,9 @@ class Exchange {
   std::deque<Item> ready_;                          // steps that compute
   uint32_t next_serial_ = 1;
   uint64_t begun_elsewhere_ = 0;
-  uint64_t added_ = 0;                              // collectives that add() was given
-  std::vector<std::map<uint64_t, Control>> early_;  // by peer: descriptions of collectives not begun here, by sequence
+  uint64_t added_ = 0;  // collectives that add() was given
+  // By peer: descriptions of collectives not begun here, by sequence.
+  std::vector<std::map<uint64_t, message::Describe>> early_;
   struct Past {
     uint64_t sequence;
     Descriptor descriptor;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <variant>
 
 #include "base/clock.h"
+#include "engine/control.h"
 
 namespace bagua {
 
@@ -28,11 +30,17 @@ Status Farewell::listen(int64_t deadline_ns) {
 void Farewell::hear(const Mesh::Completion& completion) {
   Control control;
   if (completion.event != Mesh::Event::kControl || !decode(completion.control, &control)) return;
-  const bool close = control.type == Control::Type::kClose, error = control.type == Control::Type::kError;
-  if (error || control.type == Control::Type::kClosed) departures_->on_end(completion.peer);
-  // The world's connections tell the engine of an error.
-  if (close || error) departures_->on_close(completion.peer, control);
-  if (close) departures_->part(completion.peer);
+  const int peer = completion.peer;
+  if (const auto* close = std::get_if<message::Close>(&control)) {
+    departures_->on_close(peer, close->done, close->why);
+    departures_->part(peer);
+  } else if (const auto* failed = std::get_if<message::Failed>(&control)) {
+    // The world's connections tell the engine of it.
+    departures_->on_end(peer);
+    departures_->on_close(peer, 0, failed->why);
+  } else if (std::holds_alternative<message::Closed>(control)) {
+    departures_->on_end(peer);
+  }
 }
 
 // The connections stay until the others have destroyed it, too, however long that takes. Then all hang up; nobody loses

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "base/clock.h"
 #include "engine/host_names.h"
@@ -100,30 +101,33 @@ Status HostLoop::on_completion(const Mesh::Completion& completion) {
 }
 
 Status HostLoop::on_control(int peer, const Control& control) {
-  switch (control.type) {
-    case Control::Type::kDescribe:
-      return on_describe(peer, control);
-    case Control::Type::kReady:
-      return parts_.p2p->ready(peer, control);
-    case Control::Type::kLeft:
-      parts_.departures->on_left(control);
-      return Status::ok();
-    case Control::Type::kError:
-      parts_.departures->on_end(peer);
-      return {Code::kAborted, control.text};
-    case Control::Type::kClose:
-      parts_.departures->on_close(peer, control);
-      return Status::ok();
-    case Control::Type::kClosed:
-      parts_.departures->on_end(peer);
-      return Status::ok();
-    default:
-      return parts_.survey->on_control(peer, control);
-  }
+  Departures* const departures = parts_.departures;
+  const ByMessage by_message{
+      [&](const message::Describe& other) { return on_describe(peer, other); },
+      [&](const message::Ready& other) { return parts_.p2p->ready(peer, other); },
+      [&](const message::Left& left) {
+        departures->on_left(left);
+        return Status::ok();
+      },
+      [&](const message::Failed& failed) {
+        departures->on_end(peer);
+        return Status(Code::kAborted, failed.why);
+      },
+      [&](const message::Close& close) {
+        departures->on_close(peer, close.done, close.why);
+        return Status::ok();
+      },
+      [&](const message::Closed&) {
+        departures->on_end(peer);
+        return Status::ok();
+      },
+      [&](const auto& of_survey) { return parts_.survey->hear(peer, of_survey); },
+  };
+  return std::visit(by_message, control);
 }
 
-Status HostLoop::on_describe(int peer, const Control& control) {
-  const Status status = parts_.exchange->describe(peer, control);
+Status HostLoop::on_describe(int peer, const message::Describe& other) {
+  const Status status = parts_.exchange->describe(peer, other);
   begun_elsewhere_.store(parts_.exchange->begun_elsewhere(), std::memory_order_release);
   const auto& local = comm_->local_ranks();
   const RankTable& ranks = state_->job().ranks();

@@ -54,7 +54,7 @@ class HostLoop {
   Status network_failed(const Status& status) const;
   Status on_completion(const Mesh::Completion& completion);
   Status on_control(int peer, const Control& control);
-  Status on_describe(int peer, const Control& control);
+  Status on_describe(int peer, const message::Describe& other);
   std::string describe(int64_t before_ns) const;
 
   GenerationState* const state_;

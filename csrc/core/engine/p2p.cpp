@@ -29,38 +29,38 @@ Status PointToPoint::add(SendOrRecv half) {
     waiting_.emplace(key_of(half), std::move(half));
     return Status::ok();
   }
-  const Control control = found->second;
+  const message::Ready other = found->second;
   ready_.erase(found);
-  return begin_send(std::move(half), control);
+  return begin_send(std::move(half), other);
 }
 
-Status PointToPoint::ready(int peer, const Control& control) {
-  const int source = static_cast<int>(control.source), destination = static_cast<int>(control.destination);
+Status PointToPoint::ready(int peer, const message::Ready& other) {
+  const int source = static_cast<int>(other.source), destination = static_cast<int>(other.destination);
   if (source < 0 || source >= comm_->size() || destination < 0 || destination >= comm_->size() ||
       comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
     return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " is ready for a message that can't be"};
   }
-  const Key key{source, destination, control.sequence};
+  const Key key{source, destination, other.sequence};
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) {
-    ready_[key] = control;
+    ready_[key] = other;
     return Status::ok();
   }
   SendOrRecv half = std::move(found->second);
   waiting_.erase(found);
-  return begin_send(std::move(half), control);
+  return begin_send(std::move(half), other);
 }
 
-Status PointToPoint::begin_send(SendOrRecv half, const Control& control) {
-  const Descriptor &sent = half.operation.descriptor, &expected = control.descriptor;
+Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
+  const Descriptor &sent = half.operation.descriptor, &expected = other.descriptor;
   if (sent.count == expected.count && sent.dtype == expected.dtype) {
     begin(std::move(half));
     return Status::ok();
   }
   const Status mismatch{Code::kInvalid, operation_name(sent, half.sequence) + ": rank " +
                                             std::to_string(half.operation.rank) + " sends " + call_text(sent) +
-                                            ", rank " + std::to_string(control.rank) + " expects " +
-                                            call_text(expected) + ". Both must pass the same."};
+                                            ", rank " + std::to_string(other.rank) + " expects " + call_text(expected) +
+                                            ". Both must pass the same."};
   waiting_.emplace(key_of(half), std::move(half));  // abandon() completes it
   return mismatch;
 }
@@ -86,14 +86,9 @@ void PointToPoint::begin(SendOrRecv half) {
     }
   }
   if (!sends) {
-    Control control;
-    control.type = Control::Type::kReady;
-    control.rank = moved.operation.rank;
-    control.sequence = moved.sequence;
-    control.source = static_cast<uint32_t>(moved.source);
-    control.destination = static_cast<uint32_t>(moved.destination);
-    control.descriptor = moved.operation.descriptor;
-    mesh_->send_control(peer, encode(control));
+    const message::Ready ready{moved.operation.rank, moved.sequence, static_cast<uint32_t>(moved.source),
+                               static_cast<uint32_t>(moved.destination), moved.operation.descriptor};
+    mesh_->send_control(peer, encode(ready));
   }
   if (transfer.remaining == 0) finish(id, &transfer);
 }
