@@ -18,7 +18,7 @@ using test::Rank;
 constexpr uint32_t kHigh = 0xfedcba98;  // a number as a hash makes them
 constexpr uint64_t kCount = 250'000;
 
-// Longer than a host that has gone is waited for (mesh_impl.h, kLossGraceNs).
+// Longer than a host that has gone is waited for (mesh_losses.cpp, kLossGraceNs).
 void be_late() {
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
 }

@@ -89,9 +89,6 @@ class Job {
       EngineOptions options;
       options.credentials.job_id = "job";
       options.credentials.encryption = encryption;
-      options.generation = 3;
-      options.host_index = static_cast<int>(h);
-      options.hosts = hosts_;
       options.data_socket = "/tmp/bagua-engine-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
       for (const int rank : hosts_[h]) {
         options.tokens.emplace_back(rank, std::vector<uint8_t>(kTokenBytes, static_cast<uint8_t>(rank + 1)));
@@ -103,7 +100,7 @@ class Job {
       options.measure_ring = measure_ring;
       sockets_.push_back(options.data_socket);
       engines_.emplace_back();
-      CHECK_OK(Engine::create(std::move(options), &engines_.back()));
+      CHECK_OK(Engine::create(std::move(options), {3, static_cast<int>(h), hosts_}, &engines_.back()));
       addresses.push_back(engines_.back()->address());
     }
     for (auto& engine : engines_) CHECK_OK(engine->set_peers(addresses));

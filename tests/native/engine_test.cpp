@@ -123,18 +123,18 @@ TEST(every_codec_on_two_hosts) {
 TEST(order_of_a_ring) {
   EngineOptions options;
   options.credentials.job_id = "job";
-  options.hosts = {{0}, {1}, {2}};
   options.data_socket = "/tmp/bagua-unused.sock";
   options.tokens.emplace_back(0, std::vector<uint8_t>(kTokenBytes, 1));
   options.listen = "127.0.0.1:0";
-  EngineState state(options);
-  CHECK_OK(state.open());
-  RankTable ranks({0});
-  const Communicator comm(0, {0, 1, 2}, options.hosts, 0);
+  const Membership membership{3, 0, {{0}, {1}, {2}}};
+  JobState job(options, {0});
+  CHECK_OK(job.open());
+  GenerationState state(&job, membership);
+  const Communicator comm(0, {0, 1, 2}, membership.hosts, 0);
   MeshOptions mesh_options;
   mesh_options.hosts = 3;
   Mesh mesh(mesh_options);
-  Exchange exchange(&state, &ranks, &comm, &mesh);
+  Exchange exchange(&state, &comm, &mesh);
   CHECK_OK(exchange.set_ring({2, 0, 1}));
   for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{0, 1}, {0, 1, 1}, {1, 2, 3}, {-1, 0, 1}}) {
     CHECK(!exchange.set_ring(wrong));

@@ -27,15 +27,15 @@ class Job {
     static std::atomic<int> next{0};
     EngineOptions options;
     options.credentials.job_id = "job";
-    options.hosts.emplace_back();
+    Membership membership{0, 0, {{}}};
     for (int rank = 0; rank < ranks; ++rank) {
-      options.hosts[0].push_back(rank);
+      membership.hosts[0].push_back(rank);
       options.tokens.emplace_back(rank, std::vector<uint8_t>(kTokenBytes, 1));
     }
     options.data_socket = "/tmp/bagua-transfer-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
     options.threads = 2;
     socket_ = options.data_socket;
-    CHECK_OK(Engine::create(std::move(options), &engine_));
+    CHECK_OK(Engine::create(std::move(options), std::move(membership), &engine_));
   }
   std::unique_ptr<ChannelClient> join(int rank) {
     const std::vector<uint8_t> token(kTokenBytes, 1);

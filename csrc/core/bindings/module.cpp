@@ -90,9 +90,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     bool measure_ring, bool zero_copy, const std::string& encryption) {
   EngineOptions options;
   options.credentials.job_id = std::move(job_id);
-  options.generation = generation;
-  options.host_index = host_index;
-  options.hosts = std::move(hosts);
+  Membership membership{generation, host_index, std::move(hosts)};
   options.data_socket = std::move(data_socket);
   for (const auto& [rank, token] : tokens) {
     const std::string bytes = token;
@@ -114,7 +112,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   options.measure_ring = measure_ring;
   std::unique_ptr<Engine> engine;
   py::gil_scoped_release release;
-  check(Engine::create(std::move(options), &engine));
+  check(Engine::create(std::move(options), std::move(membership), &engine));
   return engine;
 }
 

@@ -1,43 +1,107 @@
-// What the hosts of one communicator tell each other beside the data.
+// Messages of the hosts of one communicator to each other beside the data.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "channel/layout.h"
 
 namespace bagua {
 
-struct Control {
-  enum class Type : uint32_t {
-    kDescribe = 1,  // what this host's ranks called as collective `sequence`: descriptor, rank, members; source: bytes
-                    // of a chunk; destination: digest of the ring's order
-    kReady = 2,     // the recv number `sequence` from `source` at `destination` is posted: descriptor, rank
-    kLeft = 3,      // rank `rank` will send or receive nothing more; sequence: sends to this host so far; text: why
-    kError = 4,     // the engine there has failed: text
-    kClose = 5,     // in good order, nothing more is begun there; sequence: collectives that are done; text: why
-    kClosed = 6,    // answer: all these are done here, too, and nothing else needs you
-    // The order of the ring, see ring_survey.h. Hosts are named by their index in the communicator.
-    kConnected = 7,  // to host 0: every host is connected here
-    kMeasure = 8,    // from host 0: measure what you can send to host `source`
-    kProbe = 9,      // `source` bytes come as data, a measurement: say when they are there; sequence: its number
-    kProbed = 10,    // they are there; sequence: as above
-    kMeasured = 11,  // to host 0: this host can send `sequence` bytes per second to host `source`
-    kRing = 12,      // from host 0: the order; text: indices, and after a line break what is to be told about it
-  };
-  Type type = Type::kError;
-  int32_t rank = -1;  // global
+namespace message {
+
+// The operation that this host's ranks called as collective `sequence`.
+struct Describe {
+  int32_t rank = -1;  // one of them, global
   uint64_t sequence = 0;
-  uint32_t source = 0;  // indices in the communicator
-  uint32_t destination = 0;
-  uint64_t members = 0;  // digest of the communicator's members
+  uint64_t members = 0;      // digest of the communicator's members
+  uint32_t chunk_bytes = 0;  // of this host
+  uint32_t ring = 0;         // digest of the ring's order
   Descriptor descriptor{};
+};
+
+// The recv number `sequence` from `source` at `destination` is posted.
+struct Ready {
+  int32_t rank = -1;  // that posted it, global
+  uint64_t sequence = 0;
+  uint32_t source = 0, destination = 0;  // indices in the communicator
+  Descriptor descriptor{};
+};
+
+// A rank will send or receive nothing more.
+struct Left {
+  int32_t rank = -1;   // global
+  uint64_t sends = 0;  // to ranks of the host that hears it, so far
+  std::string how;
+};
+
+// The generation has failed there.
+struct Failed {
+  std::string why;
+};
+
+// In good order, nothing more is begun there.
+struct Close {
+  uint64_t done = 0;  // collectives
+  std::string why;
+};
+
+// Answer: all these are done here, too, and nothing else needs you.
+struct Closed {};
+
+// The order of the ring, see ring_survey.h. Hosts are named by their index in the communicator.
+
+// To host 0: every host is connected here.
+struct Connected {};
+
+// From host 0: measure what you can send to `host`.
+struct Measure {
+  uint32_t host = 0;
+};
+
+// Bytes come as data, a measurement: say when they are there.
+struct Probe {
+  uint32_t bytes = 0;
+  uint64_t number = 0;
+};
+
+// The bytes of that probe are there.
+struct Probed {
+  uint64_t number = 0;
+};
+
+// To host 0: this host can send that much to `host`.
+struct Measured {
+  uint32_t host = 0;
+  uint64_t bytes_per_s = 0;
+};
+
+// From host 0: the order, and the text that tells of it.
+struct RingOrder {
+  std::vector<int> order;
   std::string text;
 };
+
+}  // namespace message
+
+// Their numbers on the wire are their places here, from 1.
+using Control = std::variant<message::Describe, message::Ready, message::Left, message::Failed, message::Close,
+                             message::Closed, message::Connected, message::Measure, message::Probe, message::Probed,
+                             message::Measured, message::RingOrder>;
 
 // Little-endian, as every platform of the core is.
 std::string encode(const Control& control);
 // False if it can't be one of ours.
 bool decode(const std::string& bytes, Control* control);
+
+// Functions for std::visit(), one for each kind of message.
+template <class... Functions>
+struct ByMessage : Functions... {
+  using Functions::operator()...;
+};
+template <class... Functions>
+ByMessage(Functions...) -> ByMessage<Functions...>;
 
 }  // namespace bagua

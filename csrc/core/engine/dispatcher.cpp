@@ -19,13 +19,13 @@ int spin_count(size_t local_ranks) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(EngineState* state, RankTable* ranks, Registry* registry, SegmentTable* segments)
+Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
     : state_(state),
-      ranks_(ranks),
+      page_(&state->job().page()),
+      ranks_(&state->job().ranks()),
       registry_(registry),
-      segments_(segments),
-      local_(state, ranks),
-      spins_(spin_count(ranks->size())) {}
+      local_(state),
+      spins_(spin_count(ranks_->size())) {}
 
 void Dispatcher::start() {
   thread_ = std::thread([this] { run(); });
@@ -34,13 +34,15 @@ void Dispatcher::start() {
 void Dispatcher::stop() {
   stopping_.store(true);
   if (!thread_.joinable()) return;
-  state_->ring_doorbell();
+  page_->ring_doorbell();
   thread_.join();
+  rounds_.fetch_add(1);
+  futex_wake(&rounds_);  // those who look see that it has ended
 }
 
 void Dispatcher::run() {
   while (!stopping_.load()) {
-    const uint32_t seen = state_->page()->doorbell.load();
+    const uint32_t seen = page_->get()->doorbell.load();
     const std::vector<int> departed = departed_ranks();  // before taking: all that they submitted is then taken
     const bool worked = take_all();
     registry_->reap();
@@ -62,15 +64,15 @@ void Dispatcher::look(int64_t longest_ns) {
   const uint32_t before = rounds_.load();
   lookers_.fetch_add(1);
   // The round under way may have passed a rank by: the one after it has not.
-  for (uint32_t seen = before; seen - before < 2 && now_ns() < deadline; seen = rounds_.load()) {
-    state_->ring_doorbell();
+  for (uint32_t seen = before; seen - before < 2 && !stopping_.load() && now_ns() < deadline; seen = rounds_.load()) {
+    page_->ring_doorbell();
     futex_wait(&rounds_, seen, deadline);
   }
   lookers_.fetch_sub(1);
 }
 
 void Dispatcher::sleep(uint32_t seen) {
-  JobPage* page = state_->page();
+  JobPage* page = page_->get();
   for (int spin = 0; spin < spins_; ++spin) {
     if (page->doorbell.load(std::memory_order_relaxed) != seen) return;
     spin_pause();
@@ -110,7 +112,7 @@ void Dispatcher::handle(Operation operation, std::vector<std::shared_ptr<Communi
     status = {Code::kInvalid, "rank " + std::to_string(operation.rank) + " called an operation of " +
                                   comm_name(operation.descriptor.comm) + ", of which it is no member here"};
   } else {
-    status = resolve(&operation, comm->size(), *segments_);
+    status = resolve(&operation, comm->size(), state_->job().segments());
   }
   if (!status) {
     state_->fail(status.message());

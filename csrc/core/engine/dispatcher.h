@@ -1,5 +1,5 @@
-// The engine's own thread: takes what the ranks submit, checks and matches it, runs what is local and hands the rest to
-// the executors of the communicators. Sleeps on the doorbell.
+// The thread of a generation that takes what the ranks submit, checks and matches it, runs what is local and hands the
+// rest to the executors of the communicators. Sleeps on the doorbell.
 //
 // Thread safety: start() and stop() belong to the owner; everything else runs on the dispatcher's thread.
 #pragma once
@@ -9,24 +9,23 @@
 #include <thread>
 #include <vector>
 
+#include "engine/generation_state.h"
 #include "engine/local_executor.h"
 #include "engine/ranks.h"
 #include "engine/registry.h"
-#include "engine/segments.h"
-#include "engine/state.h"
 
 namespace bagua {
 
 class Dispatcher {
  public:
-  Dispatcher(EngineState* state, RankTable* ranks, Registry* registry, SegmentTable* segments);
+  Dispatcher(GenerationState* state, Registry* registry);
   ~Dispatcher() { stop(); }
 
   void start();
-  // Ends the thread; what is still pending is completed as failed if the engine has failed. Idempotent.
+  // Ends the thread; what is still pending is completed as failed if the generation has failed. Idempotent.
   void stop();
   // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
-  // to submit do not wake it. Any thread, while the dispatcher exists.
+  // to submit do not wake it. Returns at once when the thread has ended. Any thread.
   void look(int64_t longest_ns);
 
  private:
@@ -40,10 +39,10 @@ class Dispatcher {
   void sleep(uint32_t seen);
   void reject(const Operation& operation) { ranks_->complete(operation, operation.submitted_ns, false); }
 
-  EngineState* const state_;
+  GenerationState* const state_;
+  SharedPage* const page_;
   RankTable* const ranks_;
   Registry* const registry_;
-  SegmentTable* const segments_;
   LocalExecutor local_;
   const int spins_;
 

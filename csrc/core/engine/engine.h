@@ -1,7 +1,9 @@
-// The host leg of one job on one node for one generation: everything that core.pyi calls Engine.
+// The host leg of one job on one node: everything that core.pyi calls Engine. It owns the job's state and one
+// generation at a time, which regroup() replaces.
 //
-// Thread safety: any thread. Threads: the channel server, the dispatcher, worker helpers; with several hosts also the
-// network's acceptor and one executor per communicator that spans hosts. Lock order: see state.h.
+// Thread safety: any thread. Threads: the channel server, and those of the generation. A thread that calls the
+// generation holds a reference, so that it stays until the call is over, as one that has ended. Lock order: see
+// job_state.h.
 #pragma once
 
 #include <memory>
@@ -10,40 +12,42 @@
 #include <vector>
 
 #include "channel/server.h"
-#include "engine/budget.h"
-#include "engine/dispatcher.h"
-#include "engine/network.h"
-#include "engine/ranks.h"
-#include "engine/registry.h"
-#include "engine/segments.h"
-#include "engine/state.h"
+#include "engine/generation.h"
+#include "engine/job_state.h"
+#include "engine/options.h"
 
 namespace bagua {
 
 class Engine final : private ChannelHandler {
  public:
-  static Status create(EngineOptions options, std::unique_ptr<Engine>* out);
+  // `first`: the generation with which the job begins here.
+  static Status create(EngineOptions options, Membership first, std::unique_ptr<Engine>* out);
   ~Engine() override { close(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  std::string address() const { return network_.address(); }
-  Status set_peers(const std::vector<std::string>& addresses);
-  int event_fd() const { return state_.event_fd(); }
-  std::vector<Event> events() { return state_.take_events(); }
-  std::string error() const { return state_.error(); }
-  std::string waiting(int64_t longer_than_ns) const;
-  void abort(const std::string& reason) { state_.fail(reason); }
-  const Counters& counters() const { return state_.counters(); }
+  // Ends the present generation and opens the next one. Ranks keep their channels and memory, the port stays; what they
+  // have submitted and is not done fails, and communicators but the world are to be declared anew. Other hosts may be
+  // told of each other (set_peers()) when all of them have done this. Residuals stay with communicators that come back
+  // with the same members. kInvalid: it can't follow, and nothing has changed. Any other error: the engine has no
+  // generation that works.
+  Status regroup(Membership next);
+
+  const std::string& address() const { return job_.listener().address(); }  // empty with one host
+  Status set_peers(const std::vector<std::string>& addresses) { return generation()->set_peers(addresses); }
+  int event_fd() const { return job_.events().fd(); }
+  std::vector<Event> events() { return job_.events().take(); }
+  std::string error() const { return generation()->error(); }
+  std::string waiting(int64_t longer_than_ns) const { return generation()->waiting(longer_than_ns); }
+  void abort(const std::string& reason) { generation()->fail(reason); }
+  const Counters& counters() const { return job_.page().counters(); }
   void close();
 
  private:
-  explicit Engine(EngineOptions options);
-  Status open();
-  void prepare(Communicator* comm);
-  void close_executors();
-  void retire(const std::shared_ptr<Communicator>& comm);
-  void take_submitted(int64_t longest_ns) const;
+  Engine(EngineOptions options, const Membership& first) : job_(std::move(options), first.local_ranks()) {}
+  Status open(Membership first);
+  Status open_generation(Membership membership);
+  std::shared_ptr<Generation> generation() const;
 
   // ChannelHandler, on the server's thread
   Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) override;
@@ -56,16 +60,12 @@ class Engine final : private ChannelHandler {
   void lost(int rank, pid_t pid) override;
   void bad_connection() override;
 
-  EngineState state_;
-  std::unique_ptr<SegmentTable> segments_;  // constant after open(), like the next ones
-  std::unique_ptr<Budget> budget_;
-  RankTable ranks_;
-  Network network_;
-  Registry registry_;
-  std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<ChannelServer> server_;
+  JobState job_;
+  mutable std::mutex generation_mutex_;     // guards the pointer alone
+  std::shared_ptr<Generation> generation_;  // never nullptr after open()
+  std::unique_ptr<ChannelServer> server_;   // constant from open() to close()
 
-  mutable std::mutex lifecycle_mutex_;  // guards the next one
+  std::mutex lifecycle_mutex_;  // one regroup() or close() at a time; guards closed_
   bool closed_ = false;
 };
 

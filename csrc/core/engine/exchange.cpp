@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "engine/host_names.h"
 #include "engine/local_executor.h"
 
 namespace bagua {
@@ -25,14 +26,14 @@ uint64_t digest_of(const std::vector<int>& members) {
 
 }  // namespace
 
-Exchange::Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh)
+Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
     : state_(state),
-      ranks_(ranks),
+      ranks_(&state->job().ranks()),
       comm_(comm),
       mesh_(mesh),
       members_digest_(digest_of(comm->members())),
       topology_(comm->topology()),
-      residuals_(&state->counters().residual_bytes),
+      residuals_(state->job().residuals().take(comm->id(), comm->instance())),
       sends_(static_cast<size_t>(comm->hosts())),
       receives_(static_cast<size_t>(comm->hosts())),
       early_(static_cast<size_t>(comm->hosts())) {}
@@ -88,11 +89,11 @@ Status Exchange::prepare(Active* active) {
   active->request.feedback = descriptor.residual != 0;
   active->request.exact = descriptor.exact;
   active->memory = memory_of(active->operation);
-  active->program = collective::compile(topology_, active->request, state_->options().chunk_bytes);
+  active->program = collective::compile(topology_, active->request, state_->job().options().chunk_bytes);
   active->scratch = scratch_.take(active->program.scratch_bytes);
   active->memory.scratch = active->scratch.data();
   if (!active->request.feedback) return Status::ok();
-  Status status = residuals_.find(descriptor.residual, descriptor.count, &active->memory.residual);
+  Status status = residuals_->find(descriptor.residual, descriptor.count, &active->memory.residual);
   if (status) return status;
   return {status.code(), operation_name(descriptor, active->operation.sequence) + ": " + status.message()};
 }
@@ -102,7 +103,7 @@ Status Exchange::activate(Collective operation) {
   Active* active = owner.get();
   active->serial = next_serial_++;
   active->operation = std::move(operation);
-  state_->busy().start(now_ns());
+  state_->job().busy().start(now_ns());
   active_.push_back(std::move(owner));
   if (Status status = prepare(active); !status) return status;
   const collective::Program& program = active->program;
@@ -123,7 +124,7 @@ Status Exchange::activate(Collective operation) {
     auto& early = early_[static_cast<size_t>(peer)];
     const auto found = early.find(active->operation.sequence);
     if (found == early.end()) continue;
-    Status status = compare(peer, found->second, active->operation.sequence, own.descriptor, own.rank);
+    Status status = compare(peer, found->second, own.descriptor, own.rank);
     if (!status) return status;
     active->described[static_cast<size_t>(peer)] = true;
     early.erase(found);
@@ -134,63 +135,57 @@ Status Exchange::activate(Collective operation) {
 
 void Exchange::announce(const Active& active) {
   const Operation& own = active.operation.first();
-  Control control;
-  control.type = Control::Type::kDescribe;
-  control.rank = own.rank;
-  control.sequence = active.operation.sequence;
-  control.members = members_digest_;
-  control.source = static_cast<uint32_t>(state_->options().chunk_bytes);
-  control.destination = ring_digest_;
-  control.descriptor = own.descriptor;
-  const std::string bytes = encode(control);
+  const auto chunk_bytes = static_cast<uint32_t>(state_->job().options().chunk_bytes);
+  const std::string bytes = encode(message::Describe{own.rank, active.operation.sequence, members_digest_, chunk_bytes,
+                                                     ring_digest_, own.descriptor});
   for (const int peer : active.program.peers) mesh_->send_control(peer, bytes);
 }
 
-Status Exchange::compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own,
-                         int own_rank) const {
+Status Exchange::compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const {
   const auto who = [this](int rank, int host) {
     return "rank " + std::to_string(rank) + " (host " + std::to_string(comm_->job_hosts()[static_cast<size_t>(host)]) +
            ")";
   };
-  const std::string us = who(own_rank, comm_->topology().host), them = who(control.rank, peer);
-  if (control.members != members_digest_) {
+  const std::string us = who(own_rank, comm_->topology().host), them = who(other.rank, peer);
+  if (other.members != members_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": " + them + " declared other members than " + us +
                                 ". All members must declare the same."};
   }
-  if (control.source != state_->options().chunk_bytes) {
+  if (other.chunk_bytes != state_->job().options().chunk_bytes) {
     return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
-                                std::to_string(state_->options().chunk_bytes) + " and " +
-                                std::to_string(control.source) + " bytes: give all the same chunk_bytes"};
+                                std::to_string(state_->job().options().chunk_bytes) + " and " +
+                                std::to_string(other.chunk_bytes) + " bytes: give all the same chunk_bytes"};
   }
-  if (control.destination != ring_digest_) {
+  if (other.ring != ring_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the engines of " + us + " and " + them +
                                 " go round the hosts in different orders: all must be given the same"};
   }
-  if (signature_of(control.descriptor) == signature_of(own)) return Status::ok();
+  if (signature_of(other.descriptor) == signature_of(own)) return Status::ok();
   // Both hosts find out at once: the lower rank comes last, so that both say the same.
-  if (own_rank < control.rank) {
-    return {Code::kInvalid, mismatch_text(own, us, control.descriptor, them, sequence)};
+  if (own_rank < other.rank) {
+    return {Code::kInvalid, mismatch_text(own, us, other.descriptor, them, other.sequence)};
   }
-  return {Code::kInvalid, mismatch_text(control.descriptor, them, own, us, sequence)};
+  return {Code::kInvalid, mismatch_text(other.descriptor, them, own, us, other.sequence)};
 }
 
-Status Exchange::describe(int peer, const Control& control) {
-  begun_elsewhere_ = std::max(begun_elsewhere_, control.sequence + 1);
+Status Exchange::describe(int peer, const message::Describe& other) {
+  begun_elsewhere_ = std::max(begun_elsewhere_, other.sequence + 1);
   for (const Past& past : history_) {
-    if (past.sequence != control.sequence) continue;
-    if (Status status = compare(peer, control, past.sequence, past.descriptor, past.rank); !status) return status;
+    if (past.sequence != other.sequence) continue;
+    if (Status status = compare(peer, other, past.descriptor, past.rank); !status) return status;
     for (const auto& active : active_) {
-      if (active->operation.sequence == control.sequence) active->described[static_cast<size_t>(peer)] = true;
+      if (active->operation.sequence == other.sequence) active->described[static_cast<size_t>(peer)] = true;
     }
     return Status::ok();
   }
-  const bool begun = !history_.empty() && control.sequence < history_.back().sequence;
+  const bool begun = !history_.empty() && other.sequence < history_.back().sequence;
   if (begun) return Status::ok();  // so old that nothing of it is left here
   auto& early = early_[static_cast<size_t>(peer)];
   if (early.size() >= kMaxEarly) {
-    return {Code::kInvalid, "host " + std::to_string(peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
+    return {Code::kInvalid,
+            host_text(state_->membership(), *comm_, peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
   }
-  early[control.sequence] = control;
+  early[other.sequence] = other;
   return Status::ok();
 }
 
@@ -255,10 +250,10 @@ void Exchange::finish(Active* active) {
   for (const Operation& part : active->operation.parts) {
     if (part.src != nullptr) inputs += part.bytes();
   }
-  Counters& counters = state_->counters();
+  Counters& counters = state_->job().counters();
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->busy().stop(now_ns(), &counters.comm_ns);
+  state_->job().busy().stop(now_ns(), &counters.comm_ns);
   for (const Operation& part : active->operation.parts) ranks_->complete(part, active->operation.started_ns, true);
   scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
@@ -300,7 +295,7 @@ std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
   const Active& active = *active_.front();
   for (const int peer : active.program.peers) {
     if (active.described[static_cast<size_t>(peer)]) continue;
-    silent += (silent.empty() ? "; host " : ", host ") + std::to_string(peer);
+    silent += (silent.empty() ? "; " : ", ") + host_text(state_->membership(), *comm_, peer);
   }
   if (!silent.empty()) silent += " has not begun it";
   return oldest() + ": all ranks of this host have submitted it and have been waiting for other hosts for " +
@@ -312,13 +307,12 @@ void Exchange::abandon() {
     for (const Operation& part : active->operation.parts) {
       ranks_->complete(part, active->operation.started_ns, false);
     }
-    state_->busy().stop(now_ns(), &state_->counters().comm_ns);
+    state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   for (const Collective& operation : queued_) {
     for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
   }
   active_.clear();
-  residuals_.clear();
   queued_.clear();
   ready_.clear();
   for (auto& queue : sends_) queue.clear();

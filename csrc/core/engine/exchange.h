@@ -18,16 +18,16 @@
 #include "collective/execute.h"
 #include "engine/communicator.h"
 #include "engine/control.h"
-#include "engine/exchange_memory.h"
-#include "engine/ranks.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
+#include "engine/pages.h"
+#include "engine/residuals.h"
 #include "transport/mesh.h"
 
 namespace bagua {
 
 class Exchange {
  public:
-  Exchange(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh);
+  Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh);
 
   // The order in which rings and chains of this communicator go round its hosts (collective/program.h); the same at all
   // hosts, or the first collective says that it is not. Before the first collective has begun. kInvalid: no permutation
@@ -39,7 +39,7 @@ class Exchange {
 
   void add(Collective operation);
   // A peer's description. kInvalid names both sides if it is not what this host's ranks called.
-  Status describe(int peer, const Control& control);
+  Status describe(int peer, const message::Describe& other);
   // Begins collectives and starts the sends and receives that may go.
   Status pump();
   // Runs one step that computes; false if none is ready.
@@ -81,7 +81,7 @@ class Exchange {
   Status activate(Collective operation);
   Status prepare(Active* active);
   bool residual_busy(const Collective& operation) const;
-  Status compare(int peer, const Control& control, uint64_t sequence, const Descriptor& own, int own_rank) const;
+  Status compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const;
   void announce(const Active& active);
   void start_sends(int peer);
   void start_receives(int peer);
@@ -90,7 +90,7 @@ class Exchange {
   Active* find(uint32_t serial) const;
   bool waiting(const Item& item) const { return item.active->waits_for[item.step] > 0; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
@@ -99,7 +99,7 @@ class Exchange {
   uint32_t ring_digest_ = 0;
   bool ring_awaited_ = false;
   ScratchPool scratch_;
-  ResidualTable residuals_;
+  ResidualTable* const residuals_;
 
   std::deque<Collective> queued_;
   std::vector<std::unique_ptr<Active>> active_;     // in order
@@ -107,8 +107,9 @@ class Exchange {
   std::deque<Item> ready_;                          // steps that compute
   uint32_t next_serial_ = 1;
   uint64_t begun_elsewhere_ = 0;
-  uint64_t added_ = 0;                              // collectives that add() was given
-  std::vector<std::map<uint64_t, Control>> early_;  // by peer: descriptions of collectives not begun here, by sequence
+  uint64_t added_ = 0;  // collectives that add() was given
+  // By peer: descriptions of collectives not begun here, by sequence.
+  std::vector<std::map<uint64_t, message::Describe>> early_;
   struct Past {
     uint64_t sequence;
     Descriptor descriptor;

@@ -43,8 +43,8 @@ collective::Memory memory_of(const Collective& operation) {
   return memory;
 }
 
-LocalExecutor::LocalExecutor(EngineState* state, RankTable* ranks)
-    : state_(state), ranks_(ranks), threads_(thread_count(state->options().threads)), pool_(threads_ - 1) {}
+LocalExecutor::LocalExecutor(GenerationState* state)
+    : job_(&state->job()), threads_(thread_count(job_->options().threads)), pool_(threads_ - 1) {}
 
 bool continues(const Collective& last, const Collective& next) {
   const Operation& one = last.first();
@@ -64,7 +64,7 @@ bool continues(const Collective& last, const Collective& next) {
 
 void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>& operations) {
   const Collective& first = operations.front();
-  state_->busy().start(first.started_ns);
+  job_->busy().start(first.started_ns);
   collective::Request request = request_of(first);
   size_t inputs = input_bytes(first);
   for (size_t i = 1; i < operations.size(); ++i) {
@@ -86,24 +86,24 @@ void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>&
   } else {
     pool_.run(program.steps.size(), step);
   }
-  Counters& counters = state_->counters();
+  Counters& counters = job_->counters();
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(operations.size(), std::memory_order_relaxed);
-  state_->busy().stop(now_ns(), &counters.comm_ns);
-  ranks_->complete(operations, true);
+  job_->busy().stop(now_ns(), &counters.comm_ns);
+  job_->ranks().complete(operations, true);
 }
 
 void LocalExecutor::run(const Pair& pair) {
   const int64_t started = now_ns();
-  state_->busy().start(started);
+  job_->busy().start(started);
   const size_t bytes = pair.send.bytes();
   if (bytes > 0) memcpy(pair.recv.dst, pair.send.src, bytes);
-  Counters& counters = state_->counters();
+  Counters& counters = job_->counters();
   counters.bytes_local.fetch_add(bytes, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->busy().stop(now_ns(), &counters.comm_ns);
-  ranks_->complete(pair.send, started, true);
-  ranks_->complete(pair.recv, started, true);
+  job_->busy().stop(now_ns(), &counters.comm_ns);
+  job_->ranks().complete(pair.send, started, true);
+  job_->ranks().complete(pair.recv, started, true);
 }
 
 }  // namespace bagua

@@ -6,8 +6,7 @@
 
 #include "collective/execute.h"
 #include "engine/communicator.h"
-#include "engine/ranks.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
 #include "engine/worker_pool.h"
 
 namespace bagua {
@@ -22,15 +21,14 @@ bool continues(const Collective& last, const Collective& next);
 
 class LocalExecutor {
  public:
-  LocalExecutor(EngineState* state, RankTable* ranks);
+  explicit LocalExecutor(GenerationState* state);
 
   // Runs a run of operations, each of which continues() the one before, to the end, and completes all their parts.
   void run(const Communicator& comm, const std::vector<Collective>& operations);
   void run(const Pair& pair);
 
  private:
-  EngineState* const state_;
-  RankTable* const ranks_;
+  JobState* const job_;
   const int threads_;
   WorkerPool pool_;
 };

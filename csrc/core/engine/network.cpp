@@ -23,20 +23,11 @@ constexpr int64_t kPatienceNs = 3 * kNsPerS;  // before a connection that finds 
 }  // namespace
 
 Status Network::open() {
-  if (state_->options().hosts.size() < 2) return Status::ok();
-  if (Status status = listen_tcp(state_->options().listen, &listener_, &address_); !status) return status;
-  if (Status status = check_encryption(); !status) return status;
+  if (state_->membership().hosts.size() < 2) return Status::ok();
+  if (Status status = listener().open(state_->job().options()); !status) return status;
   if (Status status = stop_event_.open(); !status) return status;
   thread_ = std::thread([this] { run(); });
   return Status::ok();
-}
-
-// Checks before any connection comes that encryption will work.
-Status Network::check_encryption() const {
-  const Encryption encryption = state_->options().credentials.encryption;
-  if (encryption == Encryption::kNever) return Status::ok();
-  if (encryption == Encryption::kBeyondLoopback && listens_on_host(listener_.fd())) return Status::ok();
-  return KeyExchange().open();
 }
 
 void Network::stop() {
@@ -45,7 +36,6 @@ void Network::stop() {
     stop_event_.signal();
     thread_.join();
   }
-  listener_.reset();
   stop_event_ = EventFd();
   std::lock_guard<std::mutex> lock(mutex_);
   parked_.clear();
@@ -53,7 +43,7 @@ void Network::stop() {
 }
 
 Status Network::set_peers(const std::vector<std::string>& addresses) {
-  const size_t hosts = state_->options().hosts.size();
+  const size_t hosts = state_->membership().hosts.size();
   if (addresses.size() != hosts) {
     return {Code::kInvalid,
             "set_peers: " + std::to_string(addresses.size()) + " addresses for " + std::to_string(hosts) + " hosts"};
@@ -106,7 +96,7 @@ void Network::run() {
   while (!stopping_.load()) {
     watched.clear();
     watched.push_back({stop_event_.fd(), POLLIN, 0});
-    watched.push_back({listener_.fd(), POLLIN, 0});
+    watched.push_back({listener().fd(), POLLIN, 0});
     join_finished(false);
     const bool room = handshakes_.size() < kMaxHandshakes;
     for (const Waiting& waiting : waiting_) {
@@ -133,7 +123,7 @@ void Network::accept_all() {
   for (;;) {
     Socket socket;
     std::string peer;
-    if (Status status = accept_tcp(listener_.fd(), &socket, &peer); !status) return;
+    if (Status status = accept_tcp(listener().fd(), &socket, &peer); !status) return;
     if (!socket.valid()) return;
     if (waiting_.size() >= kMaxWaiting) {
       waiting_.erase(waiting_.begin());  // the oldest
@@ -162,7 +152,7 @@ void Network::judge_parked(int64_t now) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [key, parked] : parked_) {
       for (const Parked& one : parked) {
-        const bool lane = one.stream == state_->options().streams;
+        const bool lane = one.stream == state_->job().options().streams;
         if (lane && now - one.since_ns >= kPatienceNs) late.emplace_back(key, one.host);
       }
     }
@@ -183,16 +173,16 @@ void Network::shake(Socket socket) {
   Handshake* raw = handshake.get();
   raw->fd = socket.release();
   raw->thread = std::thread([this, raw, fd = raw->fd] {
-    const EngineOptions& options = state_->options();
+    const EngineOptions& options = state_->job().options();
     PeerInfo peer;
     Seals seals;
-    const Status status =
-        accept_handshake(fd, options.credentials, options.generation, now_ns() + kHandshakeNs, &peer, &seals);
+    const Status status = accept_handshake(fd, options.credentials, state_->membership().generation,
+                                           now_ns() + kHandshakeNs, &peer, &seals);
     Connection connection(Socket(raw->take()), std::move(seals));
     if (status) {
       deliver(peer, std::move(connection));
     } else if (status.code() == Code::kAborted) {
-      state_->counters().frames_dropped.fetch_add(1, std::memory_order_relaxed);
+      state_->job().counters().frames_dropped.fetch_add(1, std::memory_order_relaxed);
     } else {
       count_bad();
     }
@@ -202,7 +192,7 @@ void Network::shake(Socket socket) {
 }
 
 void Network::deliver(const PeerInfo& peer, Connection connection) {
-  const int me = state_->options().host_index, streams = state_->options().streams;
+  const int me = state_->membership().host_index, streams = state_->job().options().streams;
   std::lock_guard<std::mutex> lock(mutex_);
   const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
                     peer.stream <= static_cast<uint32_t>(streams);

@@ -1,4 +1,4 @@
-// The engine's TCP side: one listener, handshakes with whoever dials, addresses of the other hosts.
+// The TCP side of a generation: handshakes with whoever dials the job's port, addresses of the other hosts.
 //
 // Thread safety: any thread. mutex_ is held while a connection is handed over, never while a byte is read. With one
 // host nothing is opened.
@@ -19,7 +19,7 @@
 
 #include "base/fd.h"
 #include "base/status.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
 #include "net/socket.h"
 #include "transport/connection.h"
 #include "transport/handshake.h"
@@ -42,14 +42,15 @@ class Network {
   // empty, or words why not. Any thread.
   using Judge = std::function<std::string(uint32_t comm, uint64_t instance, int host)>;
 
-  Network(EngineState* state, Judge judge) : state_(state), judge_(std::move(judge)) {}
+  Network(GenerationState* state, Judge judge) : state_(state), judge_(std::move(judge)) {}
   ~Network() { stop(); }
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
+  // Opens the job's port where there are several hosts, and answers it until stop().
   Status open();
+  // Ends its threads and closes connections that nobody has taken; the port stays. Idempotent.
   void stop();
-  const std::string& address() const { return address_; }  // empty with one host
 
   // Addresses of all hosts of the job. kInvalid if they do not fit; the same again is harmless.
   Status set_peers(const std::vector<std::string>& addresses);
@@ -85,22 +86,20 @@ class Network {
     int take();
   };
 
+  Listener& listener() const { return state_->job().listener(); }
   void run();
   void accept_all();
   void expire(int64_t now);
   void shake(Socket socket);
   void deliver(const PeerInfo& peer, Connection connection);
-  Status check_encryption() const;
   void join_finished(bool all);
   bool anybody_parked();
   void judge_parked(int64_t now);
-  void count_bad() { state_->counters().bad_connections.fetch_add(1, std::memory_order_relaxed); }
+  void count_bad() { state_->job().counters().bad_connections.fetch_add(1, std::memory_order_relaxed); }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   const Judge judge_;
-  std::string address_;  // constant after open(), like the next
-  Socket listener_;
-  EventFd stop_event_;
+  EventFd stop_event_;  // constant from open() to stop()
   std::atomic<bool> stopping_{false};
   std::atomic<bool> peers_known_{false};
   std::thread thread_;

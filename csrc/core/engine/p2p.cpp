@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "engine/host_names.h"
 
 namespace bagua {
 
@@ -28,38 +29,38 @@ Status PointToPoint::add(SendOrRecv half) {
     waiting_.emplace(key_of(half), std::move(half));
     return Status::ok();
   }
-  const Control control = found->second;
+  const message::Ready other = found->second;
   ready_.erase(found);
-  return begin_send(std::move(half), control);
+  return begin_send(std::move(half), other);
 }
 
-Status PointToPoint::ready(int peer, const Control& control) {
-  const int source = static_cast<int>(control.source), destination = static_cast<int>(control.destination);
+Status PointToPoint::ready(int peer, const message::Ready& other) {
+  const int source = static_cast<int>(other.source), destination = static_cast<int>(other.destination);
   if (source < 0 || source >= comm_->size() || destination < 0 || destination >= comm_->size() ||
       comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
-    return {Code::kCorrupt, "host " + std::to_string(peer) + " is ready for a message that can't be"};
+    return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " is ready for a message that can't be"};
   }
-  const Key key{source, destination, control.sequence};
+  const Key key{source, destination, other.sequence};
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) {
-    ready_[key] = control;
+    ready_[key] = other;
     return Status::ok();
   }
   SendOrRecv half = std::move(found->second);
   waiting_.erase(found);
-  return begin_send(std::move(half), control);
+  return begin_send(std::move(half), other);
 }
 
-Status PointToPoint::begin_send(SendOrRecv half, const Control& control) {
-  const Descriptor &sent = half.operation.descriptor, &expected = control.descriptor;
+Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
+  const Descriptor &sent = half.operation.descriptor, &expected = other.descriptor;
   if (sent.count == expected.count && sent.dtype == expected.dtype) {
     begin(std::move(half));
     return Status::ok();
   }
   const Status mismatch{Code::kInvalid, operation_name(sent, half.sequence) + ": rank " +
                                             std::to_string(half.operation.rank) + " sends " + call_text(sent) +
-                                            ", rank " + std::to_string(control.rank) + " expects " +
-                                            call_text(expected) + ". Both must pass the same."};
+                                            ", rank " + std::to_string(other.rank) + " expects " + call_text(expected) +
+                                            ". Both must pass the same."};
   waiting_.emplace(key_of(half), std::move(half));  // abandon() completes it
   return mismatch;
 }
@@ -69,11 +70,11 @@ void PointToPoint::begin(SendOrRecv half) {
   Transfer& transfer = running_[id];
   transfer.half = std::move(half);
   transfer.started_ns = now_ns();
-  state_->busy().start(transfer.started_ns);
+  state_->job().busy().start(transfer.started_ns);
   const SendOrRecv& moved = transfer.half;
   const bool sends = moved.operation.kind() == Kind::kSend;
   const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
-  const size_t bytes = moved.operation.bytes(), chunk = state_->options().chunk_bytes;
+  const size_t bytes = moved.operation.bytes(), chunk = state_->job().options().chunk_bytes;
   transfer.remaining = (bytes + chunk - 1) / chunk;
   if (sends) ++sent_[{moved.source, peer}];
   for (size_t at = 0, tag = 0; at < bytes; at += chunk, ++tag) {
@@ -85,14 +86,9 @@ void PointToPoint::begin(SendOrRecv half) {
     }
   }
   if (!sends) {
-    Control control;
-    control.type = Control::Type::kReady;
-    control.rank = moved.operation.rank;
-    control.sequence = moved.sequence;
-    control.source = static_cast<uint32_t>(moved.source);
-    control.destination = static_cast<uint32_t>(moved.destination);
-    control.descriptor = moved.operation.descriptor;
-    mesh_->send_control(peer, encode(control));
+    const message::Ready ready{moved.operation.rank, moved.sequence, static_cast<uint32_t>(moved.source),
+                               static_cast<uint32_t>(moved.destination), moved.operation.descriptor};
+    mesh_->send_control(peer, encode(ready));
   }
   if (transfer.remaining == 0) finish(id, &transfer);
 }
@@ -104,14 +100,14 @@ void PointToPoint::complete(uint64_t cookie) {
 }
 
 void PointToPoint::finish(uint64_t id, Transfer* transfer) {
-  Counters& counters = state_->counters();
+  Counters& counters = state_->job().counters();
   if (transfer->half.operation.kind() == Kind::kSend) {
     counters.bytes_local.fetch_add(transfer->half.operation.bytes(), std::memory_order_relaxed);
   } else {
     ++received_[transfer->half.source];
   }
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->busy().stop(now_ns(), &counters.comm_ns);
+  state_->job().busy().stop(now_ns(), &counters.comm_ns);
   ranks_->complete(transfer->half.operation, transfer->started_ns, true);
   running_.erase(id);
 }
@@ -186,7 +182,7 @@ void PointToPoint::abandon() {
   for (const auto& [key, half] : waiting_) ranks_->complete(half.operation, half.operation.submitted_ns, false);
   for (const auto& [id, transfer] : running_) {
     ranks_->complete(transfer.half.operation, transfer.started_ns, false);
-    state_->busy().stop(now_ns(), &state_->counters().comm_ns);
+    state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   waiting_.clear();
   running_.clear();

@@ -14,8 +14,7 @@
 
 #include "engine/communicator.h"
 #include "engine/control.h"
-#include "engine/ranks.h"
-#include "engine/state.h"
+#include "engine/generation_state.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -24,12 +23,12 @@ class PointToPoint {
  public:
   static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
 
-  PointToPoint(EngineState* state, RankTable* ranks, const Communicator* comm, Mesh* mesh)
-      : state_(state), ranks_(ranks), comm_(comm), mesh_(mesh) {}
+  PointToPoint(GenerationState* state, const Communicator* comm, Mesh* mesh)
+      : state_(state), ranks_(&state->job().ranks()), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
   Status add(SendOrRecv half);
-  Status ready(int peer, const Control& control);
+  Status ready(int peer, const message::Ready& other);
   // Rank `index` of the communicator does nothing more in it, after `sends` sends to ranks of this host. Some may still
   // be on their way: the word of its leaving overtakes them. `how`: for people, "has left the job in good order".
   void left(int index, uint64_t sends, const std::string& how) { gone_[index] = {sends, how}; }
@@ -58,19 +57,19 @@ class PointToPoint {
     int64_t started_ns = 0;
   };
 
-  Status begin_send(SendOrRecv half, const Control& control);
+  Status begin_send(SendOrRecv half, const message::Ready& other);
   void begin(SendOrRecv half);
   void finish(uint64_t id, Transfer* transfer);
   std::string describe(const SendOrRecv& half, int64_t now) const;
   static Key key_of(const SendOrRecv& half) { return {half.source, half.destination, half.sequence}; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
 
   std::map<Key, SendOrRecv> waiting_;             // sends whose receiver is not ready
-  std::map<Key, Control> ready_;                  // receivers that are ready before the send was called
+  std::map<Key, message::Ready> ready_;           // receivers that are ready before the send was called
   std::map<uint64_t, Transfer> running_;          // by number: moving, or receives that are posted
   std::map<int, Gone> gone_;                      // by index: what left() was told
   std::map<std::pair<int, int>, uint64_t> sent_;  // by source and host: sends begun

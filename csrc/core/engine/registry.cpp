@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "engine/host_executor.h"
 
@@ -24,14 +25,14 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Registry::Registry(const std::vector<std::vector<int>>& hosts, int host_index, Prepare prepare)
-    : hosts_(hosts), host_index_(host_index), prepare_(std::move(prepare)) {}
+Registry::Registry(const Membership& membership, Prepare prepare)
+    : membership_(membership), prepare_(std::move(prepare)) {}
 
 void Registry::open() {
   std::vector<int> world;
-  for (const auto& there : hosts_) world.insert(world.end(), there.begin(), there.end());
+  for (const auto& there : membership_.hosts) world.insert(world.end(), there.begin(), there.end());
   std::sort(world.begin(), world.end());
-  auto comm = std::make_shared<Communicator>(0, world, hosts_, host_index_);
+  auto comm = std::make_shared<Communicator>(0, world, membership_.hosts, membership_.host_index);
   prepare_(comm.get());
   std::lock_guard<std::mutex> lock(mutex_);
   Entry entry;
@@ -40,8 +41,7 @@ void Registry::open() {
 }
 
 Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) const {
-  size_t world = 0;
-  for (const auto& there : hosts_) world += there.size();
+  const size_t world = membership_.world_size();
   if (id == 0 || id > UINT32_MAX) return invalid(id, "the number must be 1 to 4294967295 (0 is the world)");
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i] < 0 || static_cast<size_t>(members[i]) >= world) {
@@ -60,6 +60,7 @@ Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) c
 Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members) {
   if (Status status = check(rank, id, members); !status) return status;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return {Code::kAborted, "the generation has ended"};
   const auto found = comms_.find(static_cast<uint32_t>(id));
   if (found == comms_.end()) return make(rank, static_cast<uint32_t>(id), members);
   Entry* next = nullptr;  // that other ranks have declared and this one has not
@@ -84,7 +85,8 @@ Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
   if (count_ >= kMaxComms) {
     return invalid(id, "there are " + std::to_string(kMaxComms) + " already: destroy some");
   }
-  auto comm = std::make_shared<Communicator>(id, members, hosts_, host_index_, incarnations_[{id, members}]);
+  auto comm = std::make_shared<Communicator>(id, members, membership_.hosts, membership_.host_index,
+                                             incarnations_[{id, members}]);
   if (comm->hosts() > 1) {
     ++incarnations_[{id, members}];
   } else {
@@ -99,6 +101,7 @@ Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
 Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (id == 0) return invalid(id, "the world can't be destroyed");
+  if (closed_) return {Code::kAborted, "the generation has ended"};
   const auto found = id > UINT32_MAX ? comms_.end() : comms_.find(static_cast<uint32_t>(id));
   if (found == comms_.end()) return invalid(id, "rank " + std::to_string(rank) + " has not declared it");
   std::vector<Entry>& entries = found->second;
@@ -110,12 +113,8 @@ Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
   entries.erase(used);
   --count_;
   if (entries.empty()) comms_.erase(found);
+  if ((*dropped)->executor != nullptr) retired_.push_back(*dropped);
   return Status::ok();
-}
-
-void Registry::retire(Comm comm) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  retired_.push_back(std::move(comm));
 }
 
 void Registry::reap() {
@@ -155,12 +154,14 @@ std::vector<Registry::Comm> Registry::retired() const {
   return retired_;
 }
 
-std::vector<Registry::Comm> Registry::clear() {
-  std::vector<Comm> comms = all();
+std::vector<Registry::Comm> Registry::close() {
   std::lock_guard<std::mutex> lock(mutex_);
-  comms.insert(comms.end(), retired_.begin(), retired_.end());
+  closed_ = true;
+  std::vector<Comm> comms = std::exchange(retired_, {});
+  for (auto& [id, entries] : comms_) {
+    for (Entry& entry : entries) comms.push_back(std::move(entry.comm));
+  }
   comms_.clear();
-  retired_.clear();
   return comms;
 }
 

@@ -1,4 +1,4 @@
-// The communicators of an engine: the world from the start, others as the ranks declare them.
+// The communicators of a generation: the world from the start, others as the ranks declare them.
 //
 // A number may be used again once it is destroyed, and ranks need not be in step: while one still has a communicator,
 // another may have destroyed it and declared the next one. Each rank has at most one with a number, and the k-th that
@@ -23,6 +23,7 @@
 
 #include "base/status.h"
 #include "engine/communicator.h"
+#include "engine/options.h"
 
 namespace bagua {
 
@@ -32,17 +33,16 @@ class Registry {
   using Prepare = std::function<void(Communicator*)>;
   using Comm = std::shared_ptr<Communicator>;
 
-  Registry(const std::vector<std::vector<int>>& hosts, int host_index, Prepare prepare);
+  Registry(const Membership& membership, Prepare prepare);
 
   // Makes the world.
   void open();
   // `rank` declares communicator `id`; the first declaration makes it, the others must say the same. kInvalid: a
   // mistake of this rank alone. kAborted: a clash, after which some members would wait for others for ever.
   Status declare(int rank, uint64_t id, const std::vector<int>& members);
-  // `rank` will not use it any more; returns the communicator once the last local member has said so.
+  // `rank` will not use it any more; returns the communicator once the last local member has said so, and keeps it
+  // until its executor is over.
   Status destroy(int rank, uint64_t id, Comm* dropped);
-  // Keeps one that was destroyed until its executor is over.
-  void retire(Comm comm);
   // Frees those whose executors are over.
   void reap();
 
@@ -50,8 +50,8 @@ class Registry {
   Comm find(uint32_t id, int rank) const;
   std::vector<Comm> all() const;      // those that are declared
   std::vector<Comm> retired() const;  // those that were destroyed
-  // Takes all out, retired ones too: the engine is being closed.
-  std::vector<Comm> clear();
+  // Takes all out, those that were destroyed, too, and makes no more: the generation ends.
+  std::vector<Comm> close();
   // Words if host `host` has made an instance of a communicator that clashes with one here.
   std::string clash(uint32_t id, uint64_t instance, int host) const;
 
@@ -65,8 +65,7 @@ class Registry {
   Status check(int rank, uint64_t id, const std::vector<int>& members) const;
   Status make(int rank, uint32_t id, const std::vector<int>& members);
 
-  const std::vector<std::vector<int>> hosts_;
-  const int host_index_;
+  const Membership& membership_;
   const Prepare prepare_;
 
   mutable std::mutex mutex_;
@@ -75,6 +74,7 @@ class Registry {
   std::map<std::pair<uint32_t, std::vector<int>>, uint32_t>
       incarnations_;  // made so far, where more than one host is in
   std::vector<Comm> retired_;
+  bool closed_ = false;
 };
 
 }  // namespace bagua

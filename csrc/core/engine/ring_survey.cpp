@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "base/clock.h"
@@ -51,18 +50,13 @@ std::vector<std::pair<int, int>> pairs_of(int hosts, int round) {
   return pairs;
 }
 
-std::string message(Control::Type type, uint32_t source = 0, uint64_t sequence = 0, std::string text = "") {
-  Control control;
-  control.type = type;
-  control.source = source;
-  control.sequence = sequence;
-  control.text = std::move(text);
-  return encode(control);
+Status senseless(int peer, const char* what) {
+  return {Code::kCorrupt, "host " + std::to_string(peer) + " sent " + what + " that makes no sense"};
 }
 
 }  // namespace
 
-RingSurvey::RingSurvey(EngineState* state, Network* network, const Communicator* comm, Mesh* mesh)
+RingSurvey::RingSurvey(GenerationState* state, Network* network, const Communicator* comm, Mesh* mesh)
     : state_(state), network_(network), comm_(comm), mesh_(mesh) {
   const int hosts = comm->hosts();
   order_ = plain_order(hosts);
@@ -78,11 +72,11 @@ void RingSurvey::advance(bool pending) {
     if (deciding()) from_world(pending);
     return;
   }
-  if (deciding() && !state_->options().measure_ring) return tell(order_, "");
+  if (deciding() && !state_->job().options().measure_ring) return tell(order_, "");
   if (pending && !said_connected_) mesh_->need_all();
   if (!said_connected_ && mesh_->connected()) {
     said_connected_ = true;
-    if (!deciding()) mesh_->send_control(0, message(Control::Type::kConnected));
+    if (!deciding()) mesh_->send_control(0, encode(message::Connected{}));
   }
   if (!deciding() || !said_connected_ || !unconnected_.empty()) return;
   if (deadline_ns_ < 0) {
@@ -97,7 +91,7 @@ void RingSurvey::advance(bool pending) {
 void RingSurvey::from_world(bool pending) {
   const std::vector<int> world = state_->ring();
   if (world.empty()) {
-    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->options().connect_timeout_ns;
+    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->job().options().connect_timeout_ns;
     if (deadline_ns_ >= 0 && now_ns() >= deadline_ns_) tell(order_, "");
     return;
   }
@@ -122,7 +116,7 @@ void RingSurvey::start_round() {
     if (from == 0) {
       begin(to);
     } else {
-      mesh_->send_control(from, message(Control::Type::kMeasure, static_cast<uint32_t>(to)));
+      mesh_->send_control(from, encode(message::Measure{static_cast<uint32_t>(to)}));
     }
   }
 }
@@ -147,7 +141,7 @@ void RingSurvey::settle_plain(const std::string& why) {
 }
 
 void RingSurvey::tell(std::vector<int> order, const std::string& text) {
-  const std::string bytes = message(Control::Type::kRing, 0, 0, order_text(order) + "\n" + text);
+  const std::string bytes = encode(message::RingOrder{order, text});
   for (int peer = 1; peer < comm_->hosts(); ++peer) mesh_->send_control(peer, bytes);
   settle(std::move(order), text);
 }
@@ -157,7 +151,7 @@ void RingSurvey::settle(std::vector<int> order, const std::string& text) {
   order_ = std::move(order);
   if (in_flight_ == 0) free_buffers();
   if (!world()) return;
-  if (!text.empty()) state_->tell("ring", -1, text);
+  if (!text.empty()) state_->job().events().tell("ring", -1, text);
   state_->set_ring(order_);
   network_->wake_targets();
 }
@@ -177,7 +171,7 @@ void RingSurvey::begin(int target) {
 void RingSurvey::send_message() {
   ++number_;
   sent_ns_ = now_ns();
-  mesh_->send_control(target_, message(Control::Type::kProbe, static_cast<uint32_t>(bytes_), number_));
+  mesh_->send_control(target_, encode(message::Probe{static_cast<uint32_t>(bytes_), number_}));
   for (size_t at = 0; at < bytes_; at += kFrameBytes) {
     ++in_flight_;
     mesh_->send(target_, kOperation, number_ << 16 | at / kFrameBytes, out_.data(), std::min(kFrameBytes, bytes_ - at),
@@ -208,49 +202,44 @@ void RingSurvey::arrived(int64_t now) {
 void RingSurvey::report(double rate) {
   const int target = std::exchange(target_, -1);
   if (deciding()) return note_rate(0, target, rate);
-  mesh_->send_control(0, message(Control::Type::kMeasured, static_cast<uint32_t>(target), static_cast<uint64_t>(rate)));
+  mesh_->send_control(0, encode(message::Measured{static_cast<uint32_t>(target), static_cast<uint64_t>(rate)}));
 }
 
 // ---- messages
 
-Status RingSurvey::on_control(int peer, const Control& control) {
-  const auto corrupt = [peer](const char* what) {
-    return Status(Code::kCorrupt, "host " + std::to_string(peer) + " sent " + what + " that makes no sense");
-  };
-  const auto named = static_cast<int>(std::min<uint32_t>(control.source, INT32_MAX));
-  const bool other = named < comm_->hosts() && named != comm_->topology().host;
-  switch (control.type) {
-    case Control::Type::kConnected:
-      unconnected_.erase(peer);
-      return Status::ok();
-    case Control::Type::kMeasure:
-      if (peer != 0 || !world() || !other || target_ >= 0) return corrupt("an order to measure");
-      if (!settled_) begin(named);
-      return Status::ok();
-    case Control::Type::kProbe:
-      return receive(peer, control);
-    case Control::Type::kProbed:
-      if (peer == target_ && control.sequence == number_) arrived(now_ns());
-      return Status::ok();
-    case Control::Type::kMeasured:
-      if (!deciding() || named >= comm_->hosts()) return corrupt("a bandwidth");
-      note_rate(peer, named, static_cast<double>(control.sequence));
-      return Status::ok();
-    default:
-      if (peer != 0 || settled_) return corrupt("the order of a ring");
-      return take_order(control);
-  }
+Status RingSurvey::hear(int peer, const message::Connected&) {
+  unconnected_.erase(peer);
+  return Status::ok();
+}
+
+Status RingSurvey::hear(int peer, const message::Measure& measure) {
+  const bool other =
+      measure.host < static_cast<uint32_t>(comm_->hosts()) && static_cast<int>(measure.host) != comm_->topology().host;
+  if (peer != 0 || !world() || !other || target_ >= 0) return senseless(peer, "an order to measure");
+  if (!settled_) begin(static_cast<int>(measure.host));
+  return Status::ok();
+}
+
+Status RingSurvey::hear(int peer, const message::Probed& probed) {
+  if (peer == target_ && probed.number == number_) arrived(now_ns());
+  return Status::ok();
+}
+
+Status RingSurvey::hear(int peer, const message::Measured& measured) {
+  if (!deciding() || measured.host >= static_cast<uint32_t>(comm_->hosts())) return senseless(peer, "a bandwidth");
+  note_rate(peer, static_cast<int>(measured.host), static_cast<double>(measured.bytes_per_s));
+  return Status::ok();
 }
 
 // The frames of a message that may be there already (then they wait in their streams).
-Status RingSurvey::receive(int peer, const Control& control) {
-  const size_t bytes = control.source;
+Status RingSurvey::hear(int peer, const message::Probe& probe) {
+  const size_t bytes = probe.bytes;
   if (bytes == 0 || bytes > kMostBytes || source_ >= 0) {
     return {Code::kCorrupt, "host " + std::to_string(peer) + " sent a measurement of " + std::to_string(bytes) +
                                 " bytes" + (source_ >= 0 ? " while another was under way" : "")};
   }
   source_ = peer;
-  answer_ = control.sequence;
+  answer_ = probe.number;
   in_.resize(kMostBytes);
   for (size_t at = 0; at < bytes; at += kFrameBytes) {
     ++in_flight_;
@@ -265,22 +254,20 @@ void RingSurvey::complete(uint64_t cookie) {
   --in_flight_;
   if (cookie == kReceived && --frames_missing_ == 0) {
     const int peer = std::exchange(source_, -1);
-    mesh_->send_control(peer, message(Control::Type::kProbed, 0, answer_));
+    mesh_->send_control(peer, encode(message::Probed{answer_}));
   }
   if (settled_ && in_flight_ == 0) free_buffers();
 }
 
-Status RingSurvey::take_order(const Control& control) {
-  const size_t end = control.text.find('\n');
-  std::istringstream list(control.text.substr(0, end));
-  std::vector<int> order;
-  for (int host = 0; list >> host;) order.push_back(host);
-  std::vector<int> sorted = order;
+Status RingSurvey::hear(int peer, const message::RingOrder& ring) {
+  if (peer != 0 || settled_) return senseless(peer, "the order of a ring");
+  std::vector<int> sorted = ring.order;
   std::sort(sorted.begin(), sorted.end());
   if (sorted != plain_order(comm_->hosts())) {
-    return {Code::kCorrupt, "host 0 sent an order of a ring that does not name each host once: " + order_text(order)};
+    return {Code::kCorrupt,
+            "host 0 sent an order of a ring that does not name each host once: " + order_text(ring.order)};
   }
-  settle(std::move(order), end == std::string::npos ? "" : control.text.substr(end + 1));
+  settle(ring.order, ring.text);
   return Status::ok();
 }
 

@@ -27,8 +27,8 @@
 #include "collective/ring_order.h"
 #include "engine/communicator.h"
 #include "engine/control.h"
+#include "engine/generation_state.h"
 #include "engine/network.h"
-#include "engine/state.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -47,7 +47,7 @@ class RingSurvey {
   static constexpr uint64_t kReceived = UINT64_MAX - 1;
   static constexpr uint64_t kOperation = UINT64_MAX;  // of the frames; no other has this number
 
-  RingSurvey(EngineState* state, Network* network, const Communicator* comm, Mesh* mesh);
+  RingSurvey(GenerationState* state, Network* network, const Communicator* comm, Mesh* mesh);
 
   bool settled() const { return settled_; }
   // Once settled: hosts of the communicator.
@@ -57,8 +57,13 @@ class RingSurvey {
   void advance(bool pending);
   // When advance() is to be called again at the latest; -1: no time matters.
   int64_t deadline() const { return settled_ ? -1 : deadline_ns_; }
-  // One of the messages of ring_survey. kCorrupt: it makes no sense.
-  Status on_control(int peer, const Control& control);
+  // Messages of other hosts. kCorrupt: it makes no sense.
+  Status hear(int peer, const message::Connected& connected);
+  Status hear(int peer, const message::Measure& measure);
+  Status hear(int peer, const message::Probe& probe);
+  Status hear(int peer, const message::Probed& probed);
+  Status hear(int peer, const message::Measured& measured);
+  Status hear(int peer, const message::RingOrder& ring);
   // Mesh completions with one of the cookies above.
   void complete(uint64_t cookie);
   // Host `peer` takes its leave.
@@ -78,13 +83,11 @@ class RingSurvey {
   void arrived(int64_t now);
   void report(double rate);
   void note_rate(int from, int to, double rate);
-  Status receive(int peer, const Control& control);
-  Status take_order(const Control& control);
   void free_buffers();
   bool deciding() const { return comm_->topology().host == 0; }
   bool world() const { return comm_->id() == 0; }
 
-  EngineState* const state_;
+  GenerationState* const state_;
   Network* const network_;
   const Communicator* const comm_;
   Mesh* const mesh_;

@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,6 +52,8 @@ struct MeshOptions {
   std::vector<StreamVerdict*> verdicts = {};
   // An operation whose messages nobody misses when their peer has said goodbye.
   uint64_t spare_operation = UINT64_MAX;
+  // Name of host `peer` in errors and descriptions; empty: "host 1".
+  std::function<std::string(int peer)> name = {};
   ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on plain data streams; see transport/zero_copy.h
 };
 

@@ -1,49 +1,53 @@
-// The end of a mesh: last words on the control lanes, then the end of its connections; see mesh.h.
+#include "transport/mesh_ending.h"
+
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "transport/mesh_impl.h"
+namespace bagua::mesh {
 
-namespace bagua {
+bool can_tell(const Peer& peer) {
+  const Stream* lane = peer.lane();
+  return lane != nullptr && !lane->ended && !lane->write_broken;
+}
 
-using mesh::Peer;
-using mesh::Stream;
-
-void Mesh::Impl::retire() {
-  if (retired) return;
-  adopt();
-  retired = true;
-  cause = status;
-  status = Status::ok();
-  waiting_ns = -1;
-  ready.erase(std::remove_if(ready.begin(), ready.end(), [](const Stream* stream) { return !stream->lane; }),
-              ready.end());
-  for (Peer& peer : peers) {
+void Ending::retire() {
+  if (shared_->retired) return;
+  connections_->adopt();
+  shared_->retired = true;
+  cause_ = std::exchange(shared_->status, Status::ok());
+  watch_->set_waiting(false);
+  poller_->forget_data();
+  for (Peer& peer : shared_->peers) {
     peer.data.clear();
     peer.queued_bytes = 0;
     peer.posted.clear();
     peer.needed_ns = peer.lost_ns = peer.ping_ns = -1;
     for (const auto& stream : peer.streams) {
       if (stream == nullptr || stream->lane) continue;
-      unwatch(stream.get());
+      poller_->unwatch(stream.get());
       stream->ended = true;  // its socket stays open: a peer that loses it early might not wait for the last words
       stream->parked = stream->queued = false;
     }
   }
 }
 
-bool Mesh::Impl::any_lane() const {
-  return std::any_of(peers.begin(), peers.end(), [](const Peer& peer) {
-    const Stream* lane = peer.streams.back().get();
-    return lane != nullptr && !lane->ended && !lane->write_broken;
-  });
+void Ending::hang_up() {
+  retire();
+  hanging_up_ = true;
 }
 
-void Mesh::Impl::end_lanes() {
-  if (!hanging_up) return;
-  for (Peer& peer : peers) {
-    Stream* lane = peer.streams.back().get();
+void Ending::settle() {
+  if (hanging_up_) end_lanes();
+  if (!shared_->retired) return;
+  if (std::any_of(shared_->peers.begin(), shared_->peers.end(), can_tell)) return;
+  shared_->fail(cause_ ? Status(Code::kUnavailable, "no connection to any other host is left") : cause_);
+}
+
+void Ending::end_lanes() {
+  for (const Peer& peer : shared_->peers) {
+    Stream* lane = peer.lane();
     if (lane == nullptr || lane->write_broken || lane->writer.busy() || !peer.control.empty()) continue;
     ::shutdown(lane->socket.fd(), SHUT_WR);  // harmless when it is done
   }
@@ -51,20 +55,15 @@ void Mesh::Impl::end_lanes() {
 
 // Lanes are closed in one direction only: an end with unread bytes would be a reset, which may overtake the last words.
 // Chunks are reset: whoever takes none any more must not hold our memory, nor wait for the rest.
-void Mesh::Impl::shut_down() {
+void Ending::shut_down() {
   retire();
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    closed = true;
-    attached.clear();
-    any_attached.store(false, std::memory_order_relaxed);
-  }
-  fail(cause ? Status(Code::kUnavailable, "the connections of this host have been closed") : cause);
+  connections_->close();
+  shared_->fail(cause_ ? Status(Code::kUnavailable, "the connections of this host have been closed") : cause_);
   const linger at_once{1, 0};
-  for (Peer& peer : peers) {
+  for (Peer& peer : shared_->peers) {
     for (const auto& stream : peer.streams) {
       if (stream == nullptr || !stream->socket.valid()) continue;
-      unwatch(stream.get());
+      poller_->unwatch(stream.get());
       stream->ended = true;
       if (stream->lane) {
         ::shutdown(stream->socket.fd(), SHUT_WR);
@@ -76,22 +75,4 @@ void Mesh::Impl::shut_down() {
   }
 }
 
-void Mesh::retire() {
-  impl_->retire();
-}
-
-void Mesh::hang_up() {
-  impl_->retire();
-  impl_->hanging_up = true;
-}
-
-bool Mesh::can_tell(int peer) const {
-  const Stream* lane = impl_->peers[static_cast<size_t>(peer)].streams.back().get();
-  return lane != nullptr && !lane->ended && !lane->write_broken;
-}
-
-void Mesh::shut_down() {
-  impl_->shut_down();
-}
-
-}  // namespace bagua
+}  // namespace bagua::mesh

@@ -1,87 +1,95 @@
-// Signs of life of a mesh's peers while its caller waits for them; see mesh.h.
+#include "transport/mesh_watch.h"
+
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/text.h"
-#include "transport/mesh_impl.h"
 
-namespace bagua {
+namespace bagua::mesh {
 
-using mesh::Peer;
-using mesh::Stream;
+namespace {
 
-bool Mesh::Impl::watched(const Peer& peer) const {
-  return waiting_ns >= 0 && peer.lost_ns < 0 && peer.streams.back() != nullptr;
+constexpr int64_t kInspectNs = kNsPerS;  // how often connections are looked at while the caller waits
+
+}  // namespace
+
+void Watch::set_waiting(bool waiting) {
+  if (waiting == (waiting_ns_ >= 0)) return;
+  waiting_ns_ = waiting ? now_ns() : -1;
+  for (Peer& peer : shared_->peers) peer.ping_ns = -1;  // what was asked before counts no more
 }
 
-// Since when nothing has come from the peer while we waited; a question that is open has moved it on.
-int64_t Mesh::Impl::quiet_since(const Peer& peer) const {
-  return std::max(waiting_ns, peer.heard_ns);
+// A question that is open has moved it on.
+int64_t Watch::quiet_since(const Peer& peer) const {
+  return std::max(waiting_ns_, peer.heard_ns);
 }
 
-int64_t Mesh::Impl::ping_after() const {
-  return std::min(mesh::kPingAfterNs, options.silence_timeout_ns / 3);
+int64_t Watch::ping_after() const {
+  return std::min(kPingAfterNs, shared_->options.silence_timeout_ns / 3);
 }
 
-void Mesh::Impl::watch_peers() {
-  if (waiting_ns < 0) return;
+int64_t Watch::patience(const Peer& peer) const {
+  return peer.heard_ns < 0 ? shared_->options.first_word_timeout_ns : shared_->options.silence_timeout_ns;
+}
+
+void Watch::look() {
+  if (waiting_ns_ < 0) return;
   const int64_t now = now_ns();
-  const bool look = now - inspected_ns >= mesh::kInspectNs;
-  if (look) inspected_ns = now;
-  for (Peer& peer : peers) {
+  const bool due = now - inspected_ns_ >= kInspectNs;
+  if (due) inspected_ns_ = now;
+  for (Peer& peer : shared_->peers) {
     if (watched(peer)) ask(&peer, now);
-    if (look && watched(peer)) inspect(&peer);
+    if (due && watched(peer)) inspect(&peer);
   }
 }
 
-int64_t Mesh::Impl::patience(const Peer& peer) const {
-  return peer.heard_ns < 0 ? options.first_word_timeout_ns : options.silence_timeout_ns;
+int64_t Watch::deadline() const {
+  int64_t first = -1;
+  for (const Peer& peer : shared_->peers) {
+    if (!watched(peer)) continue;
+    const int64_t word = peer.ping_ns < 0 ? quiet_since(peer) + ping_after() : peer.ping_ns + patience(peer);
+    const int64_t at = std::min(word, inspected_ns_ + kInspectNs);
+    if (first < 0 || at < first) first = at;
+  }
+  return first;
 }
 
-void Mesh::Impl::ask(Peer* peer, int64_t now) {
-  const int index = peer->streams.back()->peer;
+void Watch::ask(Peer* peer, int64_t now) {
   if (peer->ping_ns < 0) {
     if (now - quiet_since(*peer) < ping_after()) return;
-    for (const auto& stream : peer->streams) {  // what is too little for an event is a sign of life, too
+    for (const auto& stream : peer->streams) {  // bytes that are too few for an event are a sign of life, too
       if (stream == nullptr || stream->low_water == 1) continue;
       stream->reader.readable();
-      make_ready(stream.get());
+      poller_->make_ready(stream.get());
     }
     peer->ping_ns = now;
-    peer->control.push_back({FrameType::kPing, 0, 0, nullptr, 0, 0, now, {}});
-    return pump(peer);
+    return outbox_->post(peer, {FrameType::kPing, 0, 0, nullptr, 0, 0, now, {}});
   }
   if (now - peer->ping_ns < patience(*peer)) return;
-  fail({Code::kTimeout, "host " + std::to_string(index) + " has not answered for " +
-                            duration_text(now - quiet_since(*peer)) +
-                            ": its connections are open, but its daemon does not run. Is it stopped, swapped out or "
-                            "starved of processor time?"});
-}
-
-void Mesh::Impl::answer(Stream* stream) {
-  Peer& peer = peers[static_cast<size_t>(stream->peer)];
-  peer.control.push_back({FrameType::kPong, 0, 0, nullptr, 0, 0, now_ns(), {}});
-  pump(&peer);
+  shared_->fail({Code::kTimeout, shared_->name(peer->lane()->peer) + " has not answered for " +
+                                     duration_text(now - quiet_since(*peer)) +
+                                     ": its connections are open, but its daemon does not run. Is it stopped, swapped "
+                                     "out or starved of processor time?"});
 }
 
 // Bytes that are in flight, sent again and never acknowledged: nobody is there. A receiver that is merely full
 // acknowledges, however long it takes.
-void Mesh::Impl::inspect(Peer* peer) {
+void Watch::inspect(Peer* peer) {
   for (const auto& stream : peer->streams) {
     if (stream == nullptr || stream->ended || stream->write_broken) continue;
     tcp_info info{};
     socklen_t length = sizeof info;
     if (::getsockopt(stream->socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
     const int64_t quiet_ns = int64_t{info.tcpi_last_ack_recv} * kNsPerMs;
-    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || quiet_ns < kDeadConnectionNs) continue;
+    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || quiet_ns < Mesh::kDeadConnectionNs) continue;
     stream->ended = true;
-    lose(stream.get(), "nothing has been acknowledged for " + duration_text(quiet_ns) +
-                           ": the machine or the network between is down");
-    return;
+    return losses_->lose(stream.get(), "nothing has been acknowledged for " + duration_text(quiet_ns) +
+                                           ": the machine or the network between is down");
   }
 }
 
-}  // namespace bagua
+}  // namespace bagua::mesh

@@ -1,14 +1,11 @@
-#include "engine/exchange_memory.h"
+#include "engine/pages.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
-#include <string>
 #include <utility>
-
-#include "channel/headroom.h"
 
 namespace bagua {
 
@@ -58,39 +55,6 @@ void ScratchPool::give(Block block) {
   // The smallest goes: a larger one serves in its place.
   free_.erase(std::min_element(free_.begin(), free_.end(),
                                [](const Block& a, const Block& b) { return a.bytes() < b.bytes(); }));
-}
-
-Status ResidualTable::find(uint32_t number, uint64_t count, char** data) {
-  const auto found = residuals_.find(number);
-  if (found != residuals_.end() && found->second.count != count) {
-    return {Code::kInvalid, "residual " + std::to_string(number) + " was made for " +
-                                std::to_string(found->second.count) + " elements and is now used with " +
-                                std::to_string(count) + ": take another number, or another communicator"};
-  }
-  if (found != residuals_.end()) {
-    *data = found->second.memory.data();
-    return Status::ok();
-  }
-  const uint64_t bytes = count * sizeof(float);
-  const Headroom room = memory_headroom();
-  if (bytes > room.bytes) {
-    return {Code::kResource, "residual " + std::to_string(number) + " for error feedback needs " +
-                                 std::to_string(bytes >> 20) + " MiB, but only " + std::to_string(room.bytes >> 20) +
-                                 " MiB are left (" + room.bound + ")"};
-  }
-  Residual& made = residuals_[number];
-  made.count = count;
-  made.memory = Pages(bytes);
-  bytes_in_use_->fetch_add(made.memory.bytes(), std::memory_order_relaxed);
-  *data = made.memory.data();
-  return Status::ok();
-}
-
-void ResidualTable::clear() {
-  for (const auto& [number, residual] : residuals_) {
-    bytes_in_use_->fetch_sub(residual.memory.bytes(), std::memory_order_relaxed);
-  }
-  residuals_.clear();
 }
 
 }  // namespace bagua

@@ -1,0 +1,35 @@
+// Events of an engine for its daemon, and a descriptor that tells when there are some.
+//
+// Thread safety: any thread; mutex_ guards the list.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace bagua {
+
+struct Event {
+  const char* kind;  // "joined", "left", "lost", "error", "ring"
+  int rank;          // -1: none
+  std::string text;
+};
+
+class EventList {
+ public:
+  Status open() { return ready_.open(); }
+  // Readable while there are events.
+  int fd() const { return ready_.fd(); }
+  void tell(const char* kind, int rank, const std::string& text);
+  std::vector<Event> take();
+
+ private:
+  EventFd ready_;  // constant after open()
+  std::mutex mutex_;
+  std::vector<Event> events_;
+};
+
+}  // namespace bagua

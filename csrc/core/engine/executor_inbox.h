@@ -1,0 +1,71 @@
+// Hand-over from other threads to the thread of an executor: operations, ranks that have left, and the wish to close.
+//
+// Thread safety: any thread; take(), close() and await() belong to the executor's thread. mutex_ guards all members but
+// closing_.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/communicator.h"
+#include "engine/operation.h"
+
+namespace bagua {
+
+class ExecutorInbox {
+ public:
+  struct Content {
+    std::deque<Collective> collectives;
+    std::deque<SendOrRecv> halves;
+    std::vector<int> left;  // all local ranks that have left so far: the operations of these are all here
+  };
+
+  // Takes the operation; false, and nothing is taken, after close().
+  bool put(Collective* operation);
+  bool put(SendOrRecv* half);
+  // Local rank `rank` has left, and all that it submitted has been put in. False: that is known.
+  bool note_left(int rank);
+  void begin_close() { closing_.store(true, std::memory_order_release); }
+  bool closing() const { return closing_.load(std::memory_order_acquire); }
+  // Something outside has changed: await() looks again.
+  void notify();
+
+  bool empty() const;
+  Content take();
+  // Takes all; nothing more is accepted.
+  Content close();
+  // Sleeps until `done()`, which is asked again after each notify(). False: `limit_ns` have passed since the first
+  // operation was put in (< 0: no limit).
+  template <class Done>
+  bool await(const Done& done, int64_t limit_ns = -1) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!done()) {
+      if (limit_ns < 0 || first_put_ns_ < 0) {
+        changed_.wait(lock);
+        continue;
+      }
+      const int64_t left = first_put_ns_ + limit_ns - now_ns();
+      if (left <= 0) return false;
+      changed_.wait_for(lock, std::chrono::nanoseconds(left));
+    }
+    return true;
+  }
+
+ private:
+  bool accept();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Content content_;
+  int64_t first_put_ns_ = -1;
+  bool closed_ = false;
+  std::atomic<bool> closing_{false};
+};
+
+}  // namespace bagua

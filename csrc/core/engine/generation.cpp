@@ -1,0 +1,99 @@
+#include "engine/generation.h"
+
+#include <utility>
+
+#include "base/clock.h"
+#include "engine/host_executor.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kLookNs = 100 * kNsPerMs;  // for a description: better late knowledge than a late answer
+constexpr int64_t kTakeNs = 10 * kNsPerS;    // the dispatcher may be reducing large vectors meanwhile
+
+}  // namespace
+
+Generation::Generation(JobState* job, Membership membership)
+    : state_(job, std::move(membership)),
+      network_(&state_,
+               [this](uint32_t comm, uint64_t instance, int host) { return registry_.clash(comm, instance, host); }),
+      registry_(state_.membership(), [this](Communicator* comm) { prepare(comm); }),
+      dispatcher_(&state_, &registry_) {}
+
+Status Generation::open() {
+  state_.job().page().begin(state_.membership());
+  if (Status status = network_.open(); !status) return status;
+  registry_.open();
+  dispatcher_.start();
+  return Status::ok();
+}
+
+void Generation::prepare(Communicator* comm) {
+  if (comm->hosts() == 1) return;
+  comm->executor = std::make_shared<HostExecutor>(&state_, &network_, comm);
+  comm->executor->start();
+}
+
+Status Generation::set_peers(const std::vector<std::string>& addresses) {
+  if (Status status = network_.set_peers(addresses); !status) return status;
+  for (const auto& comm : registry_.all()) {
+    if (comm->executor != nullptr) comm->executor->wake();
+  }
+  return Status::ok();
+}
+
+std::string Generation::waiting(int64_t longer_than_ns) {
+  if (state_.failed()) return "";
+  dispatcher_.look(kLookNs);
+  const int64_t now = now_ns();
+  std::string text;
+  for (const auto& comm : registry_.all()) {
+    text += comm->describe(now, now - longer_than_ns);
+    if (comm->executor != nullptr) text += comm->executor->describe(now - longer_than_ns);
+  }
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+Status Generation::declare(int rank, uint64_t comm, const std::vector<int>& members) {
+  if (state_.failed()) return {Code::kAborted, state_.error()};
+  const Status status = registry_.declare(rank, comm, members);
+  if (status.code() == Code::kAborted) state_.fail(status.message());  // other members may wait for this rank already
+  return status;
+}
+
+Status Generation::destroy(int rank, uint64_t comm) {
+  std::shared_ptr<Communicator> dropped;
+  dispatcher_.look(kTakeNs);  // what the rank submitted before belongs to the communicator that it destroys now
+  if (Status status = registry_.destroy(rank, comm, &dropped); !status) return status;
+  if (dropped != nullptr) retire(dropped);
+  return Status::ok();
+}
+
+void Generation::retire(const std::shared_ptr<Communicator>& comm) {
+  for (const Operation& operation : comm->drain()) {
+    state_.job().ranks().complete(operation, operation.submitted_ns, false);
+  }
+  if (comm->executor != nullptr) comm->executor->begin_close();
+}
+
+// In the order in which work flows: nothing new, what is running, what it ran on.
+void Generation::close() {
+  state_.end("generation " + std::to_string(state_.membership().generation) + " of this job has ended");
+  dispatcher_.stop();
+  close_executors();
+  network_.stop();
+}
+
+void Generation::close_executors() {
+  const std::vector<std::shared_ptr<Communicator>> comms = registry_.close();
+  for (const auto& comm : comms) {
+    if (comm->executor != nullptr) comm->executor->begin_close();
+  }
+  for (const auto& comm : comms) {
+    if (comm->executor != nullptr) comm->executor->close();
+  }
+}
+
+}  // namespace bagua

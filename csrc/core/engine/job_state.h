@@ -1,0 +1,68 @@
+// State of one job on this host that lasts as long as the job, whatever generations come and go: settings, the page and
+// the channels that the local ranks share with the engine, their memory, residuals, the listening port, events.
+//
+// Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
+//
+// Lock order in the engine, outermost first:
+//   Engine::lifecycle_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
+//   Network::mutex_ -> Communicator::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ ->
+//   the mutexes of this file's parts (each alone).
+// No lock is held while calling the kernel, polling the mesh or reading a socket.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/budget.h"
+#include "engine/busy_clock.h"
+#include "engine/events.h"
+#include "engine/listener.h"
+#include "engine/options.h"
+#include "engine/ranks.h"
+#include "engine/residuals.h"
+#include "engine/segments.h"
+#include "engine/shared_page.h"
+
+namespace bagua {
+
+class JobState {
+ public:
+  JobState(EngineOptions options, const std::vector<int>& local_ranks);
+  Status open();
+  // Gives back memory, channels and the port. No thread takes or completes operations any more.
+  void close();
+
+  const EngineOptions& options() const { return options_; }
+  const std::vector<int>& local_ranks() const { return local_ranks_; }
+  SharedPage& page() { return page_; }
+  const SharedPage& page() const { return page_; }
+  Counters& counters() { return page_.counters(); }
+  EventList& events() { return events_; }
+  const EventList& events() const { return events_; }
+  BusyClock& busy() { return busy_; }
+  RankTable& ranks() { return ranks_; }
+  SegmentTable& segments() { return *segments_; }
+  Budget& budget() { return *budget_; }
+  ResidualStore& residuals() { return *residuals_; }
+  Listener& listener() { return listener_; }
+  const Listener& listener() const { return listener_; }
+
+  // Nothing more comes from this local rank.
+  void await_no_more(int rank);
+
+ private:
+  const EngineOptions options_;
+  const std::vector<int> local_ranks_;
+  SharedPage page_;
+  EventList events_;
+  BusyClock busy_;
+  RankTable ranks_;
+  Listener listener_;
+  // Constant after open(). They count in the page.
+  std::unique_ptr<SegmentTable> segments_;
+  std::unique_ptr<Budget> budget_;
+  std::unique_ptr<ResidualStore> residuals_;
+};
+
+}  // namespace bagua

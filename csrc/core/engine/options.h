@@ -1,0 +1,46 @@
+// Settings of an engine: those of the job, and who is in one generation of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/handshake.h"
+
+namespace bagua {
+
+// The same for all generations of the job.
+struct EngineOptions {
+  std::string data_socket;
+  std::vector<std::pair<int, std::vector<uint8_t>>> tokens;  // local rank, 32 bytes
+  Credentials credentials;
+  std::string listen;
+  int streams = 4;
+  size_t chunk_bytes = 512 * 1024;
+  int threads = 0;
+  bool zero_copy = false;     // large chunks leave without a copy into the kernel; see transport/zero_copy.h
+  uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
+  int64_t connect_timeout_ns = 30'000'000'000;
+  int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
+  bool measure_ring = true;                  // that of host 0 counts; see ring_survey.h
+};
+
+// The hosts and ranks of one generation.
+struct Membership {
+  uint64_t generation = 0;
+  int host_index = 0;                   // this host's
+  std::vector<std::vector<int>> hosts;  // ranks of every host, in ring order
+
+  const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
+  size_t world_size() const;
+};
+
+// kInvalid in words if they do not fit together.
+Status check_options(const EngineOptions& options, const Membership& membership);
+// The same for the generation after `last`.
+Status check_next(const Membership& next, const Membership& last);
+
+}  // namespace bagua

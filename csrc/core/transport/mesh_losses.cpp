@@ -1,0 +1,88 @@
+#include "transport/mesh_losses.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace bagua::mesh {
+
+namespace {
+
+// After the first stream of a peer has closed, its other streams may still bring what was on its way.
+constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
+// The same for a peer that has said goodbye, from the latest byte on: all that it sent is in sockets and will come.
+constexpr int64_t kGoodbyeGraceNs = 20 * kNsPerS;
+
+}  // namespace
+
+void Losses::lose(Stream* failed, const std::string& how) {
+  Peer& peer = shared_->peer_of(failed);
+  if (failed->ended) poller_->unwatch(failed);
+  // The hang-up would be reported for ever: out of epoll; recv() reads the rest.
+  if (failed->parked) poller_->unwatch(failed);
+  if (failed->write_broken && !failed->ended && !failed->parked) {
+    poller_->unwatch(failed);
+    poller_->make_ready(failed);
+  }
+  if (peer.lost_ns >= 0 || shared_->retired) return;
+  peer.lost_ns = now_ns();
+  peer.lost = {Code::kUnavailable, "lost " + shared_->name(failed->peer) + ": " + how};
+}
+
+int64_t Losses::deadline(const Peer& peer) const {
+  if (!peer.let_go) return peer.lost_ns + kLossGraceNs;
+  return std::max(peer.lost_ns, peer.heard_ns) + kGoodbyeGraceNs;
+}
+
+int64_t Losses::deadline() const {
+  int64_t first = -1;
+  for (const Peer& peer : shared_->peers) {
+    if (peer.lost_ns < 0 || peer.settled) continue;
+    const int64_t at = deadline(peer);
+    if (first < 0 || at < first) first = at;
+  }
+  return first;
+}
+
+void Losses::settle() {
+  for (Peer& peer : shared_->peers) {
+    if (peer.lost_ns >= 0) settle(&peer);
+  }
+}
+
+void Losses::settle(Peer* peer) {
+  bool held = false;     // something has arrived and waits for its recv()
+  bool coming = false;   // something may still arrive
+  bool unread = false;   // something is there to be read at once
+  bool pending = false;  // the kernel has not given a payload back
+  for (const auto& stream : peer->streams) {
+    if (stream == nullptr) continue;
+    pending = pending || stream->zero_copy.ledger().outstanding();
+    if (stream->ended) continue;
+    unread = unread || stream->queued;
+    held = held || stream->parked;
+    coming = coming || !stream->parked;
+  }
+  const bool ended = !unread && ((!coming && !pending) || now_ns() >= deadline(*peer));
+  if (peer->let_go) peer->control.clear();  // nobody is there to hear it
+  const bool missed = pending || wanted(*peer);
+  peer->settled = ended && (held || peer->let_go) && !missed;
+  if (ended && !peer->settled) shared_->fail(peer->lost);
+}
+
+// Whether something is to come from the peer, or to go to it, that somebody will miss.
+bool Losses::wanted(const Peer& peer) const {
+  const uint64_t spare = shared_->options.spare_operation;
+  const auto missed = [&peer, spare](uint64_t op) { return !peer.let_go || op != spare; };
+  if (!peer.let_go && (peer.awaited || !peer.control.empty())) return true;
+  if (std::any_of(peer.posted.begin(), peer.posted.end(), [&](const auto& item) { return missed(item.first.op); }) ||
+      std::any_of(peer.data.begin(), peer.data.end(), [&](const Outgoing& message) { return missed(message.op); })) {
+    return true;
+  }
+  return std::any_of(peer.streams.begin(), peer.streams.end(), [&](const auto& stream) {
+    if (stream == nullptr || (stream->lane && peer.let_go)) return false;
+    return stream->writer.busy() && missed(stream->writer.current().op);
+  });
+}
+
+}  // namespace bagua::mesh

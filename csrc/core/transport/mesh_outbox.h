@@ -1,0 +1,45 @@
+// Messages on their way out: a queue of control messages and one of chunks for each peer, and the stream that takes the
+// next one.
+//
+// Thread safety: the thread that drives the mesh only.
+#pragma once
+
+#include <cstddef>
+
+#include "transport/mesh_losses.h"
+#include "transport/mesh_poller.h"
+#include "transport/mesh_shared.h"
+
+namespace bagua::mesh {
+
+class Outbox {
+ public:
+  Outbox(Shared* shared, Poller* poller, Losses* losses) : shared_(shared), poller_(poller), losses_(losses) {}
+
+  // Queues a message behind others of its kind and hands over what can go.
+  void post(Peer* peer, Outgoing message);
+  // Hands queued messages to streams until none is free.
+  void pump(Peer* peer);
+  // Goes on where pump() stopped at its budget, so that reading had its turn.
+  void pump_again();
+  bool has_more() const { return pump_again_; }
+  // The socket of `stream` has room again.
+  void on_writable(Stream* stream);
+  // Takes the kernel's word for payloads that it has sent without a copy. False: it had none.
+  bool reap(Stream* stream);
+  // The same for all streams of peers that are lost: no event may tell of them any more.
+  void reap_lost();
+
+ private:
+  void flush(Peer* peer, Stream* stream);
+  static Stream* control_stream(const Peer& peer);
+  Stream* data_stream(Peer* peer, size_t chunk);
+  void update_stream_count(Peer* peer);
+
+  Shared* const shared_;
+  Poller* const poller_;
+  Losses* const losses_;
+  bool pump_again_ = false;
+};
+
+}  // namespace bagua::mesh

@@ -1,0 +1,63 @@
+// State that all parts of a mesh use: its options and peers, its first error, what poll() hands to the caller,
+// counters.
+//
+// The parts, each of which may call those above it:
+//   Poller       which streams have something to be read or room to be written
+//   Losses       a peer whose connection has ended: when that is an error
+//   Outbox       queues of messages; which stream takes the next one
+//   Connections  streams that are attached, and peers that should have connected
+//   Intake       posted receives and the frames that arrive for them
+//   Watch        signs of life of peers that are waited for
+//   Ending       the last words and the end of all connections
+// Mesh::Impl holds them and runs the loop of poll().
+//
+// Thread safety: the thread that drives the mesh only, but the counters, which any thread reads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/mesh.h"
+#include "transport/peer.h"
+
+namespace bagua::mesh {
+
+struct Totals {
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, bytes_encrypted{0};
+  std::atomic<uint64_t> frames_dropped{0}, frames_refused{0};
+  std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
+};
+
+inline void add(std::atomic<uint64_t>* total, uint64_t more) {
+  total->fetch_add(more, std::memory_order_relaxed);
+}
+
+struct Shared {
+  explicit Shared(MeshOptions given) : options(std::move(given)), peers(static_cast<size_t>(options.hosts)) {
+    for (Peer& peer : peers) peer.streams.resize(static_cast<size_t>(options.streams) + 1);
+    for (size_t i = 0; i < std::min(options.verdicts.size(), peers.size()); ++i) {
+      peers[i].stream_count.share(options.verdicts[i]);
+    }
+  }
+
+  const MeshOptions options;
+  std::vector<Peer> peers;
+  std::vector<Mesh::Completion> done;
+  Status status;         // the first error
+  bool retired = false;  // only control messages move
+  Totals totals;
+
+  void fail(Status first) {
+    if (status) status = std::move(first);
+  }
+  std::string name(int peer) const { return options.name ? options.name(peer) : "host " + std::to_string(peer); }
+  Peer& peer(int index) { return peers[static_cast<size_t>(index)]; }
+  Peer& peer_of(const Stream* stream) { return peer(stream->peer); }
+};
+
+}  // namespace bagua::mesh

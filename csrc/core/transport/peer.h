@@ -1,0 +1,94 @@
+// One other host as a mesh sees it: its streams, the queues towards it, the receives that are posted for it.
+//
+// Thread safety: the thread that drives the mesh only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "net/socket.h"
+#include "transport/stream.h"
+#include "transport/stream_count.h"
+#include "transport/stream_rate.h"
+#include "transport/zero_copy.h"
+
+namespace bagua::mesh {
+
+// Names of a message between two hosts.
+struct MessageKey {
+  uint64_t op;
+  uint64_t tag;
+  bool operator==(const MessageKey& other) const { return op == other.op && tag == other.tag; }
+};
+
+struct HashKey {
+  size_t operator()(const MessageKey& key) const {
+    uint64_t x = key.op * 0x9e3779b97f4a7c15u + key.tag;
+    x ^= x >> 32;
+    return static_cast<size_t>(x * 0xd6e8feb86659fd93u);
+  }
+};
+
+struct Posted {
+  void* data;
+  size_t bytes;
+  uint64_t cookie;
+  int64_t since_ns;
+  bool claimed = false;  // a frame is being received into it
+};
+
+struct Stream {
+  Socket socket;
+  int peer = 0;
+  int index = 0;
+  bool lane = false;  // carries control messages only
+  bool encrypted = false;
+  bool ended = false;    // nothing will come from it any more
+  bool writable = true;  // until the socket refuses
+  bool write_broken = false;
+  bool damaged = false;     // what came from it was no frame: it is read no more
+  bool parked = false;      // its frame waits for a recv()
+  bool queued = false;      // in the poller's list of streams to be read
+  bool registered = false;  // with epoll
+  uint32_t events = 0;      // what epoll watches
+  size_t low_water = 1;     // bytes in the socket from which on epoll tells of them
+  uint64_t written = 0;     // bytes that the socket took
+  StreamRate rate;
+  StreamReader reader;
+  StreamWriter writer;
+  ZeroCopy zero_copy;
+
+  // No event tells of what comes: read until the socket is empty.
+  bool eager() const { return !registered; }
+  // Takes a message now.
+  bool is_free() const { return !writer.busy() && writable && !write_broken && !ended; }
+};
+
+struct Peer {
+  std::vector<std::unique_ptr<Stream>> streams;  // by index; the last is the control lane; null: not attached
+  std::deque<Outgoing> data;
+  size_t queued_bytes = 0;  // of `data`
+  std::deque<Outgoing> control;
+  std::unordered_map<MessageKey, Posted, HashKey> posted;
+  StreamCount stream_count;
+  int single = -1;          // the stream that carries all chunks now; -1: none alone
+  size_t next_stream = 0;   // where the search for a free stream begins
+  int attached = 0;         // data streams
+  int64_t needed_ns = -1;   // first send or recv while not connected
+  int64_t heard_ns = -1;    // the latest bytes from it
+  int64_t ping_ns = -1;     // when it was asked for a sign of life that has not come
+  int64_t lost_ns = -1;     // when the first stream failed
+  bool awaited = false;     // the caller waits for a control message from it
+  bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
+  bool let_go = false;      // it has said goodbye
+  bool pump_again = false;  // Outbox::pump() stopped at its budget
+  Status lost;
+
+  Stream* lane() const { return streams.back().get(); }  // nullptr: none is attached
+};
+
+}  // namespace bagua::mesh

@@ -1,0 +1,98 @@
+// Messages between hosts beside the data: their form on the wire, which hosts of one release share, and bytes that are
+// no message.
+#include "engine/control.h"
+
+#include <cstring>
+#include <string>
+#include <variant>
+
+#include "harness.h"
+#include "transport/mesh.h"
+
+namespace bagua {
+namespace {
+
+constexpr size_t kBytes = 192;  // of a message without a text
+
+template <class T>
+T at(const std::string& bytes, size_t offset) {
+  T value;
+  memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+// Sends it and takes it back.
+template <class Message>
+Message there_and_back(const Message& message) {
+  Control control;
+  CHECK(decode(encode(message), &control));
+  CHECK(std::holds_alternative<Message>(control));
+  return std::get<Message>(control);
+}
+
+}  // namespace
+
+TEST(places_on_the_wire) {
+  Descriptor descriptor{};
+  descriptor.count = 77;
+  const std::string bytes = encode(message::Describe{-5, 0x1122334455667788, 0x99, 512, 0xabcd, descriptor});
+  CHECK_EQ(bytes.size(), kBytes);
+  EXPECT_EQ(at<uint32_t>(bytes, 0), 1u);
+  EXPECT_EQ(at<int32_t>(bytes, 4), -5);
+  EXPECT_EQ(at<uint64_t>(bytes, 8), uint64_t{0x1122334455667788});
+  EXPECT_EQ(at<uint32_t>(bytes, 16), 512u);
+  EXPECT_EQ(at<uint32_t>(bytes, 20), 0xabcdu);
+  EXPECT_EQ(at<uint64_t>(bytes, 24), uint64_t{0x99});
+  EXPECT_EQ(memcmp(bytes.data() + 32, &descriptor, sizeof descriptor), 0);
+
+  EXPECT_EQ(at<uint32_t>(encode(message::Ready{1, 2, 3, 4, descriptor}), 16), 3u);
+  EXPECT_EQ(at<uint32_t>(encode(message::Ready{1, 2, 3, 4, descriptor}), 20), 4u);
+  EXPECT_EQ(encode(message::Failed{"why"}).substr(kBytes), std::string("why"));
+  EXPECT_EQ(encode(message::RingOrder{{2, 0, 1}, "told"}).substr(kBytes), std::string("2 0 1\ntold"));
+  const Control all[] = {message::Describe{}, message::Ready{},  message::Left{},      message::Failed{},
+                         message::Close{},    message::Closed{}, message::Connected{}, message::Measure{},
+                         message::Probe{},    message::Probed{}, message::Measured{},  message::RingOrder{}};
+  for (uint32_t i = 0; i < 12; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
+}
+
+TEST(every_field_arrives) {
+  Descriptor descriptor{};
+  descriptor.count = 77;
+  const auto describe = there_and_back(message::Describe{1, 2, 3, 4, 5, descriptor});
+  EXPECT(describe.rank == 1 && describe.sequence == 2 && describe.members == 3 && describe.chunk_bytes == 4 &&
+         describe.ring == 5 && describe.descriptor.count == 77);
+  const auto ready = there_and_back(message::Ready{1, 2, 3, 4, descriptor});
+  EXPECT(ready.rank == 1 && ready.sequence == 2 && ready.source == 3 && ready.destination == 4 &&
+         ready.descriptor.count == 77);
+  const auto left = there_and_back(message::Left{1, 2, "has left"});
+  EXPECT(left.rank == 1 && left.sends == 2 && left.how == "has left");
+  EXPECT_EQ(there_and_back(message::Failed{"why"}).why, std::string("why"));
+  const auto close = there_and_back(message::Close{7, ""});
+  EXPECT(close.done == 7 && close.why.empty());
+  there_and_back(message::Closed{});
+  there_and_back(message::Connected{});
+  EXPECT_EQ(there_and_back(message::Measure{9}).host, 9u);
+  const auto probe = there_and_back(message::Probe{1, 2});
+  EXPECT(probe.bytes == 1 && probe.number == 2);
+  EXPECT_EQ(there_and_back(message::Probed{3}).number, uint64_t{3});
+  const auto measured = there_and_back(message::Measured{1, 2});
+  EXPECT(measured.host == 1 && measured.bytes_per_s == 2);
+  const auto ring = there_and_back(message::RingOrder{{1, 0}, "two\nlines"});
+  EXPECT(ring.order == (std::vector<int>{1, 0}) && ring.text == "two\nlines");
+}
+
+TEST(bytes_that_are_no_message) {
+  Control control;
+  std::string bytes = encode(message::Closed{});
+  EXPECT(!decode(bytes.substr(0, kBytes - 1), &control));
+  for (const uint32_t type : {0u, 13u, UINT32_MAX}) {
+    memcpy(bytes.data(), &type, sizeof type);
+    EXPECT(!decode(bytes, &control));
+  }
+  Descriptor descriptor{};
+  descriptor.kind = 200;
+  EXPECT(!decode(encode(message::Ready{0, 0, 0, 0, descriptor}), &control));
+  EXPECT_EQ(encode(message::Failed{std::string(2 * Mesh::kMaxControl, 'x')}).size(), Mesh::kMaxControl);
+}
+
+}  // namespace bagua
