@@ -77,7 +77,7 @@ global___RankState = RankState
 
 @typing.final
 class JobSpec(google.protobuf.message.Message):
-    """What a user submits. Everything that a node needs to start the ranks of the job."""
+    """The job that a user submits: everything that a node needs to start its ranks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -58,7 +58,7 @@ class Job(google.protobuf.message.Message):
     started_at: builtins.float
     finished_at: builtins.float
     waiting: builtins.str
-    """Who waits for whom, when something has waited for long; empty otherwise."""
+    """The ranks that have waited for long, and those that they wait for, in words; else empty."""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property

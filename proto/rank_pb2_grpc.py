@@ -72,7 +72,7 @@ class RankServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeWaits(self, request, context):
-        """Who waits for whom in the rank's job, in words.
+        """Names in words the ranks of the job that wait, and those that they wait for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

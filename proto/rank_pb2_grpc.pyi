@@ -39,7 +39,7 @@ class RankServiceStub:
         bagua.proto.rank_pb2.DescribeWaitsRequest,
         bagua.proto.rank_pb2.DescribeWaitsReply,
     ]
-    """Who waits for whom in the rank's job, in words."""
+    """Names in words the ranks of the job that wait, and those that they wait for."""
 
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -61,7 +61,7 @@ class RankServiceAsyncStub:
         bagua.proto.rank_pb2.DescribeWaitsRequest,
         bagua.proto.rank_pb2.DescribeWaitsReply,
     ]
-    """Who waits for whom in the rank's job, in words."""
+    """Names in words the ranks of the job that wait, and those that they wait for."""
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -89,6 +89,6 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.rank_pb2.DescribeWaitsRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.rank_pb2.DescribeWaitsReply, collections.abc.Awaitable[bagua.proto.rank_pb2.DescribeWaitsReply]]:
-        """Who waits for whom in the rank's job, in words."""
+        """Names in words the ranks of the job that wait, and those that they wait for."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
