@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -80,6 +81,17 @@ def test_commands_of_bagua_exist() -> None:
     assert isinstance(command, TyperGroup)
     spoken = spoken_commands("bagua")
     assert {"run", "job", "doctor"} <= spoken <= set(command.commands)
+
+
+def test_commands_of_dev_exist() -> None:
+    words = [sys.executable, str(ROOT / "deploy" / "dev.py"), "--help"]
+    usage = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    choices = re.search(r"\{([\w,]+)\}", usage)
+    assert choices
+    spoken = spoken_commands(r"dev\.py")
+    assert {"demo", "test", "lint"} <= spoken <= set(choices[1].split(","))
+    hooks = re.findall(r"dev\.py (\w+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert set(hooks) <= set(choices[1].split(","))
 
 
 def drawing() -> ModuleType:
