@@ -125,7 +125,7 @@ def install_dependencies(extra: str) -> None:
         torch = [f"torch=={TORCH}"] if TORCH else ["-c", CONSTRAINTS, "torch"]
         pip("install", *torch)
         pip("install", *torch, f"{ROOT}[{extra}]")
-        # What pip built in the tree on the way.
+        # Leftovers of the build by pip in the tree.
         for rubbish in (*ROOT.glob("*.egg-info"), ROOT / "build" / "lib", *ROOT.glob("build/bdist*")):
             shutil.rmtree(rubbish, ignore_errors=True)
         (VENV / ".bagua-package").unlink(missing_ok=True)
@@ -191,7 +191,7 @@ def provide_nccl() -> None:
 
 
 def build_for_gpus() -> None:
-    """What is built by itself, for all architectures."""
+    """Builds the parts beside the core, for all architectures."""
     say("GPU leg, network plugin, CUDA kernels")
     for function in ("load_device().__file__", "net_plugin()"):
         run(tool("python"), "-c", f"import bagua.csrc; print(bagua.csrc.{function})")
