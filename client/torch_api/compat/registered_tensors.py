@@ -87,8 +87,8 @@ class RegisteredTensors(Guest):
         return self.backend.abandon()
 
     def layouts(self, found: Sequence[Any], flatten: bool) -> list[Any]:
-        """Turns the result of ``tensors_to_buckets`` into a list for the model: layouts where gradients travel (or weights,
-        if the algorithm says so), and buckets of registered tensors where other tensors were registered."""
+        """Turns the result of ``tensors_to_buckets`` into a list for the model: layouts where gradients travel (or
+        weights, if the algorithm says so), and buckets of registered tensors where other tensors were registered."""
         made: list[Any] = []
         for layout in found:
             tensors: Sequence[torch.Tensor] = getattr(layout, "tensors", ())
