@@ -1,5 +1,5 @@
-"""Carries out one primitive: checks tensors and hands their addresses to the core, which copies what lies in ordinary
-memory through a stage that the daemon sees (csrc/core/channel/transfer.h), or to the GPU leg."""
+"""Carries out one primitive: checks tensors, and hands their addresses to the core or to the GPU leg. The core copies
+tensors in ordinary memory through a stage that the daemon sees (csrc/core/channel/transfer.h)."""
 
 from __future__ import annotations
 

@@ -148,16 +148,14 @@ class Backend:
 
     def _start_front(self) -> None:
         """Starts the bucket whose turn it is; after the last one it is the first one's again."""
-        bucket = self._front
+        bucket = self._order.take_next()
         if bucket in self._running:  # full again before anybody waited
             running, self._running = self._running, []
             join_all(running)
         bucket.mark_none()
         self._left -= 1
         self._running.append(bucket)
-        self._order.start_next()
-        if self._order.started == len(self._order.buckets):
-            self._order.started = 0
+        bucket.start()
 
     def _own_runner(self, bucket: BaguaBucket) -> Runner:
         session = current()

@@ -45,18 +45,20 @@ class StartOrder(Generic[B]):
     def start_full(self, end: int) -> None:
         """Starts those before number ``end`` that are full, as far as none before them is missing."""
         while self.started < end and not self.buckets[self.started].pending:
+            self.buckets[self.started].start()
             self.started += 1
-            self.buckets[self.started - 1].start()
 
-    def start_next(self) -> None:
-        """Starts the next one, full or not."""
-        self.started += 1
-        self.buckets[self.started - 1].start()
+    def take_next(self) -> B:
+        """The bucket whose turn it is, for the caller to start; the turn passes to the next one, round and round."""
+        taken = self.buckets[self.started]
+        self.started = (self.started + 1) % len(self.buckets)
+        return taken
 
     def start_rest(self) -> None:
         """Starts all that are left of this round, full or not."""
         while self.started < len(self.buckets):
-            self.start_next()
+            self.buckets[self.started].start()
+            self.started += 1
 
 
 class Execution:
