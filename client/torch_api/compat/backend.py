@@ -148,10 +148,10 @@ class Backend:
 
     def _start_front(self) -> None:
         """Starts the bucket whose turn it is; after the last one it is the first one's again."""
-        bucket = self._order.take_next()
-        if bucket in self._running:  # full again before anybody waited
+        if self._front in self._running:  # full again before anybody waited
             running, self._running = self._running, []
             join_all(running)
+        bucket = self._order.take_next()
         bucket.mark_none()
         self._left -= 1
         self._running.append(bucket)
