@@ -50,7 +50,7 @@ BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
 
 
 def check_tensor(tensor: object, name: str) -> torch.Tensor:
-    """``tensor``, if it can be communicated. Raises TypeError that says what it is and what to do."""
+    """``tensor``, if it can be communicated. Raises TypeError that names the reason and a remedy."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor.")
     if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:

@@ -31,7 +31,7 @@ class OpenWeightBucket(BucketOperations, WeightBucket):
 
 
 class RegisteredTensors(Guest):
-    """What of one model is registered. Every trainable parameter is, with its gradient as what travels, until the
+    """Registered tensors of one model. Every trainable parameter is registered, with its gradient to travel, until the
     algorithm's ``init_tensors`` registers it otherwise."""
 
     def __init__(self, ddp: DistributedModel, runner: Runner) -> None:
@@ -87,8 +87,8 @@ class RegisteredTensors(Guest):
         return self.backend.abandon()
 
     def layouts(self, found: Sequence[Any], flatten: bool) -> list[Any]:
-        """What ``tensors_to_buckets`` returned, for the model to make buckets of: layouts where gradients travel (or
-        weights, if the algorithm says so), and buckets of registered tensors where they say what travels."""
+        """Sorts the result of ``tensors_to_buckets``: layouts where gradients travel (or weights, if the algorithm
+        says so), and buckets of registered tensors where getters choose the tensors that travel."""
         made: list[Any] = []
         for layout in found:
             tensors: Sequence[torch.Tensor] = getattr(layout, "tensors", ())
