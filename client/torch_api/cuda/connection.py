@@ -1,7 +1,7 @@
 """Connection of this rank to one GPU: operations on its memory, carried out by the GPU leg of the core.
 
-Nothing here waits on the host but the making of communicators: an operation begins after the current
-stream's work, and ``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
+Nothing here waits on the host but the making of communicators. An operation begins after the current stream's work, and
+``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
 """
 
 from __future__ import annotations
