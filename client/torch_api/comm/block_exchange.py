@@ -61,7 +61,7 @@ class RankBlocks:
 
 
 def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: RankBlocks) -> None:
-    """Block j of ``gives`` goes to rank j, and what rank i sends becomes block i of ``takes``.
+    """Block j of ``gives`` goes to rank j, and block i of ``takes`` comes from rank i.
 
     Raises TypeError and ValueError where the two don't fit together, CommunicationError where ranks disagree.
     """
@@ -89,7 +89,7 @@ def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: 
 
 
 class _Host:
-    """Where messages of CPU tensors lie, and what carries them."""
+    """Memory and connection for messages of CPU tensors."""
 
     def __init__(self, session: Session, group: Members) -> None:
         self.connection: Connection = session.connection

@@ -66,15 +66,15 @@ def _flat_by_dtype(tensors: Sequence[torch.Tensor], *, read: bool, write: bool) 
 
 
 def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
-    """Returns ``obj`` of rank ``src`` on every rank; what other ranks pass is ignored. Non-members get theirs back.
+    """Returns ``obj`` of rank ``src`` on every rank; objects of other ranks are ignored. Non-members get theirs back.
 
     The object travels as a pickle, and unpickling runs code of the sender's choice. The sender is a rank of the same
     job, which runs the same user's program: its messages come through memory of this host's daemon, or over connections
     between the job's hosts, whose every byte beyond loopback is encrypted and authenticated with keys of this job.
     Nobody else can send one or change one. With ``bagua daemon --plain-data`` that holds only as far as the network
-    between the hosts is protected: whoever can change what passes there can then run code in the ranks.
+    between the hosts is protected: somebody who can change its traffic can then run code in the ranks.
 
-    Raises what pickling raises on ``src``, and CommunicationError with its words on the others.
+    Raises pickle's error on ``src``, and CommunicationError with its words on the others.
     """
     group = communicator_of(comm)
     if group is NON_COMM_MEMBER:

@@ -40,7 +40,7 @@ WORLD = World()
 class Communicator(Members):
     """Ranks of the job, and the operations among them: see ``bagua.torch_api.communication``.
 
-    Methods take tensors, and what ``tensor.bagua_backend_tensor()`` returns. Positions (``rank()``, roots, peers) count
+    Methods take tensors, and results of ``tensor.bagua_backend_tensor()``. Positions (``rank()``, roots, peers) count
     from 0 in the order of ``ranks``, which are global numbers.
     """
 
@@ -259,6 +259,6 @@ Comm = Communicator | World | None
 
 
 def plain_tensor(carried: Any) -> torch.Tensor:
-    """The tensor that travels. Checks of the primitives say what is wrong with anything else."""
+    """The tensor that travels. Checks of the primitives refuse anything else."""
     found: torch.Tensor = carried if isinstance(carried, torch.Tensor) else getattr(carried, "tensor", carried)
     return found

@@ -191,8 +191,8 @@ class comm:
 
 
 class CommMember:
-    """``WORLD``: all ranks of the job. ``NON_COMM_MEMBER``: what a process gets instead of a communicator that it is no
-    member of; it is false."""
+    """``WORLD``: all ranks of the job. ``NON_COMM_MEMBER``: stands for a communicator that a process is no member of;
+    it is false."""
 
     WORLD = WORLD
     NON_COMM_MEMBER = NON_COMM_MEMBER

@@ -83,8 +83,8 @@ class Members:
         return torch.cuda.current_stream()
 
     def twin(self, device: CudaConnection) -> Members:
-        """The same ranks for operations of one device, with a number of their own: what is on its way from a GPU comes
-        to the daemon later than it was submitted, and must not meet what this rank does with CPU tensors. All members
+        """The same ranks for operations of one device, with a number of their own. An operation of a GPU comes to the
+        daemon later than it was submitted, and must not meet operations on this rank's CPU tensors. All members
         ask for the first time at the same point of their operations, and wait for each other."""
         found = self._twins.get(device.index)
         if found is None:

@@ -38,7 +38,7 @@ def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
 
 
 def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """Receives into ``tensor`` what rank ``src`` sends."""
+    """Receives into ``tensor`` the tensor that rank ``src`` sends."""
     communicator_of(comm).recv(tensor, src)
 
 
@@ -173,10 +173,10 @@ def alltoall_v(
     comm: Comm = None,
 ) -> None:
     """``alltoall`` with blocks of any size: rank j gets ``send_counts[j]`` elements of ``send_tensor`` from element
-    ``send_displs[j]`` on, and what comes from rank i goes to the ``recv_counts[i]`` elements of ``recv_tensor`` from
+    ``send_displs[j]`` on, and elements from rank i go to the ``recv_counts[i]`` elements of ``recv_tensor`` from
     ``recv_displs[i]`` on. The rest of ``recv_tensor`` stays as it is.
 
-    Lists of whole numbers, one for each rank; what is longer is ignored. ``recv_counts[i]`` here must be
+    Lists of whole numbers, one for each rank; further entries are ignored. ``recv_counts[i]`` here must be
     ``send_counts`` of this rank at rank i, else CommunicationError comes on all ranks. Blocks to be received must not
     overlap (ValueError); those sent may.
     """
@@ -184,8 +184,8 @@ def alltoall_v(
 
 
 def alltoall_v_inplace(tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: Comm = None) -> None:
-    """``alltoall_v`` whose result replaces its input: block j goes to rank j, and what that one sends takes its
-    place."""
+    """``alltoall_v`` whose result replaces its input: block j goes to rank j, and is replaced by the block
+    that rank j sends."""
     communicator_of(comm).alltoall_v_inplace(tensor, counts, displs)
 
 

@@ -1,5 +1,5 @@
-"""Carries out one primitive: checks tensors and hands their addresses to the core, which copies what lies in ordinary
-memory through a stage that the daemon sees (csrc/core/channel/transfer.h), or to the GPU leg."""
+"""Carries out one primitive: checks tensors, and hands their addresses to the core or to the GPU leg. The core copies
+tensors in ordinary memory through a stage that the daemon sees (csrc/core/channel/transfer.h)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
 
 
 def check_tensor(tensor: object, name: str) -> torch.Tensor:
-    """``tensor``, if it can be communicated. Raises TypeError that says what it is and what to do."""
+    """``tensor``, if it can be communicated. Raises TypeError that names the reason and a remedy."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor.")
     if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:

@@ -22,13 +22,13 @@ class Backend:
     """Runs the operations of registered buckets in their order: the first one when all its tensors are marked ready,
     then the next one, round and round.
 
-    What communicates first in a bucket is under way when its last tensor has been marked; ``wait_pending_comm_ops``
-    carries out the rest, in the thread that calls it.
+    A bucket's first operation that communicates is under way when its last tensor has been marked. The rest is carried
+    out by ``wait_pending_comm_ops``, in the thread that calls it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.RLock()  # guards what follows; not held while waiting
+        self._lock = threading.RLock()  # guards the fields below; not held while waiting
         self._order: StartOrder[BaguaBucket] = StartOrder(())
         self._running: list[BaguaBucket] = []
         self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
@@ -91,7 +91,7 @@ class Backend:
         self.mark(tensor.registration)
 
     def mark(self, known: Registration) -> None:
-        """The same, for what knows the tensor. Raises BaguaError if it is in no bucket of this model."""
+        """The same, for the tensor's registration. Raises BaguaError if it is in no bucket of this model."""
         bucket = known.bucket()
         ddp = self._ddp() if self._ddp is not None else None
         with self._lock:
@@ -120,10 +120,10 @@ class Backend:
         return True
 
     def wait_pending_comm_ops(self) -> int:
-        """Waits for all operations that have begun, and carries out what is left of them. Returns how many registered
-        buckets were at work. Raises what Python operations raise, and CommunicationError.
+        """Waits for all operations that have begun, and carries out the rest of them. Returns how many registered
+        buckets were at work. Raises errors of Python operations, and CommunicationError.
 
-        In the hook at the end of a backward pass of a model it does what ``finish_backward`` does.
+        In the hook at the end of a backward pass of a model it acts like ``finish_backward``.
         """
         ddp = self._ddp() if self._ddp is not None else None
         if ddp is not None:
@@ -148,16 +148,14 @@ class Backend:
 
     def _start_front(self) -> None:
         """Starts the bucket whose turn it is; after the last one it is the first one's again."""
-        bucket = self._front
-        if bucket in self._running:  # full again before anybody waited
+        if self._front in self._running:  # full again before anybody waited
             running, self._running = self._running, []
             join_all(running)
+        bucket = self._order.take_next()
         bucket.mark_none()
         self._left -= 1
         self._running.append(bucket)
-        self._order.start_next()
-        if self._order.started == len(self._order.buckets):
-            self._order.started = 0
+        bucket.start()
 
     def _own_runner(self, bucket: BaguaBucket) -> Runner:
         session = current()

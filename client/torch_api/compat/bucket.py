@@ -49,7 +49,7 @@ class BaguaBucket(BucketOperations):
         alignment: The bucket is filled up by zeros (``padding_tensor``) to a multiple of so many elements. The engine
             does not need it.
 
-    Raises TypeError for what is no Bagua tensor and for several dtypes, ValueError for no tensors.
+    Raises TypeError for tensors that are no Bagua tensors and for several dtypes, ValueError for no tensors.
     """
 
     reserved = (WEIGHT,)
@@ -120,7 +120,7 @@ class BaguaBucket(BucketOperations):
         return [registration.effective_or_none() for registration in self._registrations]
 
     def refresh(self) -> None:
-        """Takes in what getters return now, where that lies elsewhere."""
+        """Takes in the tensors that getters return now, where they lie elsewhere."""
         if self.guarded:
             return
         with torch.no_grad():
@@ -150,7 +150,7 @@ class BaguaBucket(BucketOperations):
             self._copy(into_tensors=False)
 
     def shut(self, step: Step, changed: bool) -> None:
-        """Where tensors keep their memory: they become what the step made of them."""
+        """Where tensors keep their memory: they get the values that the step has made."""
         if changed and WEIGHT in step.writes:
             self._copy(into_tensors=True)
 
@@ -208,7 +208,7 @@ class BaguaBucket(BucketOperations):
         super().start()
 
     def release(self) -> None:
-        """Its tensors get ordinary memory again and keep their values. Waits for what has begun."""
+        """Its tensors get ordinary memory again and keep their values. Waits for operations that have begun."""
         with suppress(CommunicationError):
             self.execution.abandon()
         if self.flatten:

@@ -13,7 +13,7 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, f
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.bucket import PlanBucket
 
-# torch's default. Whoever passes nothing, or this, gets the sizes of with_bagua.
+# torch's default. With it, the sizes are those of with_bagua.
 DEFAULT_BUCKET_MB = 25
 
 
@@ -44,7 +44,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
             of a copy.
         optimizers: Those that train it; state and hyper-parameters become rank 0's. Only algorithms that act after an
             optimizer's step need them.
-        algorithm: None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+        algorithm: None: that of environment variable BAGUA_ALGORITHM, else gradient all-reduce.
 
     Raises ValueError for arguments that can't be honoured, BaguaError, on every rank, if the ranks' models differ.
 
@@ -90,7 +90,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
             broadcast_buffers=broadcast_buffers,
             bucket_bytes=None if bucket_cap_mb == DEFAULT_BUCKET_MB else max(1, round(bucket_cap_mb * (1 << 20))),
         )
-        module.__dict__["bagua_ddp"] = self.inner  # whoever wraps the module again ends this
+        module.__dict__["bagua_ddp"] = self.inner  # the next wrapping of the module ends this one
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """That of ``module``."""

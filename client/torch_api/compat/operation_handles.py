@@ -100,7 +100,7 @@ class AsynchronousOperation:
         return self._running
 
     def take_snapshot(self, bucket: Any) -> None:
-        """First step: what is averaged, and whether this rank wants it."""
+        """First step: takes the weights to be averaged, and this rank's wish to go on."""
         shared = bucket.slot(self._shared_slot)
         with self._lock:
             self._snapshot = bucket.slot(self._weight_slot).clone()
@@ -108,7 +108,7 @@ class AsynchronousOperation:
         shared[self._elements] = 1 if self._aborted else 0
 
     def apply(self, bucket: Any) -> None:
-        """Last step: what others have learned is added."""
+        """Last step: adds the mean's difference to the snapshot."""
         shared = bucket.slot(self._shared_slot)
         self._running = bool(shared[self._elements] != 1)
         if self._running:

@@ -1,7 +1,7 @@
 """Operations that programs written for the original append to buckets, as steps of a plan.
 
 They act one after the other, in place, on the bucket's effective tensors: gradients in buckets of gradients, and
-otherwise what the registered tensors' getters return.
+otherwise the tensors that getters of registered ones return.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BucketOperations(PlanBucket):
         return flat
 
     def templates(self) -> Sequence[torch.Tensor]:
-        """Tensors with the shapes and strides of what travels."""
+        """Tensors with the shapes and strides of the effective ones."""
         return self.tensors
 
     def write_effective(self, flat: torch.Tensor) -> None:

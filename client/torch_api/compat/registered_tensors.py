@@ -31,8 +31,8 @@ class OpenWeightBucket(BucketOperations, WeightBucket):
 
 
 class RegisteredTensors(Guest):
-    """The registered tensors of one model. Every trainable parameter is registered, with its gradient as the effective
-    tensor, until the algorithm's ``init_tensors`` registers it in another way."""
+    """Registered tensors of one model. Every trainable parameter is registered, with its gradient to travel, until the
+    algorithm's ``init_tensors`` registers it otherwise."""
 
     def __init__(self, ddp: DistributedModel, runner: Runner) -> None:
         self._ddp = weakref.proxy(ddp)
@@ -87,8 +87,8 @@ class RegisteredTensors(Guest):
         return self.backend.abandon()
 
     def layouts(self, found: Sequence[Any], flatten: bool) -> list[Any]:
-        """Turns the result of ``tensors_to_buckets`` into a list for the model: layouts where gradients travel (or
-        weights, if the algorithm says so), and buckets of registered tensors where other tensors were registered."""
+        """Sorts the result of ``tensors_to_buckets``: layouts where gradients travel (or weights, if the algorithm
+        says so), and buckets of registered tensors where getters choose the tensors that travel."""
         made: list[Any] = []
         for layout in found:
             tensors: Sequence[torch.Tensor] = getattr(layout, "tensors", ())

@@ -1,7 +1,7 @@
 """Methods of the original that every ``torch.Tensor`` gets when ``bagua.torch_api`` is imported.
 
 A Bagua tensor is an ordinary tensor with a name under which it is communicated, and two functions that say which tensor
-really travels: a parameter is registered, and its gradient, or its momentum, is what other ranks get.
+really travels: a parameter is registered, and other ranks get its gradient, or its momentum.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BaguaTensor(torch.Tensor):
         return registered(self).backend_tensor
 
     def bagua_ensure_grad(self) -> torch.Tensor:
-        """Itself, with a gradient: of zeros if there was none. Raises TypeError for what gets no gradient."""
+        """Itself, with a gradient: of zeros if there was none. Raises TypeError for a tensor that gets no gradient."""
         if self.grad is None:
             if not self.requires_grad or not self.is_leaf:
                 raise TypeError(

@@ -58,8 +58,8 @@ def get_flattened_tensor(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def apply_flattened_call(
     bucket: Sequence[torch.Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """Calls ``call(flat, *extra_args)`` with all elements of ``bucket`` in one tensor, and copies back what it made of
-    them. All must have one dtype. With ``torch.distributed.all_reduce`` the sum becomes the mean."""
+    """Calls ``call(flat, *extra_args)`` with all elements of ``bucket`` in one tensor, and copies the results back.
+    All must have one dtype. With ``torch.distributed.all_reduce`` the sum becomes the mean."""
     with torch.no_grad():
         flat = get_flattened_tensor(bucket)
         call(flat, *(extra_args or ()))
@@ -89,7 +89,7 @@ def check_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def to_bagua_datatype(datatype: torch.dtype) -> str:
-    """The original's short name of a dtype, "f32" for example. Raises ValueError for what can't be communicated."""
+    """The original's short name of a dtype, "f32" for example. Raises ValueError for one that can't be communicated."""
     if datatype not in BAGUA_DTYPES:
         raise ValueError(f"{datatype} can't be communicated. Supported: {', '.join(map(str, BAGUA_DTYPES))}.")
     return BAGUA_DTYPES[datatype]
@@ -98,7 +98,7 @@ def to_bagua_datatype(datatype: torch.dtype) -> str:
 def average_by_removing_extreme_values(raw_score_list: Sequence[float]) -> tuple[float, float, list[float]]:
     """Mean and standard deviation of measurements without warm-up and outliers, and those that were kept.
 
-    The first third is left out as warm-up. Of the rest, what is a standard deviation or more from the mean is left
+    The first third is left out as warm-up. Of the rest, values a standard deviation or more from the mean are left
     out; again, at most ten times, while the deviation is not below the mean. Raises ValueError for an empty list.
     """
     if not raw_score_list:

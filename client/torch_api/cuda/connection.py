@@ -1,7 +1,7 @@
 """Connection of this rank to one GPU: operations on its memory, carried out by the GPU leg of the core.
 
-Nothing here waits on the host but the making of communicators: an operation begins after what the current stream holds,
-and ``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
+Nothing here waits on the host but the making of communicators. An operation begins after the current stream's work, and
+``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CudaConnection:
     """
 
     def __init__(self, connection: HostConnection, index: int, recorder: StatisticsRecorder) -> None:
-        """Opens the libraries. Raises BuildError or BaguaError with what is missing and what to do."""
+        """Opens the libraries. Raises BuildError or BaguaError that names a missing part and a remedy."""
         self.index = index
         self.connection = connection
         self.membership = connection.membership
@@ -129,7 +129,7 @@ class CudaConnection:
     # Operations
 
     def submit(self, request: Request) -> int:
-        """See ``Connection``. The operation begins after what the current stream holds. Places are (DEVICE, address);
+        """See ``Connection``. The operation begins after the current stream's work. Places are (DEVICE, address);
         ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
         src, dst = request["src"], request["dst"]
         native: dict[str, Any] = {**request, "src": src[1], "dst": dst[1]}

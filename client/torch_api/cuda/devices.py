@@ -18,7 +18,8 @@ class Devices:
         session.close_first(self._close)
 
     def of(self, tensor: torch.Tensor) -> CudaConnection:
-        """The connection for tensors of this one's device. Raises BuildError or BaguaError with what is missing."""
+        """The connection for tensors of this one's device. Raises BuildError or BaguaError that names a
+        missing part."""
         index = PORT.cuda.index(tensor.device)
         found = self._open.get(index)
         if found is None:

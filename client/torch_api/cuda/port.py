@@ -34,7 +34,7 @@ class Clock(Protocol):
     """Moments of one device."""
 
     def now(self) -> Moment:
-        """The end of what the current stream holds."""
+        """The end of the work that the current stream holds."""
         ...
 
 
@@ -60,7 +60,7 @@ class Cuda:
 
     @contextmanager
     def by_way_of(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Work of the block is done by ``stream`` (None: by the current one), after what the current stream holds. That
+        """Work of the block is done by ``stream`` (None: by the current one), after the current one's work. That
         one goes on after it."""
         if stream is None:
             yield

@@ -23,7 +23,7 @@ class CudaSteps:
     """Passes steps on to ``StatisticsRecorder.add_step`` once their times are known."""
 
     def __init__(self, recorder: StatisticsRecorder, times: Callable[[int], Times]) -> None:
-        """``times``: those of a ticket; 0 for what is not known, yet or any more."""
+        """``times``: those of a ticket; 0 for times that are not known, yet or any more."""
         self._recorder = recorder
         self._times = times
         self._open: deque[_Step] = deque(maxlen=LONGEST)

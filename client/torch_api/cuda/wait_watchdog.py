@@ -26,8 +26,8 @@ class WaitWatchdog:
         give_up: Callable[[str], None],
     ) -> None:
         """``first_s``: a wait that is shorter interests nobody. ``waiting``: for how many seconds this rank has been
-        waiting, and what is known of it. ``go_on``: is told of a long wait, and says how many seconds more it may take,
-        or raises CommunicationError, whose words ``give_up`` gets. After that the thread ends."""
+        waiting, and a description of the wait. ``go_on``: is told of a long wait, and says how many seconds more it may
+        take, or raises CommunicationError, whose words ``give_up`` gets. After that the thread ends."""
         self._first_s = first_s
         self._waiting = waiting
         self._go_on = go_on

@@ -215,7 +215,7 @@ class HostConnection:
         return min(FIRST_WARNING_S, self._wait_limit_s)
 
     def go_on(self, waited: float, limit: float = math.inf, more: str = "") -> float:
-        """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: what else is known.
+        """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.
         Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest."""
         limit = min(limit, self._wait_limit_s)
         waiting = " ".join(filter(None, (self._who_waits(), more)))

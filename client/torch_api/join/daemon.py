@@ -1,4 +1,4 @@
-"""The node daemon's gRPC service for ranks, and what a rank learns when it joins its job.
+"""Client of the node daemon's gRPC service for ranks, and the membership that it tells a rank.
 
 gRPC channels are opened for single calls and closed again: training code forks (DataLoader workers), and a process
 with live gRPC threads should not.
@@ -55,7 +55,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Admission:
-    """The daemon's answer to Join: what a ``Connection`` is made of."""
+    """The daemon's answer to Join, from which a connection is made."""
 
     membership: Membership
     data_socket: str

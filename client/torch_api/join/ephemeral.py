@@ -1,7 +1,7 @@
 """A daemon for scripts that were not started by one: torchrun, ``torch.multiprocessing.spawn``, plain ``python``.
 
 Rank 0 starts ``bagua run --adopt`` (coordinator, node daemon, and a job whose ranks join by themselves), the first rank
-of every other host starts a node daemon. What they need to find each other goes through the store of
+of every other host starts a node daemon. Their messages to find each other go through the store of
 ``torch.distributed``'s env:// rendezvous, which anybody may read and change (``meeting.py``): the services of two hosts
 prove to each other that they hold the job's secret, and the ranks carry their messages (``enroll/exchange.py``). No
 secret is in a rank, and no gradient in the store.
@@ -63,7 +63,7 @@ class Place:
 
 
 def join(store: Store | None) -> Session:
-    """Brings up what is missing and joins. Raises ConfigError, ServiceError, CommunicationError."""
+    """Starts missing services and joins. Raises ConfigError, ServiceError, CommunicationError."""
     rank, world_size = environment.get_rank(), environment.get_world_size()
     if world_size < 1 or not 0 <= rank < world_size:
         raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")

@@ -3,7 +3,7 @@
 The store asks nobody who he is: others can read all values, write any, and take any away. So nothing secret passes
 there, and nothing that comes from there is believed further than a failure of this attempt.
 
-A store may outlive the ranks: torchrun starts them again with the store that they had, full of what they wrote before.
+A store may outlive the ranks: torchrun starts them again with the store that they had, full of old messages.
 Every attempt therefore has a number, and keys of its own. Rank 0 counts it; another rank takes the latest that has not
 ended and that no process of this rank has taken before, or waits for the next. An attempt ends well only when every
 rank has come. Numbers of restarts in the environment will not do: torchrun's agents count for themselves.

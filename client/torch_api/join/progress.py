@@ -49,7 +49,7 @@ class ProgressReporter:
         self._last_step = last_step
         self._rank = rank
         self._pid = os.getpid()
-        self._condition = threading.Condition()  # guards what follows
+        self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
         self._closing = False
         self._thread: threading.Thread | None = None

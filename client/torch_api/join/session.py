@@ -37,8 +37,8 @@ class Session:
         self._closings: list[Callable[[], None]] = []
 
     def keep(self, make: Callable[[Session], T]) -> T:
-        """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep here what
-        lives as long as the session."""
+        """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep objects
+        here that live as long as the session."""
         try:
             return cast(T, self._kept[make])
         except KeyError:
@@ -55,7 +55,7 @@ class Session:
         self._endings.pop(key, None)
 
     def end(self) -> None:
-        """Calls what ``end_first`` was given, in its order. For the moment before ``close``."""
+        """Calls the endings that ``end_first`` got, in their order. For the moment before ``close``."""
         while self._endings and os.getpid() == self.pid:
             end = self._endings.pop(next(iter(self._endings)))
             with suppress(CommunicationError):  # the others have ended already, by an error

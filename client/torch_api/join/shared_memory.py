@@ -37,7 +37,7 @@ class SharedMemory:
         """Call it before a number of ``empty``, with the bytes that they will take together on this rank.
 
         Raises ConfigError, before anything is made, if the host can't give them to all of its ranks; the message has
-        what the job needs here and what is left.
+        the job's need here and the memory that is left.
         """
         self._connection.require(total_bytes)
 

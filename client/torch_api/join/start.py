@@ -59,7 +59,7 @@ def init_process_group(
 
 
 def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
-    """Checks what comes with a store and writes it to the environment, where the rank getters read it."""
+    """Checks the arguments beside a store and writes them to the environment, where the rank getters read them."""
     for name, value, smallest in (
         ("rank", rank, 0),
         ("world_size", world_size, 1),
@@ -76,7 +76,7 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
 
 
 def _export(membership: Membership) -> None:
-    """Completes the environment, which the rank getters read: launchers differ in what they set."""
+    """Completes the environment, which the rank getters read: launchers set different variables."""
     local = membership.local_ranks
     for name, value in (
         ("RANK", membership.rank),

@@ -38,7 +38,7 @@ class Statistics:
 
     ``steps`` counts backward passes that synchronised. ``comm_seconds`` is the time in which at least one bucket of
     such a pass was being reduced: ``exposed_seconds``, for which this rank stood waiting, and ``hidden_seconds``, while
-    it computed. ``compute_seconds`` is what remains of the steps' time. All are sums over steps; ``last_step`` has the
+    it computed. ``compute_seconds`` is the rest of the steps' time. All are sums over steps; ``last_step`` has the
     figures of the newest (None before the first). ``StepTimes`` defines them.
     """
 

@@ -121,7 +121,7 @@ class TorchGroup:
         return store
 
     def close(self) -> None:
-        """Takes it down, if it is still there and ours. Waits for what the user's own calls have pending."""
+        """Takes it down, if it is still there and ours. Waits for pending calls of the user's own."""
         if self._mine is None or self._pid != os.getpid():
             return
         mine, self._mine = self._mine, None

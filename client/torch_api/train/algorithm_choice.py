@@ -13,9 +13,9 @@ LOG = logging.getLogger("bagua")
 
 
 def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
-    """``given``; if it is None, what environment variable BAGUA_ALGORITHM says; without it, gradient all-reduce.
+    """``given``; if it is None, the algorithm of environment variable BAGUA_ALGORITHM; without it, gradient all-reduce.
 
-    ``speaks``: whether this rank logs that the variable was not used. Raises TypeError for what is no algorithm,
+    ``speaks``: whether this rank logs that the variable was not used. Raises TypeError for other objects,
     ConfigError for a variable that can't be used.
     """
     text = os.environ.get(VARIABLE, "").strip()
@@ -31,7 +31,7 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
 
 def describe_algorithm(chosen: Algorithm) -> str:
     """The text that ranks compare: the class, and the settings of classes of this library. Others may differ from rank
-    to rank in what they hold."""
+    to rank in their attributes."""
     if not type(chosen).__module__.startswith("bagua.algorithms"):
         return type(chosen).__name__
     plain = (bool, int, float, str, Codec, type(None))

@@ -1,7 +1,7 @@
 """Base of all buckets: parameters, named slots in memory that can be communicated, and a plan over them.
 
-That is memory which the daemon sees, or ordinary memory of the parameters' CUDA device. What the host has to see of the
-latter makes it wait."""
+That is memory which the daemon sees, or ordinary memory of the parameters' CUDA device. The host waits before it reads
+the latter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlanBucket:
     room = 0
     sides = 1
     reserved: tuple[str, ...] = ()
-    scattered: tuple[str, ...] = ()  # of those, what does not lie in one piece
+    scattered: tuple[str, ...] = ()  # those of them that don't lie in one piece
     guarded = False  # whether open and shut do anything
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
@@ -137,11 +137,11 @@ class PlanBucket:
         return self.execution.done()
 
     def join(self) -> None:
-        """Waits, and runs what is left of the plan. Nothing if it has not been started."""
+        """Waits, and runs the rest of the plan. Nothing if it has not been started."""
         join_all([self])
 
     def refresh(self) -> None:
-        """Called before a plan starts: the slots with a meaning hold what they should."""
+        """Called before a plan starts: brings the slots with a meaning up to date."""
 
     def open(self, step: Step) -> None:
         """Called before each step, if ``guarded``."""
@@ -150,15 +150,15 @@ class PlanBucket:
         """Called after each step, if ``guarded``. ``changed``: this rank took part in it."""
 
     def release(self) -> None:
-        """Lets go of the memory now, rather than when the garbage collector comes by, but not before what has begun is
-        over. The bucket can't be used any more."""
+        """Lets go of the memory now, rather than when the garbage collector comes by, but not before operations that
+        have begun are over. The bucket can't be used any more."""
         self.execution.abandon()
         self.execution = NotReady(self.name)
         self._added.clear()
 
 
 def region_of(memory: torch.Tensor, place: Place, elements: int) -> Region:
-    """The region of a slot of ``elements`` in ``memory``; what is longer is room for the tail."""
+    """The region of a slot of ``elements`` in ``memory``; the rest is room for the tail."""
     return Region(memory[:elements], memory[elements:], place)
 
 

@@ -1,4 +1,4 @@
-"""Cuts what an algorithm exchanges into buckets: in the algorithm's order at first, then in the order of arrival."""
+"""Makes the buckets of a model: in the algorithm's order at first, then in the order in which gradients arrive."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelBuckets:
     def make(self) -> None:
         """Buckets with memory and plans, in the order of arrival where that is known.
 
-        Raises on every rank if it fails on one: BaguaError if memory is short, and what the algorithm raises.
+        Raises on every rank if it fails on one: BaguaError if memory is short, and errors of the algorithm.
         """
         self._names = {parameter: name for name, parameter in self._ddp.bagua_build_params()}
         with self._together():

@@ -9,8 +9,8 @@ _BY_LEVELS = (HOST, LEADERS, HOST)
 
 
 def tail_path(plan: Plan) -> tuple[int, ...]:
-    """Numbers of the steps that carry the tail along: the first AllReduce, and those after it that pass on what it
-    wrote."""
+    """Numbers of the steps that carry the tail along: the first AllReduce, and those after it that pass on its
+    result."""
     holder: str | None = None
     path = []
     for number, step in enumerate(plan.steps):
@@ -23,17 +23,17 @@ def tail_path(plan: Plan) -> tuple[int, ...]:
 
 
 def tail_reaches_all(plan: Plan) -> bool:
-    """Whether every rank has, at the end, in the tail what all ranks put there."""
+    """Whether every rank's tail holds, at the end, the reduction of all ranks' tails."""
     places = [plan.steps[number].over for number in tail_path(plan)]  # type: ignore[union-attr]
     left = iter(places)
     return EVERYONE in places or all(place in left for place in _BY_LEVELS)
 
 
 def repeatable(plan: Plan) -> bool:
-    """Whether a second run on the same gradients gives what the first one gave.
+    """Whether a second run on the same gradients gives the result of the first one.
 
     Not if a ``Local`` step writes anything but results: gradients and state have then changed. Nor if a step
-    writes what the plan reads before it has made it: it comes from the step before.
+    writes a slot that the plan has read before: its content comes from the training step before.
     """
     made = {GRADIENT}
     kept = set()  # read from the step before

@@ -45,18 +45,20 @@ class StartOrder(Generic[B]):
     def start_full(self, end: int) -> None:
         """Starts those before number ``end`` that are full, as far as none before them is missing."""
         while self.started < end and not self.buckets[self.started].pending:
+            self.buckets[self.started].start()
             self.started += 1
-            self.buckets[self.started - 1].start()
 
-    def start_next(self) -> None:
-        """Starts the next one, full or not."""
-        self.started += 1
-        self.buckets[self.started - 1].start()
+    def take_next(self) -> B:
+        """The bucket whose turn it is, for the caller to start; the turn passes to the next one, round and round."""
+        taken = self.buckets[self.started]
+        self.started = (self.started + 1) % len(self.buckets)
+        return taken
 
     def start_rest(self) -> None:
         """Starts all that are left of this round, full or not."""
         while self.started < len(self.buckets):
-            self.start_next()
+            self.buckets[self.started].start()
+            self.started += 1
 
 
 class Execution:
@@ -89,7 +91,7 @@ class Execution:
         self.starts += 1
 
     def done(self) -> bool:
-        """Whether what the current phase communicates has arrived; True if not started."""
+        """Whether the operations of the current phase are over; True if not started."""
         return all(map(self._connection.done, self._tickets))
 
     def advance(self, times: list[Times]) -> bool:
@@ -123,7 +125,7 @@ class Execution:
             self.starts += 1
 
     def abandon(self) -> bool:
-        """Forgets a run, once what has begun is over, well or not. True if there was something to forget."""
+        """Forgets a run, once its operations are over, well or not. True if there was something to forget."""
         under_way, self.started = self.started, False
         tickets, self._tickets = self._tickets, ()
         for ticket in tickets:
@@ -204,10 +206,10 @@ class Sided(Protocol):
 
 
 def join_all(buckets: Iterable[Executes]) -> list[Times]:
-    """Waits for all buckets that have been started, and runs what is left of their plans, one phase of all after the
+    """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap.
 
-    Returns the times of the operations. Raises CommunicationError, and what ``Local`` steps raise.
+    Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
     running = [bucket.execution for bucket in buckets if bucket.execution.started]

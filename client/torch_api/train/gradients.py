@@ -8,14 +8,14 @@ from then on nothing is submitted before the end.
 The first pass is different: nothing is submitted before its end, and the order in which gradients came is recorded, so
 that buckets can be made again in that order before anything is exchanged, and before error feedback has kept anything.
 
-The result is the reduction of ``.grad`` as it stands at the end of the pass. What earlier passes accumulated takes
-part: several passes per step give what they give in one process.
+The result is the reduction of ``.grad`` as it stands at the end of the pass. Gradients that earlier passes
+accumulated take part: several passes per step give the same result as in one process.
 
 A bucket: gradients that travel together, in two buffers that can be communicated.
 
 One buffer holds the contributions of a step, its results land in the other, and then they change roles: ``.grad`` is a
 view of the results, so that accumulating into it makes the next contribution. A plan that takes gradients from where
-autograd left them (FRESH) has no use for contributions: ``.grad`` stays what it is until there is a result. Behind the
+autograd left them (FRESH) has no use for contributions: ``.grad`` stays unchanged until there is a result. Behind the
 gradients lies a tail of the same dtype: one element per parameter, which says whether this rank has a gradient for it,
 and one that asks for the step to be reduced again.
 """
@@ -82,7 +82,7 @@ class Entry:
             parameter.grad = view
 
     def fresh(self) -> torch.Tensor:
-        """The gradient of this pass where it lies, in dtype and strides of ``views``. What lies otherwise is copied."""
+        """The gradient of this pass where it lies, in dtype and strides of ``views``. One with others is copied."""
         view = self.views[self.bucket.side]
         if self.index in self.bucket.absent:
             return view.zero_()
@@ -127,7 +127,7 @@ class GradientBucket(PlanBucket):
         self.again = self.drop_carried = False
         self.copies = True
         self.repeatable = self.shows = self.informed = True
-        self._told_by = RESULT  # the slot whose tail has what all ranks said
+        self._told_by = RESULT  # the slot whose tail holds the answers of all ranks
         for entry, *views in zip(
             self.entries, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True
         ):
@@ -167,7 +167,7 @@ class GradientBucket(PlanBucket):
     def start(self) -> None:
         """Makes the contribution whole, and runs the plan.
 
-        Gradients come in that have not been copied yet, among them what was accumulated in earlier passes for
+        Gradients come in that have not been copied yet, among them those that earlier passes accumulated for
         parameters that this one did not reach; zeros for parameters without any gradient (or with a carried one that
         another rank gives); and the tail.
         """

@@ -18,7 +18,7 @@ Parameters = Sequence[tuple[str, torch.Tensor]]
 
 
 class Guest:
-    """A guest of one model that wants nothing: a subclass overrides what it has a part in."""
+    """A guest of one model that does nothing. A subclass overrides the methods in which it has a part."""
 
     # When buckets are made
 

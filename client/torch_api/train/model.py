@@ -59,7 +59,7 @@ class DistributedModel:
             Buffers (running statistics of BatchNorm) go their own way on each rank after that, but see
             ``broadcast_buffers``.
         optimizers: State and hyper-parameters are overwritten with rank 0's.
-        algorithm: What is exchanged. None: what environment variable BAGUA_ALGORITHM says, else gradient all-reduce.
+        algorithm: Decides the exchange. None: that of environment variable BAGUA_ALGORITHM, else gradient all-reduce.
         process_group: The ranks that train this model, which alone wrap it. None: all ranks.
         bagua_module_name: For messages.
         gradient_as_bucket_view: ``.grad`` (parameters, where an algorithm exchanges weights) is a view of shared memory
@@ -67,7 +67,7 @@ class DistributedModel:
         find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are always handled.
         broadcast_buffers: Buffers become rank 0's before each forward pass in training, but inside ``no_sync``. All
             ranks then run the same number of them.
-        bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else what suits the model.
+        bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else a size that suits the model.
 
     Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
     """
@@ -149,8 +149,8 @@ class DistributedModel:
         return self._layout.buckets
 
     def _compare_ranks(self, algorithm: Algorithm | None) -> None:
-        """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. What is wrong on one rank
-        is told to all."""
+        """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. All are told a
+        mistake of one rank."""
         mistake: Exception | None = None
         try:
             chosen = choose(algorithm, speaks=self._group.rank() == 0)
@@ -226,7 +226,7 @@ class DistributedModel:
         """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
         optimizers where their state is the same on all ranks."""
         self._release()
-        self._group.barrier()  # what the ranks of this host gave back is there for all of them
+        self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
         if self._exchanged == WEIGHT:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
@@ -274,17 +274,17 @@ class DistributedModel:
         self._release()
 
     def _release(self) -> None:
-        """Memory and communicators go back, once what has begun is over. Where ranks are not in step (on communicators
-        of the algorithm's own) those that are behind catch up, or the others would wait for ever."""
+        """Memory and communicators go back, once operations are over. Where ranks are not in step (on communicators of
+        the algorithm's own) those that are behind catch up, or the others would wait for ever."""
         if self._runner.has_own and self._session is CURRENT.session:
-            with suppress(CommunicationError):  # a rank that has left ends what waits for it
+            with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
                 self._layout.level_out()
         self._layout.release()
         self._runner.release()
 
     def own_communicator(self) -> Communicator:
         """See ``bagua.algorithms.base.DataParallel``. From then on the model lives until it is closed, or this rank
-        leaves the job: others may wait for what it has to do then."""
+        leaves the job: others may wait for its part in closing."""
         self._session.end_first(self, self.close)
         return self._runner.own_communicator()
 
@@ -359,7 +359,7 @@ class DistributedModel:
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
             )
         if self._exchanged == WEIGHT and self.require_backward_grad_sync:
-            with torch.no_grad():  # what other ranks exchanged in that pass has nothing to do with its gradients
+            with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
                 self._on_backward_end()
 
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
@@ -378,7 +378,7 @@ class DistributedModel:
             self._reducer.mark_ready(name, parameter)
 
     def finish_backward(self) -> None:
-        """In buckets of gradients: submits what is left, waits for all and shows the results in ``.grad``. Then the
+        """In buckets of gradients: submits the rest, waits for all and shows the results in ``.grad``. Then the
         same for buckets of other tensors that the algorithm registered."""
         self.finish_gradients()
         self._guest.finish()
@@ -394,7 +394,7 @@ class DistributedModel:
         return self._pass is not None
 
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
-        """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
+        """Waits for buckets that have been started (None: all of the model), and runs the rest of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         begin = self._runner.clock()
         times = join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
@@ -429,7 +429,7 @@ def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.
 
 
 def _members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
-    """The group, or that of all ranks. Raises TypeError for what is none, ConfigError if this rank is no member."""
+    """The group, or that of all ranks. Raises TypeError for other objects, ConfigError if this rank is no member."""
     if process_group is None:
         return _get_default_group()
     if not isinstance(process_group, BaguaProcessGroup):

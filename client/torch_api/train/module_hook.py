@@ -23,7 +23,7 @@ class NoHook:
 class ModuleHook:
     """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``NoHook``.
 
-    torch.compile leaves it out of its graphs and calls it before or after them: what it does is no computation.
+    torch.compile leaves it out of its graphs and calls it before or after them: the function computes nothing.
     """
 
     def __init__(self, module: torch.nn.Module, function: Callable[..., None]) -> None:
@@ -43,7 +43,7 @@ class ModuleHook:
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """Tensors in what a forward returned: also inside tuples, lists, mappings and objects with fields."""
+    """Tensors in the output of a forward: also inside tuples, lists, mappings and objects with fields."""
     if isinstance(output, torch.Tensor):
         yield output
     elif isinstance(output, dict):

@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for what is neither."""
+    """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for anything else."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         on_device = value.device.type != "cpu"

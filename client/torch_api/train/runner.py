@@ -40,7 +40,7 @@ _RESIDUALS: weakref.WeakKeyDictionary[Members, Iterator[int]] = weakref.WeakKeyD
 class Runner:
     """Compiles plans, and has the communicators over which they go. One per wrapped model.
 
-    Communicators are the model's own: what other models and the user do is in no order with it.
+    Communicators are the model's own: their operations need no order with those of other models and of the user.
     """
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
@@ -56,8 +56,8 @@ class Runner:
         self._own: list[Communicator] = []
 
     def use_device_of(self, tensor: torch.Tensor) -> None:
-        """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError with what
-        is missing."""
+        """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError that
+        names a missing part."""
         device = devices(self.session).of(tensor)
         self._device = self.connection = device
         self.allocate = functools.partial(device.place_empty, device=tensor.device)
@@ -124,7 +124,7 @@ class Runner:
         return self._local.issuperset(communicator.ranks)
 
     def release(self) -> None:
-        """Gives communicators back, and with them what error feedback kept. Later uses make new ones."""
+        """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
         for communicator in (*self._places.values(), *self._own):
             if communicator is not None:
                 communicator.destroy()

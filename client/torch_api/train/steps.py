@@ -118,7 +118,7 @@ class AllReduceAction(OneOperation):
         return {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}  # type: ignore[typeddict-item]
 
     def encoding(self, members: Members) -> Encoding:
-        """How it crosses between hosts: what says who has a gradient must arrive as it is.
+        """How it crosses between hosts. The tail, which says which ranks have a gradient, must arrive as it is.
 
         Error feedback needs memory that lives as long as the bucket: it has a residual of its own on each communicator.
         """
@@ -194,7 +194,7 @@ class NeighboursAction:
         self._around = around
         self._bucket = bucket
         self._step = step
-        self._ranks = 0  # how many took part in what has begun; 0: nothing has
+        self._ranks = 0  # members of the exchange that has begun; 0: none has
         self.finish = self._finish
         encoded = step.codec is not None and bucket.dtype is torch.float32
         self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
@@ -265,7 +265,7 @@ class _NeighboursCoding:
         return self._places
 
     def decode(self, left: torch.Tensor, right: torch.Tensor | None) -> None:
-        """Decodes what has arrived."""
+        """Decodes the neighbours' messages."""
         self._transcoder.decode(self._left, left)
         if right is not None:
             self._transcoder.decode(self._right, right)

@@ -34,7 +34,7 @@ class Transcoder:
     def encode(
         self, source: torch.Tensor, message: torch.Tensor, residual: torch.Tensor | None, decoded: torch.Tensor
     ) -> None:
-        """``message`` = encode(source + residual), ``decoded`` = what it decodes to, ``residual`` = what was lost.
+        """``message`` = encode(source + residual), ``decoded`` = decode(message), ``residual`` = the loss.
 
         ``decoded`` may be ``source``.
         """
@@ -49,7 +49,7 @@ class Transcoder:
         )
 
     def decode(self, message: torch.Tensor, decoded: torch.Tensor) -> None:
-        """``decoded`` = what the message says."""
+        """``decoded`` = decode(message)."""
         self._transcode(
             self._codec, self._count, encoded=[buffer_of(message)], decoded=[buffer_of(decoded)], density=self._density
         )

@@ -44,8 +44,8 @@ class WeightBucket(PlanBucket):
                 parameter.data = part
 
     def refresh(self) -> None:
-        """Takes in again what was given memory of its own since (``parameter.data = ...``). Raises BaguaError for
-        parameters that have become others."""
+        """Takes in again parameters that have other memory now (``parameter.data = ...``). Raises BaguaError for those of
+        another shape, dtype or device."""
         if self.guarded:
             return
         moved = []
@@ -91,7 +91,7 @@ class WeightBucket(PlanBucket):
             torch._foreach_copy_(self._parts, [tensor.detach() for tensor in self.tensors])
 
     def shut(self, step: Step, changed: bool) -> None:
-        """Where parameters have memory of their own: they become what the step made of them."""
+        """Where parameters have memory of their own: they get the values that the step has made."""
         self._open = False
         if changed and WEIGHT in step.writes:
             torch._foreach_copy_([tensor.detach() for tensor in self.tensors], self._parts)
