@@ -105,7 +105,13 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "how, when", [("static", ""), ("static", "--before"), ("standalone", ""), ("c10d", "--before")]
+    "how, when",
+    [
+        ("static", ""),
+        pytest.param("static", "--before", marks=pytest.mark.full),
+        pytest.param("standalone", "", marks=pytest.mark.full),
+        ("c10d", "--before"),
+    ],
 )
 def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, when: str) -> None:
     """Rank 1 dies once, in a collective or before it joined; the store outlives the ranks. Each of two agents counts

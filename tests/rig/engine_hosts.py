@@ -29,6 +29,7 @@ from bagua import csrc
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
 from rig import forking
+from rig.engines import open_engine
 
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
@@ -37,7 +38,6 @@ class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
 
     def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], index: int, memory_limit: int = 0) -> None:
-        self.core = csrc.load()
         self.hosts = [list(ranks) for ranks in hosts]
         self.index = index
         self.socket = str(folder / f"rank-{index}.sock")
@@ -45,16 +45,8 @@ class EngineHost(RankServiceServicer):
         self.tokens = {rank: os.urandom(32) for rank in hosts[index]}
         self.progress: list[common_pb2.Progress] = []
         self.told: list[dict[str, Any]] = []
-        self.engine = self.core.Engine(
-            job_id="test",
-            generation=1,
-            host_index=index,
-            hosts=self.hosts,
-            data_socket=self.data_socket,
-            tokens=self.tokens,
-            job_key=b"k" * 32,
-            listen="127.0.0.1:0",
-            memory_limit=memory_limit,
+        self.engine = open_engine(
+            csrc.load(), self.hosts, index, self.data_socket, self.tokens, memory_limit=memory_limit
         )
         self._stop_read, self._stop_write = os.pipe()
         self._watcher = threading.Thread(target=self._watch)

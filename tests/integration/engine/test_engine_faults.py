@@ -5,14 +5,11 @@ Every engine is a process of its own, and all that host 0 sends to host 1 goes t
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,70 +17,42 @@ from typing import Any
 
 import pytest
 from engine_relay import Relay
+from rig.engines import ENGINE_MAIN, Program
 
 from bagua.csrc import load
 
-HERE = Path(__file__).parent
+WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
 MEMORY = 256 << 20  # bytes that the process of an engine may have while its peer takes nothing
-
-
-class Process:
-    """A program that answers lines with JSON lines."""
-
-    def __init__(self, script: str, task: dict[str, Any], prefix: list[str]) -> None:
-        command = [*prefix, sys.executable, str(HERE / script), json.dumps(task)]
-        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    def tell(self, line: str) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(line.encode() + b"\n")
-
-    def line(self, timeout: float = 60.0) -> dict[str, Any]:
-        assert self.popen.stdout is not None
-        ready, _, _ = select.select([self.popen.stdout], [], [], timeout)
-        assert ready, f"nothing came for {timeout} s"
-        text = self.popen.stdout.readline()
-        assert text, "the process ended without an answer"
-        answer: dict[str, Any] = json.loads(text)
-        return answer
-
-    def ask(self, line: str, timeout: float = 60.0) -> dict[str, Any]:
-        self.tell(line)
-        return self.line(timeout)
-
-    def end(self) -> None:
-        self.popen.send_signal(signal.SIGCONT)
-        self.popen.kill()
-        self.popen.communicate()
 
 
 class Pair:
     """Two hosts with one rank each."""
 
     def __init__(self, folder: Path, namespaces: list[str] | None = None, **options: Any) -> None:
-        key = secrets.token_hex(32)
-        self.tokens = [secrets.token_hex(32) for _ in range(2)]
+        self.tokens = {rank: secrets.token_hex(32) for rank in range(2)}
         self.sockets = [str(folder / f"{host}.sock") for host in range(2)]
         self.prefixes = [["ip", "netns", "exec", name] for name in namespaces] if namespaces else [[], []]
         listen = ["10.77.1.1:0", "10.77.1.2:0"] if namespaces else ["127.0.0.1:0"] * 2
         self.core = load().__file__
-        self.ranks: list[Process] = []
+        self.ranks: list[Program] = []
         self.hosts = [
-            Process(
-                "host.py",
-                {
-                    "core": self.core, "socket": self.sockets[host], "tokens": {host: self.tokens[host]}, "key": key,
-                    "host": host, "hosts": [[0], [1]], "listen": listen[host], "options": options,
-                },
-                self.prefixes[host],
-            )
-            for host in range(2)
-        ]  # fmt: skip
-        addresses = [host.line()["address"] for host in self.hosts]
-        self.relay = None if namespaces else Relay(addresses[1])
+            Program(f"host {host}", ENGINE_MAIN, {"core": self.core}, prefix=self.prefixes[host]) for host in range(2)
+        ]
+        common = {"hosts": [[0], [1]], "tokens": self.tokens, "job_key": secrets.token_hex(32), **options}
         for host in self.hosts:
-            host.ask("peers " + json.dumps([addresses[0], self.relay.address if self.relay else addresses[1]]))
+            host.answer()
+        self.before = [host.ask("resources") for host in self.hosts]
+        addresses = [
+            host.ask("open", job="faults", index=index, socket=self.sockets[index], listen=listen[index], **common)[
+                "address"
+            ]
+            for index, host in enumerate(self.hosts)
+        ]
+        self.relay = None if namespaces else Relay(addresses[1])
+        seen = [addresses[0], self.relay.address if self.relay else addresses[1]]
+        for host in self.hosts:
+            host.ask("peers", job="faults", addresses=seen)
 
     def start(self, script: str, **arguments: Any) -> None:
         for rank in range(2):
@@ -91,13 +60,18 @@ class Pair:
                 "core": self.core, "socket": self.sockets[rank], "token": self.tokens[rank], "rank": rank, "world": 2,
                 "script": script, "args": arguments,
             }  # fmt: skip
-            self.ranks.append(Process("worker.py", task, self.prefixes[rank]))
+            self.ranks.append(Program(f"rank {rank}", WORKER, task, prefix=self.prefixes[rank]))
+
+    def nothing_is_left_of(self, host: int) -> None:
+        """After its engine was closed."""
+        left = self.hosts[host].ask("resources")
+        assert [left[name] - self.before[host][name] for name in ("fds", "threads")] == [0, 0]
 
     def load(self) -> None:
         """All-reduces without end; returns when they run."""
         self.start("endless", count=COUNT)
         for rank in self.ranks:
-            assert rank.line() == {"ready": True}
+            assert rank.answer() == {"ready": True}
         time.sleep(0.2)
 
     def stop(self) -> None:
@@ -122,31 +96,30 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
 def check_end(pair: Pair, host: int, named: str) -> str:
     """Host ``host`` fails and says ``named``; its rank hears it; nothing is left. The error."""
-    found = pair.hosts[host].ask("error")
-    assert named in found["text"], found["text"]
-    assert found["bytes"] < MEMORY, "a host's memory grew while its peer took nothing"
-    assert found["text"] in pair.ranks[host].line()["error"]
-    left = pair.hosts[host].ask("closed")
-    assert (left["fds"], left["threads"]) == (0, 0)
-    text: str = found["text"]
+    text: str = pair.hosts[host].ask("error", job="faults")["error"]
+    assert named in text, text
+    assert pair.hosts[host].ask("resources")["bytes"] < MEMORY, "its memory grew while its peer took nothing"
+    assert text in pair.ranks[host].answer()["error"]
+    pair.hosts[host].ask("close", job="faults")
+    pair.nothing_is_left_of(host)
     return text
 
 
-def await_text(host: Process, part: str) -> None:
+def await_text(host: Program, part: str) -> None:
     deadline = time.monotonic() + 30
-    while part not in (text := host.ask("waiting 0.1")["text"]):
+    while part not in (text := host.ask("state", job="faults", longer_than_s=0.1)["waiting"]):
         assert time.monotonic() < deadline, f"'{text}' lacks '{part}'"
 
 
 def test_a_stalled_host_is_named(make_pair: Callable[..., Pair]) -> None:
     pair = make_pair(peer_timeout_s=3.0)
     pair.load()
-    pair.hosts[1].popen.send_signal(signal.SIGSTOP)
+    pair.hosts[1].signal(signal.SIGSTOP)
     await_text(pair.hosts[0], "host 1 (rank 1)")
     await_text(pair.hosts[0], "has not answered for")
     text = check_end(pair, 0, "host 1 (rank 1) has not answered for ")
     assert "all-reduce" in text
-    pair.hosts[1].popen.send_signal(signal.SIGCONT)
+    pair.hosts[1].signal(signal.SIGCONT)
     # It hears what host 0 said meanwhile: the cause, not merely that host 0 has closed.
     check_end(pair, 1, "host 1 (rank 1) has not answered for ")
 
@@ -175,10 +148,12 @@ def test_slow_is_not_silent(make_pair: Callable[..., Pair]) -> None:
     pair.relay.rate = 600_000.0  # bytes per second and stream: 4 MiB take seconds, much longer than the timeout
     pair.start("call", calls=[[["allreduce", "float32", {"count": COUNT}]]] * 2)
     for rank in pair.ranks:
-        assert "error" not in rank.line()
+        assert "error" not in rank.answer()
     for host in pair.hosts:
-        host.tell("closed")  # together: each waits for the other's goodbye
-    assert [(left["fds"], left["threads"]) for left in (host.line() for host in pair.hosts)] == [(0, 0)] * 2
+        host.say("close", job="faults")  # together: each waits for the other's goodbye
+    for index, host in enumerate(pair.hosts):
+        host.answer()
+        pair.nothing_is_left_of(index)
 
 
 def test_what_was_sent_before_a_communicator_ends_arrives(make_pair: Callable[..., Pair]) -> None:
@@ -186,14 +161,14 @@ def test_what_was_sent_before_a_communicator_ends_arrives(make_pair: Callable[..
     pair = make_pair(streams=2)
     assert pair.relay is not None
     pair.start("early", count=COUNT)
-    assert pair.ranks[1].line() == {"ready": True}
+    assert pair.ranks[1].answer() == {"ready": True}
     pair.relay.rate = 800_000.0  # bytes per second and stream: seconds for the 4 MiB
     for comm in (5, 6):
-        assert pair.ranks[0].line() == {"destroyed": comm}
+        assert pair.ranks[0].answer() == {"destroyed": comm}
         time.sleep(0.5)
-        pair.ranks[0].tell("")
-    pair.ranks[1].tell("")
-    assert [rank.line() for rank in pair.ranks] == [{"right": True}] * 2
+        pair.ranks[0].write()
+    pair.ranks[1].write()
+    assert [rank.answer() for rank in pair.ranks] == [{"right": True}] * 2
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_garbage_on_the_port(make_world: Callable[..., Any], wait_for: Callable[
 
 
 def test_wrong_job_key(make_world: Callable[..., Any]) -> None:
-    world = make_world([[0], [1]], key=[bytes(32), b"x" * 32])
+    world = make_world([[0], [1]], job_key=[bytes(32), b"x" * 32])
     world.connect()
     world.start("call", only=[0], calls=[[BARRIER], []])
     error = world.line(0, 10.0)["error"]

@@ -96,7 +96,7 @@ def test_killed_rank_frees_the_others(make_world: Callable[..., Any], wait_for: 
     world.lines()
     world.kill(1)
     killed = time.monotonic()
-    pid = world.processes[1].pid
+    pid = world.ranks[1].pid
     for rank in (0, 2):
         result = world.line(rank)
         assert f"rank 1 (pid {pid}) went away without leaving" in result["error"]
@@ -165,7 +165,7 @@ def test_interrupt_ends_a_wait(make_world: Callable[..., Any]) -> None:
     world.start("interrupted", only=[0])
     world.line(0)
     time.sleep(0.05)  # it says ready just before it waits
-    world.processes[0].send_signal(signal.SIGINT)
+    world.ranks[0].signal(signal.SIGINT)
     assert world.line(0) == {"interrupted": True}  # nobody else would end its wait
 
 

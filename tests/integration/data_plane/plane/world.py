@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,63 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rig.engines import DEADLINE_S, ENGINE_MAIN, Failure, Program
+
 from bagua.csrc import load
 from plane.cases import Case
 
-HERE = Path(__file__).parent
-DEADLINE_S = 120.0
-
-
-class Failure(Exception):
-    """A process said nothing in time, or ended; or a condition did not come true."""
-
-
-class Process:
-    """A program that answers each JSON line with one."""
-
-    def __init__(self, name: str, program: str, argument: dict[str, Any]) -> None:
-        self.name = name
-        command = [sys.executable, str(HERE / program), json.dumps(argument)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
-        )
-        self._rest = b""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def say(self, do: str, **more: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
-
-    def answer(self, timeout: float = DEADLINE_S) -> dict[str, Any]:
-        """The next line that it prints."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + timeout
-        while b"\n" not in self._rest:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self.process.stdout], [], [], left)[0]:
-                raise Failure(f"{self.name} said nothing for {timeout} s")
-            read = os.read(self.process.stdout.fileno(), 1 << 20)
-            if not read:
-                raise Failure(f"{self.name} ended without an answer, with {self.process.wait()}")
-            self._rest += read
-        line, _, self._rest = self._rest.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[str, Any]:
-        self.say(do, **more)
-        return self.answer(timeout)
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+RANK = Path(__file__).with_name("rank.py")
 
 
 @dataclass(frozen=True)
@@ -112,7 +57,7 @@ class Hosts:
 
     def __init__(self, number: int) -> None:
         self.core = str(load().__file__)
-        self.processes = [Process(f"host {index}", "host.py", {"core": self.core}) for index in range(number)]
+        self.processes = [Program(f"host {index}", ENGINE_MAIN, {"core": self.core}) for index in range(number)]
         for process in self.processes:
             process.answer()
 
@@ -130,19 +75,12 @@ class Job:
         self.tokens = {rank: secrets.token_hex(32) for ranks in self.layout for rank in ranks}
         self.key = options.pop("key", None) or secrets.token_hex(32)
         self.sockets = [f"{self.folder.name}/{index}.sock" for index in range(len(self.layout))]
-        self.ranks: dict[int, Process] = {}
+        self.ranks: dict[int, Program] = {}
         # Another order of the ring rounds differently: two runs have the same bits only where it is not measured.
-        settings = {
-            "generation": 1,
-            "listen": "127.0.0.1:0",
-            "connect_timeout_s": 30.0,
-            "measure_ring": False,
-            **options,
-        }
+        settings = {"connect_timeout_s": 30.0, "measure_ring": False, "job_key": self.key, **options}
         for index, host in enumerate(hosts.processes[: len(self.layout)]):
-            tokens = {rank: self.tokens[rank] for rank in self.layout[index]}
-            mine = {"host_index": index, "hosts": self.layout, "data_socket": self.sockets[index], "tokens": tokens}
-            host.say("open", job=name, options={"job_key": self.key, **settings, **mine})
+            mine = {"index": index, "hosts": self.layout, "socket": self.sockets[index], "tokens": self.tokens}
+            host.say("open", job=name, **settings, **mine)
         self.addresses = [host.answer()["address"] for host in hosts.processes[: len(self.layout)]]
 
     @property
@@ -169,7 +107,7 @@ class Job:
         """Starts all ranks and waits until they have joined."""
         self.connect()
         for rank in self.tokens:
-            self.ranks[rank] = Process(f"rank {rank} of {self.name}", "rank.py", self.task(rank))
+            self.ranks[rank] = Program(f"rank {rank} of {self.name}", RANK, self.task(rank))
         for rank, answer in self.answers().items():
             if answer != {"ready": True}:
                 raise Failure(f"rank {rank} did not join: {answer}")
@@ -236,9 +174,9 @@ def wait_for(condition: Callable[[], Any], seconds: float, explain: Callable[[],
     return found
 
 
-def stop(process: Process) -> None:
+def stop(process: Program) -> None:
     process.signal(signal.SIGSTOP)
 
 
-def go_on(process: Process) -> None:
+def go_on(process: Program) -> None:
     process.signal(signal.SIGCONT)

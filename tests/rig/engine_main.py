@@ -1,0 +1,83 @@
+"""A program that holds engines, as a node daemon does; one JSON line in, one JSON line out.
+
+``python engine_main.py '<json>'`` with {"core" (path)}. Killing or stopping this process is what happens to a host
+whose daemon is killed or stopped. Commands are methods of ``Host`` whose names begin with ``do_``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # whatever PYTHONSAFEPATH says
+
+from bagua.csrc import build
+from rig.engines import open_engine
+
+
+class Host:
+    """Engines by name: several jobs may be on one host."""
+
+    def __init__(self, core: str) -> None:
+        self.core = build._load(Path(core))
+        self.engines: dict[str, Any] = {}
+
+    def do_open(self, job: str, tokens: dict[str, str], job_key: str, **options: Any) -> dict[str, Any]:
+        of_rank = {int(rank): bytes.fromhex(token) for rank, token in tokens.items()}
+        key = bytes.fromhex(job_key)
+        self.engines[job] = open_engine(self.core, tokens=of_rank, job_key=key, job_id=job, **options)
+        return {"address": self.engines[job].address()}
+
+    def do_peers(self, job: str, addresses: list[str]) -> dict[str, Any]:
+        self.engines[job].set_peers(addresses)
+        return {}
+
+    def do_state(self, job: str, longer_than_s: float = 0.0) -> dict[str, Any]:
+        engine = self.engines[job]
+        return {
+            "stats": engine.stats(),
+            "error": engine.error(),
+            "waiting": engine.waiting(longer_than_s),
+            "events": engine.events(),
+        }
+
+    def do_error(self, job: str) -> dict[str, Any]:
+        """Waits until the engine has failed."""
+        engine = self.engines[job]
+        while not engine.error():
+            select.select([engine.event_fd()], [], [], 5.0)
+            engine.events()
+        return {"error": engine.error()}
+
+    def do_resources(self) -> dict[str, Any]:
+        """Descriptors and threads of this process, its resident memory in bytes."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {
+            "fds": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        }
+
+    def do_close(self, job: str) -> dict[str, Any]:
+        self.engines.pop(job).close()  # and its descriptor of events goes with it
+        return {}
+
+
+def main() -> None:
+    host = Host(json.loads(sys.argv[1])["core"])
+    print("{}", flush=True)
+    while line := sys.stdin.readline():
+        command = json.loads(line)
+        try:
+            answer = getattr(host, f"do_{command.pop('do')}")(**command)
+        except host.core.CoreError as error:
+            answer = {"refused": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The rig of all tests that start engines: an engine with the settings of tests, programs that answer lines, and a job
+whose engines live in the test's process. ``engine_main.py`` is the program that holds engines for other tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua.csrc import load
+
+DEADLINE_S = 120.0
+ENGINE_MAIN = Path(__file__).with_name("engine_main.py")
+
+
+def open_engine(
+    core: Any, hosts: Sequence[Sequence[int]], index: int, socket: str, tokens: dict[int, bytes], **options: Any
+) -> Any:
+    """The engine of host ``index`` on loopback; ``tokens`` may hold those of other hosts' ranks too."""
+    settings = {"job_id": "test", "generation": 1, "job_key": b"k" * 32, "listen": "127.0.0.1:0", **options}
+    mine = {rank: tokens[rank] for rank in hosts[index]}
+    return core.Engine(
+        host_index=index, hosts=[list(ranks) for ranks in hosts], data_socket=socket, tokens=mine, **settings
+    )
+
+
+class Failure(AssertionError):
+    """A process said nothing in time, or ended; or a condition did not come true."""
+
+
+class Program:
+    """A Python program of the tests that gets one JSON document as its argument and answers lines with JSON lines."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        argument: dict[str, Any],
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(environment or {})}
+        command = [*prefix, sys.executable, str(path), json.dumps(argument)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=variables
+        )
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def write(self, line: str = "") -> None:
+        """A line as it is; an empty one ends a ``pause`` of a script."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+
+    def say(self, do: str, **more: Any) -> None:
+        self.write(json.dumps({"do": do, **more}))
+
+    def answer(self, timeout: float = DEADLINE_S) -> dict[str, Any]:
+        """The next line that it prints. Raises Failure."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise Failure(f"{self.name} said nothing for {timeout} s")
+            read = os.read(self.process.stdout.fileno(), 1 << 20)
+            if not read:
+                raise Failure(f"{self.name} ended without an answer, with {self.process.wait()}")
+            self._rest += read
+        line, _, self._rest = self._rest.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[str, Any]:
+        self.say(do, **more)
+        return self.answer(timeout)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()  # ends a stopped one too
+        self.process.communicate()
+
+
+class EngineJob:
+    """One job: an engine for each host in this process and, once started, a program for each rank."""
+
+    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], **options: Any) -> None:
+        """``job_key`` and ``encryption`` may be a list with one value for each host."""
+        self.hosts = [list(ranks) for ranks in hosts]
+        self.tokens = {rank: secrets.token_bytes(32) for ranks in hosts for rank in ranks}
+        self.sockets = [str(folder / f"{secrets.token_hex(4)}.sock") for _ in hosts]
+        self.engines = []
+        for index, socket in enumerate(self.sockets):
+            mine = {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
+            self.engines.append(open_engine(load(), self.hosts, index, socket, self.tokens, **mine))
+        self.ranks: dict[int, Program] = {}
+
+    def connect(self) -> None:
+        """Tells every engine where the others are."""
+        for engine in self.engines:
+            engine.set_peers([peer.address() for peer in self.engines])
+
+    def host_of(self, rank: int) -> int:
+        return next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
+
+    def task(self, rank: int, script: str, **more: Any) -> dict[str, Any]:
+        """The argument of a rank's program."""
+        return {
+            "core": load().__file__,
+            "socket": self.sockets[self.host_of(rank)],
+            "token": self.tokens[rank].hex(),
+            "rank": rank,
+            "script": script,
+            **more,
+        }
+
+    def line(self, rank: int, timeout: float = DEADLINE_S) -> dict[str, Any]:
+        """The next line that ``rank`` prints. Raises Failure with who waits for whom."""
+        try:
+            return self.ranks[rank].answer(timeout)
+        except Failure as failure:
+            raise Failure("\n".join([str(failure), *(engine.waiting(0.0) for engine in self.engines)])) from None
+
+    def lines(self, ranks: Iterable[int] | None = None, timeout: float = DEADLINE_S) -> dict[int, dict[str, Any]]:
+        return {rank: self.line(rank, timeout) for rank in (self.ranks if ranks is None else ranks)}
+
+    def go_on(self, rank: int) -> None:
+        """Ends a ``pause`` of a script."""
+        self.ranks[rank].write()
+
+    def kill(self, rank: int) -> None:
+        self.ranks[rank].process.kill()
+        self.ranks[rank].process.wait()
+
+    def stop(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        for rank in self.ranks.values():
+            rank.end()
