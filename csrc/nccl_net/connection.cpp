@@ -66,7 +66,7 @@ Result Connection::test(Request* request, int* done, int* sizes) {
   }
   *done = 1;
   if (sizes != nullptr) *sizes = static_cast<int>(std::min<uint64_t>(request->total, INT_MAX));
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   request->used = false;
   return kSuccess;
 }
@@ -94,7 +94,7 @@ Request* Connection::slot_of(uint64_t message) {
 }
 
 Result Connection::fail(Result result, const std::string& what) {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  const Lock lock(failure_mutex_);
   if (failure() == kSuccess) {  // the line stands in the log before anybody can act on the error
     BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + ": " + what);
     failure_.store(result, std::memory_order_release);
@@ -105,14 +105,14 @@ Result Connection::fail(Result result, const std::string& what) {
 // Not logged: NCCL frees its buffers before it closes connections, and does so with requests in flight if it aborts.
 void Connection::withdraw(const char* data, size_t size) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto uses = [&](const Request& slot) {
       return slot.used && !slot.complete() && slot.data < data + size && data < slot.data + slot.capacity;
     };
     if (std::none_of(std::begin(slots_), std::end(slots_), uses)) return;
   }
   {
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    const Lock lock(failure_mutex_);
     if (failure() == kSuccess) failure_.store(kInternalError, std::memory_order_release);
   }
   if (helper_ != nullptr) Helpers::instance().leave(this);  // once it is back it does no more: the connection failed
@@ -165,12 +165,15 @@ void Connection::close() {
   if (!settings().stats.empty()) write_stats();
 }
 
-void Connection::write_stats() const {
+void Connection::write_stats() {
   ConnectionStats out;
   out.direction = direction_;
   out.peer = peer_;
   out.seconds = static_cast<double>(now_ns() - opened_ns_) / 1e9;
-  out.messages = next_message_;
+  {
+    const Lock lock(mutex_);
+    out.messages = next_message_;
+  }
   out.inline_bytes = inline_bytes_;
   out.failed = failure() != kSuccess;
   for (const Stream* stream : streams_) {

@@ -7,11 +7,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "nccl_net/nccl_net_abi.h"
 #include "net/socket.h"
 
@@ -44,7 +44,7 @@ struct Request {
 struct Stream {
   Socket socket;
   size_t number = 0;  // from 1, as in messages to the user: 0 is the control socket
-  std::mutex mutex;
+  Mutex mutex;
   std::atomic<bool> ready{true};     // false: the kernel had no room, or no bytes, and has not said otherwise
   std::atomic<bool> hung_up{false};  // the kernel said that the peer has closed its end or is gone
   std::atomic<uint64_t> bytes{0};    // of payload
@@ -82,10 +82,10 @@ class Connection {
   // NCCL is about to hear that the connection failed, maybe not for the first time.
   virtual void failed() {}
 
-  // A free slot for the next message, mostly the one that slot_of() tries first; nullptr if there is none. mutex_.
-  Request* take_slot(void* data, size_t size);
-  // The slot of a message that is in flight; nullptr if it is not. mutex_.
-  Request* slot_of(uint64_t message);
+  // A free slot for the next message, mostly the one that slot_of() tries first; nullptr if there is none.
+  Request* take_slot(void* data, size_t size) REQUIRES(mutex_);
+  // The slot of a message that is in flight; nullptr if it is not.
+  Request* slot_of(uint64_t message) REQUIRES(mutex_);
   // Remembers and logs the first error of the connection: "<direction> <peer>: <what>".
   Result fail(Result result, const std::string& what);
   Result failure() const { return failure_.load(std::memory_order_acquire); }
@@ -97,21 +97,21 @@ class Connection {
   void close();
   bool control_hung_up() const { return control_hung_up_.load(std::memory_order_relaxed); }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Request slots_[kMaxRequests];
-  uint64_t next_message_ = 0;            // of the next isend or irecv; mutex_
-  std::atomic<int64_t> outstanding_{0};  // bytes of large messages that are not through
-  uint64_t inline_bytes_ = 0;            // of small messages; NCCL's thread
+  uint64_t next_message_ GUARDED_BY(mutex_) = 0;  // of the next isend or irecv
+  std::atomic<int64_t> outstanding_{0};           // bytes of large messages that are not through
+  uint64_t inline_bytes_ = 0;                     // of small messages; NCCL's thread
   std::string peer_;
   std::atomic<bool> control_ready_{true};  // as Stream::ready
 
  private:
-  void write_stats() const;
+  void write_stats();
 
   const char* direction_;
   std::vector<Stream*> streams_;
   Fd epoll_;
-  std::mutex failure_mutex_;  // innermost
+  Mutex failure_mutex_;  // innermost
   std::atomic<Result> failure_{kSuccess};
   std::atomic<bool> control_hung_up_{false};
   bool asked_for_helper_ = false;  // NCCL's thread

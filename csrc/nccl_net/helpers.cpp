@@ -49,7 +49,7 @@ Status Helper::start() {
 Helper::~Helper() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     stop_ = true;
   }
   wake_.signal();
@@ -57,7 +57,7 @@ Helper::~Helper() {
 }
 
 void Helper::wake(Connection* connection) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   ++calls_;
   if (std::find(active_.begin(), active_.end(), connection) == active_.end()) {
     epoll_event event{};
@@ -73,13 +73,13 @@ void Helper::wake(Connection* connection) {
 }
 
 void Helper::remove(Connection* connection) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   const auto found = std::find(active_.begin(), active_.end(), connection);
   if (found != active_.end()) {
     active_.erase(found);
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->epoll_fd(), nullptr);
   }
-  served_.wait(lock, [&] { return serving_ != connection; });
+  served_.wait(lock, [&]() REQUIRES(mutex_) { return serving_ != connection; });
 }
 
 void Helper::run() {
@@ -87,7 +87,7 @@ void Helper::run() {
   for (;;) {
     uint64_t seen = 0;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       if (stop_) return;
       seen = calls_;
     }
@@ -100,13 +100,13 @@ bool Helper::serve_all() {
   for (size_t i = 0;; ++i) {
     Connection* connection = nullptr;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       if (i >= active_.size()) return moved;
       connection = serving_ = active_[i];
     }
     moved = connection->pump() || moved;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       serving_ = nullptr;
     }
     served_.notify_all();
@@ -116,7 +116,7 @@ bool Helper::serve_all() {
 void Helper::sleep(uint64_t seen) {
   bool idle = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (stop_ || calls_ != seen) return;  // somebody called since the last look
     asleep_ = true;
     idle = active_.empty();
@@ -126,7 +126,7 @@ void Helper::sleep(uint64_t seen) {
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr == this) wake_.drain();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   asleep_ = false;
   drop_idle();  // also after an event: one that nobody wants help for would be told again and again
 }
@@ -145,7 +145,7 @@ Helpers& Helpers::instance() {
 }
 
 Helper* Helpers::join(Connection* connection) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto wanted = static_cast<size_t>(settings().threads);
   while (threads_.size() < wanted) {
     auto helper = std::make_unique<Helper>();
@@ -162,7 +162,7 @@ Helper* Helpers::join(Connection* connection) {
 }
 
 void Helpers::leave(Connection* connection) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = std::find_if(members_.begin(), members_.end(),
                                   [&](const Member& member) { return member.connection == connection; });
   if (found == members_.end()) return;

@@ -4,15 +4,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace bagua::nccl_net {
@@ -32,15 +31,15 @@ class Helper {
   void run();
   bool serve_all();
   void sleep(uint64_t seen);
-  void drop_idle();
+  void drop_idle() REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::condition_variable served_;
-  std::vector<Connection*> active_;  // mutex_
-  Connection* serving_ = nullptr;    // mutex_
-  bool asleep_ = false;              // mutex_
-  bool stop_ = false;                // mutex_
-  uint64_t calls_ = 0;               // mutex_
+  Mutex mutex_;
+  Condition served_;
+  std::vector<Connection*> active_ GUARDED_BY(mutex_);
+  Connection* serving_ GUARDED_BY(mutex_) = nullptr;
+  bool asleep_ GUARDED_BY(mutex_) = false;
+  bool stop_ GUARDED_BY(mutex_) = false;
+  uint64_t calls_ GUARDED_BY(mutex_) = 0;
   Fd epoll_;
   EventFd wake_;
   std::thread thread_;
@@ -59,10 +58,10 @@ class Helpers {
     Connection* connection;
     Helper* helper;
   };
-  std::mutex mutex_;
-  std::vector<Member> members_;
-  std::vector<std::unique_ptr<Helper>> threads_;
-  size_t next_ = 0;
+  Mutex mutex_;
+  std::vector<Member> members_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Helper>> threads_ GUARDED_BY(mutex_);
+  size_t next_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace bagua::nccl_net

@@ -4,7 +4,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "base/clock.h"
 #include "nccl_net/connector.h"
@@ -61,7 +60,7 @@ class Attempts {
 
   // nullptr if there is none of that number for that handle.
   std::unique_ptr<Connector> take(const Handle& handle) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto found = waiting_.find(handle.attempt);
     if (found == waiting_.end() || !found->second->is_for(handle)) return nullptr;
     std::unique_ptr<Connector> out = std::move(found->second);
@@ -70,29 +69,29 @@ class Attempts {
   }
 
   uint64_t put(std::unique_ptr<Connector> connector) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     drop_older_than(now_ns() - kForgottenNs);
     waiting_[++last_] = std::move(connector);
     return last_;
   }
 
   void drop_all() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     waiting_.clear();
   }
 
  private:
   static constexpr int64_t kForgottenNs = 60 * kNsPerS;
 
-  void drop_older_than(int64_t limit) {
+  void drop_older_than(int64_t limit) REQUIRES(mutex_) {
     for (auto at = waiting_.begin(); at != waiting_.end();) {
       at = at->second->stepped_ns() < limit ? waiting_.erase(at) : std::next(at);
     }
   }
 
-  std::mutex mutex_;
-  std::map<uint64_t, std::unique_ptr<Connector>> waiting_;
-  uint64_t last_ = 0;
+  Mutex mutex_;
+  std::map<uint64_t, std::unique_ptr<Connector>> waiting_ GUARDED_BY(mutex_);
+  uint64_t last_ GUARDED_BY(mutex_) = 0;
 };
 
 Result result_of(Code code) {

@@ -55,7 +55,7 @@ Result ReceiveConnection::irecv(void* data, size_t size, Request** request) {
   if (failure() != kSuccess) return failure();
   bool unparked = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     Request* slot = take_slot(data, size);
     if (slot == nullptr) return kSuccess;
     slot->message = next_message_++;
@@ -257,8 +257,9 @@ bool ReceiveConnection::pass(size_t budget) {
   for (size_t i = 0; i < count; ++i) {
     ReceiveStream* stream = streams_[(first + i) % count].get();
     if (!stream->ready.load(std::memory_order_acquire)) continue;
-    const std::unique_lock<std::mutex> lock(stream->mutex, std::try_to_lock);
-    if (lock.owns_lock()) moved = pump_stream(stream, budget) || moved;
+    if (!stream->mutex.try_lock()) continue;
+    const Lock lock(stream->mutex, std::adopt_lock);
+    moved = pump_stream(stream, budget) || moved;
   }
   return moved;
 }
@@ -338,7 +339,7 @@ void ReceiveConnection::stream_ended(ReceiveStream* stream, int error) {
 }
 
 ReceiveConnection::Found ReceiveConnection::find(const Header& header, ReceiveStream* stream, Request** out) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (header.message >= next_message_) {
     if (stream != nullptr) stream->parked.store(true, std::memory_order_release);
     return Found::kParked;

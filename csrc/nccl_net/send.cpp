@@ -57,14 +57,14 @@ ssize_t send_parts(int fd, iovec* parts, size_t count) {
 }  // namespace
 
 SendHost* SendHost::of(const std::string& peer) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto* const hosts = new std::map<std::string, SendHost>;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   return &(*hosts)[peer.substr(0, peer.rfind(':'))];
 }
 
 void SendHost::tell(int64_t now, int change) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   told_ns_ = std::max(told_ns_, now);  // another connection may have told something later
   waiting_ += change;
   count_.update(told_ns_, sent_.load(std::memory_order_relaxed), 0, waiting_ > 0);
@@ -102,7 +102,7 @@ Result SendConnection::isend(void* data, size_t size, Request** request) {
   const bool small = size <= settings().inline_bytes;
   Request* slot = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     slot = take_slot(data, size);
     if (slot == nullptr) return kSuccess;
     slot->used = true;
@@ -289,8 +289,9 @@ bool SendConnection::pass(bool spread) {
 // Moves bytes of a stream that has room and that nobody else is at; `begins`: new chunks, too. True if any moved.
 bool SendConnection::serve(SendStream* stream, bool begins) {
   if (!stream->ready.load(std::memory_order_acquire)) return false;
-  const std::unique_lock<std::mutex> lock(stream->mutex, std::try_to_lock);
-  return lock.owns_lock() && pump_stream(stream, begins);
+  if (!stream->mutex.try_lock()) return false;
+  const Lock lock(stream->mutex, std::adopt_lock);
+  return pump_stream(stream, begins);
 }
 
 bool SendConnection::pump_stream(SendStream* stream, bool begins) {
@@ -384,7 +385,7 @@ void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {
 // is left of a message as a whole. False if there is none, or if it has claimed enough.
 bool SendConnection::claim(SendStream* stream) {
   if (stream->count == kMostChunks) return false;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (large_count_ == 0) return false;
   Request* request = large_[large_head_];
   const uint64_t rest = request->capacity - large_offset_;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/mutex.h"
 #include "nccl_net/connection.h"
 #include "nccl_net/wire.h"
 #include "transport/stream_count.h"
@@ -26,10 +27,10 @@ class SendHost {
  private:
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> spreads_{false};
-  std::mutex mutex_;
-  StreamCount count_;    // mutex_
-  int64_t told_ns_ = 0;  // mutex_
-  int waiting_ = 0;      // connections; mutex_
+  Mutex mutex_;
+  StreamCount count_ GUARDED_BY(mutex_);
+  int64_t told_ns_ GUARDED_BY(mutex_) = 0;
+  int waiting_ GUARDED_BY(mutex_) = 0;  // connections
 };
 
 class SendConnection final : public Connection {
@@ -113,11 +114,11 @@ class SendConnection final : public Connection {
   std::atomic<int64_t> refused_ns_{0};       // when the kernel last had no room on a stream
   std::atomic<int64_t> behind_since_ns_{0};  // when it first had none since all was sent; 0: it had
   std::atomic<int64_t> round_trip_ns_{0};    // the shortest that TCP saw on the stream that was refused then
-  // Large messages that are not fully claimed by streams, in order; mutex_.
-  Request* large_[kMaxRequests];
-  size_t large_head_ = 0;
-  size_t large_count_ = 0;
-  uint64_t large_offset_ = 0;  // of the first
+  // Large messages that are not fully claimed by streams, in order.
+  Request* large_[kMaxRequests] GUARDED_BY(mutex_);
+  size_t large_head_ GUARDED_BY(mutex_) = 0;
+  size_t large_count_ GUARDED_BY(mutex_) = 0;
+  uint64_t large_offset_ GUARDED_BY(mutex_) = 0;  // of the first
 };
 
 }  // namespace bagua::nccl_net

@@ -12,11 +12,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/text.h"
 
 namespace bagua {
@@ -109,19 +108,19 @@ BAGUA_IN_CHILD int run_child(void* argument) {
 class Spawner {
  public:
   static Spawner& get() {
-    static std::mutex mutex;
+    static Mutex mutex;
     static Spawner* instance = nullptr;  // never deleted: its thread uses it to the end
-    std::lock_guard<std::mutex> lock(mutex);
+    const Lock lock(mutex);
     if (instance == nullptr || instance->owner_ != ::getpid()) instance = new Spawner;
     return *instance;
   }
 
   pid_t run(Child* child) {
-    std::lock_guard<std::mutex> one_at_a_time(callers_);
-    std::unique_lock<std::mutex> lock(mutex_);
+    const Lock one_at_a_time(callers_);
+    Lock lock(mutex_);
     child_ = child;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return child_ == nullptr; });
+    changed_.wait(lock, [this]() REQUIRES(mutex_) { return child_ == nullptr; });
     return pid_;
   }
 
@@ -134,9 +133,9 @@ class Spawner {
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // no handler may run in the child on our memory
     constexpr size_t kStack = 64 << 10;
     void* stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return child_ != nullptr; });
+      changed_.wait(lock, [this]() REQUIRES(mutex_) { return child_ != nullptr; });
       if (stack == MAP_FAILED) {
         pid_ = -1;
         child_->error = ENOMEM;
@@ -150,11 +149,11 @@ class Spawner {
   }
 
   const pid_t owner_;
-  std::mutex callers_;  // taken before mutex_
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Child* child_ = nullptr;  // protected by mutex_
-  pid_t pid_ = -1;          // protected by mutex_
+  Mutex callers_;  // taken before mutex_
+  Mutex mutex_;
+  Condition changed_;
+  Child* child_ GUARDED_BY(mutex_) = nullptr;
+  pid_t pid_ GUARDED_BY(mutex_) = -1;
 };
 
 bool runnable(const std::string& path) {

@@ -88,7 +88,7 @@ void ChannelClient::find_members() {
 }
 
 void ChannelClient::note_members(uint32_t comm, const std::vector<int>& members) {
-  std::lock_guard<std::mutex> lock(submit_mutex_);
+  const Lock lock(submit_mutex_);
   Group group;
   bool found = false;
   for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
@@ -133,7 +133,7 @@ Status ChannelClient::ask(const Request& request, const std::vector<int>& member
     memcpy(packet.data() + sizeof request + i * sizeof member, &member, sizeof member);
   }
   const int64_t deadline = now_ns() + timeout_ns;
-  std::lock_guard<std::mutex> lock(request_mutex_);
+  const Lock lock(request_mutex_);
   if (!socket_.valid()) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
   Status status = send_packet(socket_.get(), packet.data(), packet.size(), nullptr, 0);
   size_t bytes = 0;
@@ -171,19 +171,19 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
   }
   out->id = reply.value;
   if (Status status = Mapping::open(descriptors[0].get(), reply.bytes, &out->memory); !status) return status;
-  std::lock_guard<std::mutex> lock(areas_mutex_);
+  const Lock lock(areas_mutex_);
   areas_[out->memory->data()] = {out->memory->bytes(), out->id};
   return Status::ok();
 }
 
 void ChannelClient::keep(Allocation allocation) {
-  std::lock_guard<std::mutex> lock(areas_mutex_);
+  const Lock lock(areas_mutex_);
   kept_[allocation.id] = std::move(allocation.memory);
 }
 
 bool ChannelClient::locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset) {
   const char* const begin = static_cast<const char*>(data);
-  std::lock_guard<std::mutex> lock(areas_mutex_);
+  const Lock lock(areas_mutex_);
   auto found = areas_.upper_bound(begin);
   if (found == areas_.begin()) return false;
   --found;
@@ -204,7 +204,7 @@ Status ChannelClient::require(uint64_t bytes) {
 
 Status ChannelClient::free_segment(uint64_t id) {
   {
-    std::lock_guard<std::mutex> lock(areas_mutex_);
+    const Lock lock(areas_mutex_);
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
     kept_.erase(id);
   }
@@ -234,7 +234,7 @@ Status ChannelClient::destroy_comm(uint32_t comm) {
   request.type = Message::kDestroyComm;
   request.value = comm;
   {
-    std::lock_guard<std::mutex> lock(submit_mutex_);
+    const Lock lock(submit_mutex_);
     if (comm != 0) groups_.erase(comm);
   }
   Reply reply;
@@ -283,7 +283,7 @@ Status ChannelClient::check_usable() const {
 }
 
 bool ChannelClient::on_one_host(uint32_t comm) {
-  std::lock_guard<std::mutex> lock(submit_mutex_);
+  const Lock lock(submit_mutex_);
   const auto found = groups_.find(comm);
   return found != groups_.end() && found->second.one_host;
 }
@@ -305,10 +305,10 @@ bool ChannelClient::completes(const Descriptor& descriptor) {
 Status ChannelClient::meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt,
                            bool* met) {
   if (Status status = check_usable(); !status) return status;
-  std::lock_guard<std::mutex> one(meeting_mutex_);
+  const Lock one(meeting_mutex_);
   uint32_t number;
   {
-    std::lock_guard<std::mutex> lock(submit_mutex_);
+    const Lock lock(submit_mutex_);
     number = ++world_calls_;
   }
   const auto usable = [this] {
@@ -322,7 +322,7 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, boo
   if (Status status = check_usable(); !status) return status;
   bool ring = false;
   {
-    std::lock_guard<std::mutex> lock(submit_mutex_);
+    const Lock lock(submit_mutex_);
     if (free_.empty()) {
       return {Code::kResource, std::to_string(kSlots) +
                                    " operations have been submitted and not been waited for: wait for the older ones"};
@@ -349,7 +349,7 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, boo
 }
 
 Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
-  std::lock_guard<std::mutex> lock(submit_mutex_);
+  const Lock lock(submit_mutex_);
   *slot = static_cast<uint32_t>(ticket % kSlots);
   if (ticket == 0 || tickets_[*slot] != ticket) {
     return {Code::kInvalid, "ticket " + std::to_string(ticket) + " is unknown: each ticket is waited for once"};
@@ -358,7 +358,7 @@ Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
 }
 
 void ChannelClient::release(uint32_t slot) {
-  std::lock_guard<std::mutex> lock(submit_mutex_);
+  const Lock lock(submit_mutex_);
   channel()->slots[slot].state.store(kFree, std::memory_order_relaxed);
   tickets_[slot] = 0;
   free_.push_back(slot);
@@ -433,7 +433,7 @@ void ChannelClient::close() {
     // Whatever it answers, the channel is closed.
     static_cast<void>(ask(request, {}, std::min<int64_t>(timeout_ns_, 2'000'000'000), &reply, nullptr));
   }
-  std::lock_guard<std::mutex> lock(request_mutex_);
+  const Lock lock(request_mutex_);
   socket_fd_.store(-1);
   socket_.reset();
 }

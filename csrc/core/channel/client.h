@@ -9,11 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/futex.h"
 #include "channel/layout.h"
@@ -98,8 +98,8 @@ class ChannelClient {
              std::vector<Fd>* descriptors);
   void find_members();
   void note_members(uint32_t comm, const std::vector<int>& members);
-  // Counts one submission; true if the daemon must be woken for it. Under submit_mutex_.
-  bool completes(const Descriptor& descriptor);
+  // Counts one submission; true if the daemon must be woken for it.
+  bool completes(const Descriptor& descriptor) REQUIRES(submit_mutex_);
   Status check_usable() const;
   Status slot_of(uint64_t ticket, uint32_t* slot);
   Status finish(uint32_t slot, uint32_t state, Times* times);
@@ -118,23 +118,24 @@ class ChannelClient {
   std::vector<int> local_ranks_;  // empty if there are too many for arrival counters
   std::shared_ptr<Mapping> page_memory_, channel_memory_;
 
-  std::mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
+  Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
   Fd socket_;
   std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
 
-  std::mutex submit_mutex_;  // guards what follows
-  std::vector<uint32_t> free_;
-  std::vector<uint64_t> tickets_;  // of every slot; 0: none
-  uint64_t next_ticket_ = 1;
-  std::map<uint32_t, Group> groups_;
-  uint32_t world_calls_ = 0;  // collectives on the communicator of all ranks, with and without the daemon
+  Mutex submit_mutex_;  // guards what follows
+  std::vector<uint32_t> free_ GUARDED_BY(submit_mutex_);
+  std::vector<uint64_t> tickets_ GUARDED_BY(submit_mutex_);  // of every slot; 0: none
+  uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
+  std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
+  uint32_t world_calls_ GUARDED_BY(submit_mutex_) =
+      0;  // collectives on the communicator of all ranks, with and without the daemon
 
-  std::mutex meeting_mutex_;          // one meeting at a time
+  Mutex meeting_mutex_;               // one meeting at a time
   std::unique_ptr<Meeting> meeting_;  // constant after connect(); nullptr: this job's ranks don't meet
 
-  std::mutex areas_mutex_;                             // guards the next two
-  std::map<const char*, Area> areas_;                  // segments of this rank, by address
-  std::map<uint64_t, std::shared_ptr<Mapping>> kept_;  // by segment
+  Mutex areas_mutex_;                                                           // guards the next two
+  std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);                  // segments of this rank, by address
+  std::map<uint64_t, std::shared_ptr<Mapping>> kept_ GUARDED_BY(areas_mutex_);  // by segment
 };
 
 }  // namespace bagua

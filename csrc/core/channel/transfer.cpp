@@ -24,7 +24,7 @@ constexpr uint64_t line(uint64_t bytes) {
 
 Status StagePool::take(uint64_t bytes, ChannelClient::Allocation* out) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto fits =
         std::find_if(idle_.begin(), idle_.end(), [bytes](const auto& stage) { return stage.memory->bytes() >= bytes; });
     if (fits != idle_.end()) {
@@ -40,7 +40,7 @@ Status StagePool::take(uint64_t bytes, ChannelClient::Allocation* out) {
 
 void StagePool::put(ChannelClient::Allocation stage, bool clean) {
   if (clean && stage.memory->bytes() <= kKept) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     idle_.push_back(std::move(stage));
     if (idle_.size() <= kKeptStages) return;
     const auto smallest = std::min_element(

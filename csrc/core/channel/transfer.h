@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/client.h"
 #include "channel/layout.h"
@@ -35,8 +35,8 @@ class StagePool {
   static constexpr size_t kKeptStages = 2;
 
   ChannelClient* const client_;
-  std::mutex mutex_;  // guards the next one; held for no request
-  std::vector<ChannelClient::Allocation> idle_;
+  Mutex mutex_;  // guards the next one; held for no request
+  std::vector<ChannelClient::Allocation> idle_ GUARDED_BY(mutex_);
 };
 
 // What a rank wants done. Memory must stay until the transfer is over or destroyed.

@@ -13,7 +13,8 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace bagua {
 
@@ -27,17 +28,17 @@ class StreamVerdict {
     int64_t hold_ns = 0;   // for how long the latest one was to be believed
   };
   Value get() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     return value_;
   }
   void set(const Value& value) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     value_ = value;
   }
 
  private:
-  mutable std::mutex mutex_;
-  Value value_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  Value value_ GUARDED_BY(mutex_);
 };
 
 class StreamCount {

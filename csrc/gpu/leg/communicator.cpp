@@ -49,7 +49,7 @@ Status Communicator::submit(Operation* operation, CudaStream stream) {
   Status status = runtime_->take_event(&begin);
   if (status) status = runtime_->cuda(cuda.event_record(begin, stream), "recording the caller's stream");
   if (status) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     status = submit_on(route_of(*operation), operation, begin);
   }
   runtime_->put_event(begin);
@@ -114,14 +114,14 @@ bool Communicator::settled() const {
 }
 
 bool Communicator::quiet() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   bool empty = true;
   for (const auto& [key, staged] : staged_) empty = empty && staged->empty();
   return empty && settled();
 }
 
 bool Communicator::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const std::string number = std::to_string(members_.comm);
   const WaitClock::Scope waiting(&runtime_->wait_clock,
                                  "Communicator " + number + " is given up, and has operations under way.");

@@ -5,10 +5,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/flat_route.h"
 #include "gpu/leg/hierarchical_route.h"
 #include "gpu/leg/host_collectives.h"
@@ -99,8 +99,8 @@ class Communicator {
   void drop_nccl();
 
   Route route_of(const Operation& operation) const;
-  Status submit_on(Route route, Operation* operation, CudaEvent begin);
-  Status staged_for(const Operation& operation, StagedRoute** staged);
+  Status submit_on(Route route, Operation* operation, CudaEvent begin) REQUIRES(mutex_);
+  Status staged_for(const Operation& operation, StagedRoute** staged) REQUIRES(mutex_);
   bool settled() const;
 
   Runtime* const runtime_;
@@ -115,11 +115,13 @@ class Communicator {
 
   OperationsInFlight in_flight_;
 
-  std::mutex mutex_;  // guards what follows, and the order of enqueuing
+  // constant between open() and close()
   std::map<Route, Handles> handles_;
   std::unique_ptr<FlatRoute> flat_;
-  std::map<int64_t, std::unique_ptr<StagedRoute>> staged_;
   std::unique_ptr<HierarchicalRoute> hierarchical_;
+
+  Mutex mutex_;  // also keeps the order of enqueuing, the same on all streams
+  std::map<int64_t, std::unique_ptr<StagedRoute>> staged_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

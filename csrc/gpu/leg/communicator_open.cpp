@@ -250,7 +250,10 @@ Status Communicator::finish_hierarchical(const Handles& handles) {
   if (Status status = make_across(); !status) return status;
   Operation collective;
   StagedRoute* staged = nullptr;
-  if (Status status = staged_for(collective, &staged); !status) return status;
+  {
+    const Lock lock(mutex_);
+    if (Status status = staged_for(collective, &staged); !status) return status;
+  }
   hierarchical_ = std::make_unique<HierarchicalRoute>(runtime_, table_, staged, handles[0], handles[1], across_);
   return hierarchical_->open();
 }
@@ -336,7 +339,7 @@ Status Communicator::time_route(Route route, void* data, uint64_t bytes, double*
     const CudaEvent end = operation->end;
     const uint64_t ticket = operation->ticket;
     if (status) {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       status = submit_on(route, operation, start);
     }
     runtime_->put_event(start);

@@ -112,7 +112,7 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
     if (!group->close()) leak(std::move(group));
     return status;
   }
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(mutex_);
   groups_[comm] = std::move(group);
   return Status::ok();
 }
@@ -120,7 +120,7 @@ Status Leg::open_group(uint32_t comm, std::vector<int> ranks) {
 Status Leg::create_comm(uint32_t comm, std::vector<int> ranks) {
   if (Status status = usable(); !status) return status;
   {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const ReaderLock lock(mutex_);
     if (closed_) return {Code::kInvalid, "the GPU leg is closed"};
     if (groups_.count(comm) != 0) return {Code::kInvalid, "communicator " + std::to_string(comm) + " exists"};
   }
@@ -136,7 +136,7 @@ Status Leg::destroy_comm(uint32_t comm) {
   if (forked()) return usable();
   std::unique_ptr<Communicator> group;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(mutex_);
     const auto found = groups_.find(comm);
     if (comm == 0 || found == groups_.end()) {
       return {Code::kInvalid, "communicator " + std::to_string(comm) + " can't be destroyed: it does not exist"};
@@ -152,7 +152,7 @@ Status Leg::destroy_comm(uint32_t comm) {
 }
 
 Status Leg::route(uint32_t comm, Route* out, Excluded* excluded) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const ReaderLock lock(mutex_);
   const auto found = groups_.find(comm);
   if (found == groups_.end()) return {Code::kInvalid, "communicator " + std::to_string(comm) + " does not exist"};
   *out = found->second->route();
@@ -171,7 +171,7 @@ Status Leg::check_stream(CudaStream stream) {
 
 Status Leg::submit(const Descriptor& descriptor, const void* src, void* dst, CudaStream stream, uint64_t* ticket) {
   if (Status status = usable(); !status) return status;
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const ReaderLock lock(mutex_);
   if (closed_) return {Code::kInvalid, "the GPU leg is closed"};
   const auto found = groups_.find(descriptor.comm);
   if (found == groups_.end()) {
@@ -328,7 +328,7 @@ void Leg::close() {
   if (forked()) return;
   std::map<uint32_t, std::unique_ptr<Communicator>> groups;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(mutex_);
     if (closed_) return;
     closed_ = true;
     groups.swap(groups_);

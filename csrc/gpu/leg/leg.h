@@ -8,11 +8,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/communicator.h"
 #include "gpu/leg/operation_table.h"
 #include "gpu/leg/runtime.h"
@@ -84,9 +83,9 @@ class Leg {
   std::unique_ptr<OperationTable> table_;
   std::unique_ptr<Watcher> watcher_;
 
-  std::shared_mutex mutex_;  // guards the next two; shared while a group is used
-  std::map<uint32_t, std::unique_ptr<Communicator>> groups_;
-  bool closed_ = false;
+  SharedMutex mutex_;  // guards the next two; shared while a group is used
+  std::map<uint32_t, std::unique_ptr<Communicator>> groups_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
   bool leaked_ = false;  // the thread in close()
 };
 

@@ -33,7 +33,7 @@ Status NcclHandle::create(const NcclId& id) {
   NcclConfig config;
   NcclComm comm = nullptr;
   const NcclResult code = runtime_->libraries.nccl.init_rank(&comm, ranks_, id, rank_, &config);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   comm_ = comm;
   return runtime_->nccl(code, "making a communicator");
 }
@@ -49,15 +49,15 @@ Status NcclHandle::created(bool* over) {
 }
 
 NcclComm NcclHandle::begin() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [this] { return !in_use_ || comm_ == nullptr; });
+  Lock lock(mutex_);
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return !in_use_ || comm_ == nullptr; });
   if (comm_ == nullptr || runtime_->failure.failed()) return nullptr;
   in_use_ = true;
   return comm_;
 }
 
 void NcclHandle::end() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   in_use_ = false;
   idle_.notify_all();
 }
@@ -84,7 +84,7 @@ Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
 Status NcclHandle::async_error() {
   NcclComm comm = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (comm_ == nullptr || in_use_) return Status::ok();
     in_use_ = true;
     comm = comm_;
@@ -97,8 +97,8 @@ Status NcclHandle::async_error() {
 void NcclHandle::abort() {
   NcclComm comm = nullptr;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait_for(lock, kLeaveNccl, [this] { return !in_use_; });
+    Lock lock(mutex_);
+    idle_.wait_for(lock, kLeaveNccl, [this]() REQUIRES(mutex_) { return !in_use_; });
     std::swap(comm, comm_);
     idle_.notify_all();
   }
@@ -110,8 +110,8 @@ void NcclHandle::abort() {
 void NcclHandle::destroy() {
   NcclComm comm = nullptr;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [this] { return !in_use_; });
+    Lock lock(mutex_);
+    idle_.wait(lock, [this]() REQUIRES(mutex_) { return !in_use_; });
     std::swap(comm, comm_);
   }
   if (comm == nullptr) return;
@@ -143,21 +143,25 @@ void abort_one(const Runtime& runtime, NcclHandle* handle) {
 
 void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles) {
   struct Left {
-    std::mutex mutex;  // guards what follows
-    std::condition_variable none;
-    size_t count;
+    Mutex mutex;
+    Condition none;
+    size_t count GUARDED_BY(mutex);
   };
   const auto left = std::make_shared<Left>();
-  left->count = handles.size();
+  {
+    const Lock lock(left->mutex);
+    left->count = handles.size();
+  }
   for (const auto& handle : handles) {
     std::thread([runtime, handle, left] {
       abort_one(*runtime, handle.get());
-      std::lock_guard<std::mutex> lock(left->mutex);
+      const Lock lock(left->mutex);
       if (--left->count == 0) left->none.notify_all();
     }).detach();
   }
-  std::unique_lock<std::mutex> lock(left->mutex);
-  if (!left->none.wait_for(lock, kAbort, [&left] { return left->count == 0; })) runtime->stuck.store(true);
+  Lock lock(left->mutex);
+  if (!left->none.wait_for(lock, kAbort, [&left]() REQUIRES(left->mutex) { return left->count == 0; }))
+    runtime->stuck.store(true);
 }
 
 }  // namespace bagua::device

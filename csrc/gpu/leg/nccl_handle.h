@@ -6,11 +6,10 @@
 // Thread safety: create() and created() one thread; all else any thread. No lock is held while calling NCCL.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/runtime.h"
 
 namespace bagua::device {
@@ -64,10 +63,10 @@ class NcclHandle {
   Runtime* const runtime_;
   const int ranks_, rank_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable idle_;
-  NcclComm comm_ = nullptr;
-  bool in_use_ = false;
+  Mutex mutex_;  // guards what follows
+  Condition idle_;
+  NcclComm comm_ GUARDED_BY(mutex_) = nullptr;
+  bool in_use_ GUARDED_BY(mutex_) = false;
 };
 
 // Aborts all at once: ncclCommAbort() waits for the device, and so for the kernels of communicators that have not been

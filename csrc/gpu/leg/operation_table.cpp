@@ -10,7 +10,7 @@ OperationTable::~OperationTable() {
 }
 
 Status OperationTable::take(Operation** out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (free_.empty()) {
     if (all_.size() >= kSlots) {
       return {Code::kResource, std::to_string(kSlots) + " operations were submitted and never released"};
@@ -35,14 +35,14 @@ Status OperationTable::take(Operation** out) {
 }
 
 Operation* OperationTable::find(uint64_t ticket) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const size_t slot = ticket % kSlots;
   if (slot >= all_.size() || all_[slot]->ticket != ticket || all_[slot]->released) return nullptr;
   return all_[slot].get();
 }
 
 void OperationTable::release(uint64_t ticket) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const size_t slot = ticket % kSlots;
   if (slot >= all_.size() || all_[slot]->ticket != ticket || all_[slot]->released) return;
   all_[slot]->released = true;
@@ -50,12 +50,11 @@ void OperationTable::release(uint64_t ticket) {
 }
 
 void OperationTable::retire(Operation* operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   operation->retired = true;
   give_back(operation);
 }
 
-// Under mutex_.
 void OperationTable::give_back(Operation* operation) {
   if (!operation->retired || !operation->released) return;
   const size_t slot = operation->ticket % kSlots;

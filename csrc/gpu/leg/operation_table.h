@@ -4,9 +4,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/operation.h"
 
 namespace bagua::device {
@@ -27,13 +27,13 @@ class OperationTable {
 
  private:
   static constexpr uint64_t kSlots = 1u << 20;  // tickets are a use of a slot: use * kSlots + slot
-  void give_back(Operation* operation);
+  void give_back(Operation* operation) REQUIRES(mutex_);
 
   Runtime* const runtime_;
-  std::mutex mutex_;  // guards what follows and Operation::ticket, retired, released
-  std::vector<std::unique_ptr<Operation>> all_;
-  std::vector<uint64_t> uses_;  // of every slot
-  std::vector<size_t> free_;
+  Mutex mutex_;  // also guards Operation::ticket, retired, released
+  std::vector<std::unique_ptr<Operation>> all_ GUARDED_BY(mutex_);
+  std::vector<uint64_t> uses_ GUARDED_BY(mutex_);  // of every slot
+  std::vector<size_t> free_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

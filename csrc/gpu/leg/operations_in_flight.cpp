@@ -21,13 +21,13 @@ Status OperationsInFlight::begin(Operation* operation) {
   if (operation->begun == nullptr) {
     if (Status status = runtime_->take_event(&operation->begun); !status) return status;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   queue_.push_back({operation, false, 0});
   return Status::ok();
 }
 
 void OperationsInFlight::enqueued(Operation* operation, bool ok) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = std::find_if(queue_.begin(), queue_.end(),
                                   [operation](const Entry& entry) { return entry.operation == operation; });
   if (found != queue_.end()) found->enqueued = true;
@@ -38,7 +38,7 @@ void OperationsInFlight::enqueued(Operation* operation, bool ok) {
 
 // Only settle() takes off what is enqueued.
 bool OperationsInFlight::first(Entry* out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (queue_.empty() || !queue_.front().enqueued) return false;
   *out = queue_.front();
   return true;
@@ -46,8 +46,8 @@ bool OperationsInFlight::first(Entry* out) {
 
 // Operations end in their order. CUDA reports the beginning of one, too, only when it is asked.
 void OperationsInFlight::settle() {
-  const std::unique_lock<std::mutex> alone(settling_, std::try_to_lock);
-  if (!alone) return;
+  if (!settling_.try_lock()) return;
+  const Lock alone(settling_, std::adopt_lock);
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   Entry entry{};
   while (first(&entry)) {
@@ -55,7 +55,7 @@ void OperationsInFlight::settle() {
     const bool begun = over || entry.begun_ns != 0 || cuda.event_query(entry.operation->begun) != kCudaNotReady;
     if (over) entry.operation->seen_done(now_ns());
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       if (begun && entry.begun_ns == 0) queue_.front().begun_ns = now_ns();
       if (over) queue_.pop_front();
     }
@@ -69,7 +69,7 @@ bool OperationsInFlight::clear() {
   wait_id_ = 0;
   if (poll_id_ != 0 && !runtime_->poller.remove(poll_id_)) return false;
   poll_id_ = 0;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (const Entry& entry : queue_) table_->retire(entry.operation);
   queue_.clear();
   return true;
@@ -77,7 +77,7 @@ bool OperationsInFlight::clear() {
 
 // The first one holds up those behind it.
 Waiting OperationsInFlight::look() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (queue_.empty() || queue_.front().begun_ns == 0) return {};
   const Entry& first = queue_.front();
   int64_t awaited = 0;

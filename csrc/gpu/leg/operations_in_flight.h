@@ -6,9 +6,9 @@
 #pragma once
 
 #include <deque>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.h"
 #include "gpu/leg/operation.h"
 #include "gpu/leg/operation_table.h"
 #include "gpu/leg/runtime.h"
@@ -44,9 +44,9 @@ class OperationsInFlight {
   OperationTable* const table_;
   const std::string members_;
 
-  std::mutex settling_;  // one thread settles; held across CUDA calls
-  std::mutex mutex_;     // guards the next one; never held across a CUDA call: `waiting` locks it
-  std::deque<Entry> queue_;
+  Mutex settling_;  // one thread settles; held across CUDA calls
+  Mutex mutex_;     // guards the next one; never held across a CUDA call: `waiting` locks it
+  std::deque<Entry> queue_ GUARDED_BY(mutex_);
 
   uint64_t wait_id_ = 0, poll_id_ = 0;  // constant until clear()
 };

@@ -12,20 +12,20 @@ constexpr int64_t kHangs = kNsPerS;
 }  // namespace
 
 uint64_t Poller::add(std::function<void()> look) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   looks_[next_] = std::move(look);
   return next_++;
 }
 
 bool Poller::remove(uint64_t id) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!back_.wait_for(lock, kLongest, [&] { return at_ != id; })) return false;
+  Lock lock(mutex_);
+  if (!back_.wait_for(lock, kLongest, [&]() REQUIRES(mutex_) { return at_ != id; })) return false;
   looks_.erase(id);
   return true;
 }
 
 void Poller::poll() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   for (auto it = looks_.begin(); it != looks_.end();) {
     const uint64_t id = at_ = it->first;
     since_ns_ = now_ns();
@@ -40,7 +40,7 @@ void Poller::poll() {
 }
 
 int64_t Poller::hanging_since() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return at_ != 0 && now_ns() > since_ns_ + kHangs ? since_ns_ : 0;
 }
 

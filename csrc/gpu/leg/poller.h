@@ -6,11 +6,11 @@
 // Thread safety: any thread; poll() one thread.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace bagua::device {
 
@@ -26,11 +26,11 @@ class Poller {
   int64_t hanging_since();
 
  private:
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable back_;
-  uint64_t next_ = 1, at_ = 0;  // at_: id of the look that is running; 0: none
-  int64_t since_ns_ = 0;        // it has been running
-  std::map<uint64_t, std::function<void()>> looks_;
+  Mutex mutex_;  // guards what follows
+  Condition back_;
+  uint64_t next_ = 1, at_ GUARDED_BY(mutex_) = 0;  // at_: id of the look that is running; 0: none
+  int64_t since_ns_ GUARDED_BY(mutex_) = 0;        // it has been running
+  std::map<uint64_t, std::function<void()>> looks_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

@@ -21,7 +21,7 @@ uint64_t rounded(uint64_t bytes) {
 }  // namespace
 
 bool Failure::fail(const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return false;
   reason_ = reason;
   failed_.store(true, std::memory_order_release);
@@ -30,19 +30,19 @@ bool Failure::fail(const std::string& reason) {
 }
 
 std::string Failure::reason() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return reason_;
 }
 
 uint64_t Failure::listen(std::function<void()> listener) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) listener();
   listeners_.emplace_back(next_, std::move(listener));
   return next_++;
 }
 
 void Failure::forget(uint64_t listener) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto is_it = [listener](const auto& entry) { return entry.first == listener; };
   listeners_.erase(std::remove_if(listeners_.begin(), listeners_.end(), is_it), listeners_.end());
 }
@@ -58,9 +58,11 @@ Runtime::~Runtime() {
 
 void Runtime::give_back() {
   OnDevice here(*this);
+  const Lock lock(mutex_);
   for (CudaEvent event : events_) libraries.cuda.event_destroy(event);
   for (const Spare& spare : spares_) libraries.cuda.release(spare.data);
   HostError ignored;  // the daemon may be gone, and with it the memory
+  const Lock made_lock(made_mutex_);
   for (const Pinned& memory : made_) {
     libraries.cuda.host_unregister(memory.data);
     static_cast<void>(host.free(host.client, memory.segment, &ignored));
@@ -161,7 +163,7 @@ void Runtime::fail_with_cause(const std::string& reason) {
 
 Status Runtime::take_event(CudaEvent* out) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (!events_.empty()) {
       *out = events_.back();
       events_.pop_back();
@@ -173,7 +175,7 @@ Status Runtime::take_event(CudaEvent* out) {
 
 void Runtime::put_event(CudaEvent event) {
   if (event == nullptr) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   events_.push_back(event);
 }
 
@@ -187,7 +189,7 @@ Status Runtime::take_pinned(uint64_t bytes, Pinned* out) {
   if (bytes == 0) return Status::ok();
   const uint64_t size = rounded(bytes);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     auto best = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->bytes >= size && (best == idle_.end() || it->bytes < best->bytes)) best = it;
@@ -213,7 +215,7 @@ Status Runtime::take_pinned(uint64_t bytes, Pinned* out) {
     return status;
   }
   counters.pinned_bytes.fetch_add(made.bytes);
-  std::lock_guard<std::mutex> lock(made_mutex_);
+  const Lock lock(made_mutex_);
   made_.push_back(made);
   *out = made;
   return Status::ok();
@@ -221,13 +223,13 @@ Status Runtime::take_pinned(uint64_t bytes, Pinned* out) {
 
 void Runtime::put_pinned(Pinned memory) {
   if (memory.data == nullptr) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   idle_.push_back(memory);
 }
 
 Status Runtime::allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto fits = [bytes](const Spare& spare) { return bytes <= spare.bytes && spare.bytes / 4 <= bytes; };
     const auto found = std::find_if(spares_.begin(), spares_.end(), fits);
     if (found != spares_.end()) {
@@ -245,7 +247,7 @@ Status Runtime::allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* tota
 }
 
 void Runtime::keep(void* data, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   spares_.push_back({data, bytes});
 }
 

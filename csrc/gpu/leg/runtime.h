@@ -14,13 +14,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/host_api.h"
 #include "gpu/leg/api/libraries.h"
@@ -46,10 +45,10 @@ class Failure {
 
  private:
   std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;  // guards what follows; held while listeners run
-  std::string reason_;
-  uint64_t next_ = 1;
-  std::vector<std::pair<uint64_t, std::function<void()>>> listeners_;
+  mutable Mutex mutex_;  // guards what follows; held while listeners run
+  std::string reason_ GUARDED_BY(mutex_);
+  uint64_t next_ GUARDED_BY(mutex_) = 1;
+  std::vector<std::pair<uint64_t, std::function<void()>>> listeners_ GUARDED_BY(mutex_);
 };
 
 struct LegCounters {
@@ -129,12 +128,12 @@ class Runtime {
     uint64_t bytes;
   };
 
-  std::mutex mutex_;  // guards the next three
-  std::vector<CudaEvent> events_;
-  std::vector<Pinned> idle_;
-  std::vector<Spare> spares_;
-  std::mutex made_mutex_;  // guards the next one
-  std::vector<Pinned> made_;
+  Mutex mutex_;  // guards the next three
+  std::vector<CudaEvent> events_ GUARDED_BY(mutex_);
+  std::vector<Pinned> idle_ GUARDED_BY(mutex_);
+  std::vector<Spare> spares_ GUARDED_BY(mutex_);
+  Mutex made_mutex_;  // guards the next one
+  std::vector<Pinned> made_ GUARDED_BY(made_mutex_);
 };
 
 // The device of this thread is the leg's as long as it lives, and what it asks of CUDA spoils no capture of a graph

@@ -7,7 +7,7 @@
 namespace bagua::device {
 
 void SlotQueue::enter(Operation* operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (taken_ == kMost) {
     queue_.push_back(operation);
     return;
@@ -17,7 +17,7 @@ void SlotQueue::enter(Operation* operation) {
 }
 
 void SlotQueue::free_one() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (queue_.empty()) {
     --taken_;
     return;
@@ -28,7 +28,7 @@ void SlotQueue::free_one() {
 }
 
 void SlotQueue::forget(const StagedRoute* staged) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto theirs = [staged](const Operation* operation) { return operation->staged == staged; };
   queue_.erase(std::remove_if(queue_.begin(), queue_.end(), theirs), queue_.end());
 }

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <deque>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "channel/layout.h"
 
 namespace bagua::device {
@@ -28,9 +28,9 @@ class SlotQueue {
  private:
   static constexpr uint32_t kMost = kSlots * 3 / 4;  // the others are for operations on the host's memory
 
-  std::mutex mutex_;  // guards what follows; held while operations leave, so that they do in their order
-  uint32_t taken_ = 0;
-  std::deque<Operation*> queue_;
+  Mutex mutex_;  // guards what follows; held while operations leave, so that they do in their order
+  uint32_t taken_ GUARDED_BY(mutex_) = 0;
+  std::deque<Operation*> queue_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

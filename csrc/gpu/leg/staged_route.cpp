@@ -71,11 +71,11 @@ Status StagedRoute::submit(Operation* operation, CudaEvent begin) {
   operation->enqueued = false;
   CudaEvent copied = nullptr;
   if (Status status = runtime_->take_event(&copied); !status) return status;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   operation->sequence = ++sequence_;
   // From here on the operation belongs to the route's thread, whatever fails: CUDA may hold a pointer to it.
   {
-    std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+    const Lock queue_lock(queue_mutex_);
     queue_.push_back(operation);
   }
   Status status = enqueue_out(operation, begin);
@@ -84,7 +84,7 @@ Status StagedRoute::submit(Operation* operation, CudaEvent begin) {
   if (status) status = enqueue_in(operation, copied);
   runtime_->put_event(copied);
   {
-    std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+    const Lock queue_lock(queue_mutex_);
     operation->enqueued = true;
     changed_.notify_all();
   }
@@ -135,7 +135,7 @@ void StagedRoute::submit_to_daemon(Operation* operation) {
     status = runtime_->host_status(host.submit(host.client, &operation->descriptor, &ticket, &error), error);
   }
   if (!status) runtime_->failure.fail(status.message());
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   operation->host_ticket = ticket;
   operation->stage = status ? Operation::Stage::kAtHost : Operation::Stage::kFailed;
   changed_.notify_all();
@@ -143,7 +143,7 @@ void StagedRoute::submit_to_daemon(Operation* operation) {
 
 // The daemon has ended the oldest one.
 void StagedRoute::release(Operation* operation) {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   queue_.pop_front();
   landing_.push_back(operation);
   progress_ns_ = now_ns();
@@ -152,18 +152,18 @@ void StagedRoute::release(Operation* operation) {
 }
 
 void StagedRoute::release_all() {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   word_->store(word_->load() + kAllPassed);
   changed_.notify_all();
 }
 
 // Waits for the oldest operation that has left the device; false: the route closes.
 bool StagedRoute::next(Operation** operation) {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  const auto left_device = [this] {
+  Lock lock(queue_mutex_);
+  const auto left_device = [this]() REQUIRES(queue_mutex_) {
     return !queue_.empty() && queue_.front()->enqueued && queue_.front()->stage != Operation::Stage::kCopying;
   };
-  const auto ready = [&] { return closing_ || runtime_->failure.failed() || left_device(); };
+  const auto ready = [&]() REQUIRES(queue_mutex_) { return closing_ || runtime_->failure.failed() || left_device(); };
   changed_.wait(lock, ready);
   if (runtime_->failure.failed() || !left_device()) return false;
   *operation = queue_.front();
@@ -191,12 +191,12 @@ void StagedRoute::serve() {
 
 // Retires operations whose results have arrived, unless the leg has failed: what was set free may still write.
 void StagedRoute::reap() {
-  const std::unique_lock<std::mutex> alone(reaping_, std::try_to_lock);
-  if (!alone) return;
+  if (!reaping_.try_lock()) return;
+  const Lock alone(reaping_, std::adopt_lock);
   while (!runtime_->failure.failed()) {
     Operation* operation = nullptr;
     {
-      std::lock_guard<std::mutex> lock(queue_mutex_);
+      const Lock lock(queue_mutex_);
       if (landing_.empty()) return;
       operation = landing_.front();
     }
@@ -208,7 +208,7 @@ void StagedRoute::reap() {
     }
     operation->seen_done(now_ns());
     {
-      std::lock_guard<std::mutex> lock(queue_mutex_);
+      const Lock lock(queue_mutex_);
       landing_.pop_front();
     }
     retire(operation);
@@ -222,18 +222,18 @@ void StagedRoute::retire(Operation* operation) {
 }
 
 void StagedRoute::wait_empty() {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  changed_.wait(lock, [this] { return queue_.empty() || runtime_->failure.failed(); });
+  Lock lock(queue_mutex_);
+  changed_.wait(lock, [this]() REQUIRES(queue_mutex_) { return queue_.empty() || runtime_->failure.failed(); });
 }
 
 bool StagedRoute::empty() {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   return queue_.empty();
 }
 
 // The daemon knows who waits for whom.
 Waiting StagedRoute::look() {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   Waiting found;
   for (const Operation* operation : queue_) {
     const int64_t awaited = operation->awaited_ns.load(std::memory_order_relaxed);
@@ -259,7 +259,7 @@ bool StagedRoute::drained() {
 bool StagedRoute::close() {
   if (thread_.joinable()) {
     {
-      std::lock_guard<std::mutex> lock(queue_mutex_);
+      const Lock lock(queue_mutex_);
       closing_ = true;
       changed_.notify_all();
     }
@@ -270,10 +270,14 @@ bool StagedRoute::close() {
   if (poll_id_ != 0 && !runtime_->poller.remove(poll_id_)) return false;
   if (!drained()) return false;
   runtime_->slots.forget(this);
-  landing_.insert(landing_.end(), queue_.begin(), queue_.end());
-  queue_.clear();
-  for (Operation* operation : landing_) retire(operation);
-  landing_.clear();
+  std::deque<Operation*> left;
+  {
+    const Lock lock(queue_mutex_);
+    left.swap(landing_);
+    left.insert(left.end(), queue_.begin(), queue_.end());
+    queue_.clear();
+  }
+  for (Operation* operation : left) retire(operation);
   runtime_->put_pinned(word_memory_);
   word_memory_ = {};
   return true;

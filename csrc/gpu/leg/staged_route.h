@@ -15,14 +15,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/operation.h"
 #include "gpu/leg/runtime.h"
 
@@ -75,17 +74,17 @@ class StagedRoute {
   DriverAddress word_on_device_ = 0;
   Pinned word_memory_;
 
-  std::mutex mutex_;       // guards the next one and the order of enqueuing
-  uint32_t sequence_ = 0;  // of the newest operation
+  Mutex mutex_;                               // guards the next one and the order of enqueuing
+  uint32_t sequence_ GUARDED_BY(mutex_) = 0;  // of the newest operation
 
-  std::mutex reaping_;  // one thread reaps; held across CUDA calls
+  Mutex reaping_;  // one thread reaps; held across CUDA calls
 
-  std::mutex queue_mutex_;  // guards what follows; taken by host functions
-  std::condition_variable changed_;
-  std::deque<Operation*> queue_;  // submitted; thread_ takes them off
-  bool closing_ = false;
-  int64_t progress_ns_ = 0;         // when the daemon last ended one
-  std::deque<Operation*> landing_;  // the result is on its way to dst; reap() takes them off
+  Mutex queue_mutex_;  // guards what follows; taken by host functions
+  Condition changed_;
+  std::deque<Operation*> queue_ GUARDED_BY(queue_mutex_);  // submitted; thread_ takes them off
+  bool closing_ GUARDED_BY(queue_mutex_) = false;
+  int64_t progress_ns_ GUARDED_BY(queue_mutex_) = 0;         // when the daemon last ended one
+  std::deque<Operation*> landing_ GUARDED_BY(queue_mutex_);  // the result is on its way to dst; reap() takes them off
 
   std::thread thread_;
 };

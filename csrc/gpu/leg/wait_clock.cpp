@@ -5,18 +5,18 @@
 namespace bagua::device {
 
 uint64_t WaitClock::add(std::function<Waiting()> look) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   looks_[next_] = std::move(look);
   return next_++;
 }
 
 void WaitClock::remove(uint64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   looks_.erase(id);
 }
 
 Waiting WaitClock::longest() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   Waiting found;
   for (const auto& [id, look] : looks_) {
     Waiting one = look();

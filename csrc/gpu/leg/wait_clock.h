@@ -9,8 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace bagua::device {
 
@@ -42,9 +43,9 @@ class WaitClock {
   };
 
  private:
-  std::mutex mutex_;  // guards what follows; held while `look` runs
-  uint64_t next_ = 1;
-  std::map<uint64_t, std::function<Waiting()>> looks_;
+  Mutex mutex_;  // guards what follows; held while `look` runs
+  uint64_t next_ GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::function<Waiting()>> looks_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

@@ -34,9 +34,9 @@ bool Watcher::stop() {
   listener_ = wait_id_ = 0;
   if (runtime_->failure.failed()) abort_all();
   if (!looking_.joinable()) return !runtime_->stuck.load();
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   changed_.notify_all();
-  const bool over = changed_.wait_for(lock, kLastLook, [this] { return looked_; });
+  const bool over = changed_.wait_for(lock, kLastLook, [this]() REQUIRES(mutex_) { return looked_; });
   lock.unlock();
   if (over) {
     looking_.join();
@@ -62,7 +62,7 @@ void Watcher::look_periodically() {
     Status status = here.status();
     if (status) status = open_probe();
     if (!status) runtime_->failure.fail(status.message());
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     while (!stopping_.load() && !runtime_->failure.failed()) {
       lock.unlock();
       look();
@@ -72,7 +72,7 @@ void Watcher::look_periodically() {
     lock.unlock();
     runtime_->put_event(probe_);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   looked_ = true;
   changed_.notify_all();
 }
@@ -109,17 +109,17 @@ void Watcher::abort_all() {
 }
 
 std::vector<std::shared_ptr<NcclHandle>> Watcher::handles() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return handles_;
 }
 
 void Watcher::add(std::shared_ptr<NcclHandle> handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   handles_.push_back(std::move(handle));
 }
 
 void Watcher::remove(const std::shared_ptr<NcclHandle>& handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end());
 }
 

@@ -7,12 +7,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gpu/leg/nccl_handle.h"
 #include "gpu/leg/runtime.h"
 
@@ -46,10 +45,10 @@ class Watcher {
   std::atomic<bool> stopping_{false};
   CudaEvent probe_ = nullptr;  // recorded once; the looking thread's
   std::thread thread_, looking_;
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  bool looked_ = false;  // the looking thread is over
-  std::vector<std::shared_ptr<NcclHandle>> handles_;
+  Mutex mutex_;  // guards what follows
+  Condition changed_;
+  bool looked_ GUARDED_BY(mutex_) = false;  // the looking thread is over
+  std::vector<std::shared_ptr<NcclHandle>> handles_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua::device

@@ -1,0 +1,86 @@
+"""Checks with Clang that guarded members are used with their mutex locked (csrc/core/base/thread_annotations.h)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import native_build as native
+
+CLANG = shutil.which("clang++")
+FLAGS = ["-std=c++17", "-fsyntax-only", "-Wthread-safety", "-Werror=thread-safety", *native.INCLUDES]
+PYTHON_ONLY = {"module.cpp", "low_rank_module.cpp"}  # they need Python's headers
+GUARDED = """
+#include "base/mutex.h"
+class Counter {
+ public:
+  void add() { %s ++count_; }
+ private:
+  bagua::Mutex mutex_;
+  int count_ GUARDED_BY(mutex_) = 0;
+};
+"""
+
+
+def units() -> dict[str, list[Path]]:
+    """Files to parse at once: those of a folder of the core, whose names without linkage differ; else one file."""
+    found = {f"core/{folder.name}": sorted(folder.glob("*.cpp")) for folder in sorted(native.CORE.iterdir())}
+    found.pop("core/bindings")
+    for folder in ("gpu/leg", "nccl_net"):
+        for path in sorted((native.CSRC / folder).rglob("*.cpp")):
+            found[str(path.relative_to(native.CSRC))] = [path] if path.name not in PYTHON_ONLY else []
+    return {name: files for name, files in found.items() if any(_locks(path) for path in files)}
+
+
+def _locks(path: Path) -> bool:
+    return native.CORE / "base" / "mutex.h" in native.with_headers(path)
+
+
+def check(source: Path) -> subprocess.CompletedProcess[str]:
+    """Parses one file."""
+    if CLANG is None:
+        pytest.skip("no clang++ (apt-get install clang)")
+    return subprocess.run([CLANG, *FLAGS, str(source)], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("name", "files"), units().items(), ids=units().keys())
+def test_guarded_members_are_used_under_their_mutex(name: str, files: list[Path], tmp_path: Path) -> None:
+    """Each unit compiles with Clang, without a finding."""
+    joined = tmp_path / "joined.cpp"
+    joined.write_text("".join(f'#include "{path}"\n' for path in files))
+    result = check(joined)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("lock", "code"), [("bagua::Lock lock(mutex_);", 0), ("", 1)])
+def test_a_lock_that_is_left_out_is_found(lock: str, code: int, tmp_path: Path) -> None:
+    source = tmp_path / "counter.cpp"
+    source.write_text(GUARDED % lock)
+    result = check(source)
+    assert result.returncode == code, result.stderr
+    assert ("requires holding mutex 'mutex_'" in result.stderr) == bool(code)
+
+
+def test_a_lock_left_out_of_the_leg_is_found(tmp_path: Path) -> None:
+    """The same in a real file: one of its locks is taken away."""
+    text = (native.CSRC / "gpu" / "leg" / "slot_queue.cpp").read_text()
+    changed = tmp_path / "slot_queue.cpp"
+    changed.write_text(text.replace("  const Lock lock(mutex_);\n", "", 1))
+    result = check(changed)
+    assert result.returncode == 1
+    assert "requires holding mutex 'mutex_'" in result.stderr
+
+
+def test_mutexes_are_those_that_clang_knows() -> None:
+    """std::mutex has no attributes here: what it guards would not be checked."""
+    plain = re.compile(r"std::(recursive_|shared_)?mutex\b|std::condition_variable\b")
+    home = native.CORE / "base" / "mutex.h"
+    paths = [path for path in native.CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu") and path != home]
+    found = [str(path.relative_to(native.CSRC)) for path in sorted(paths) if plain.search(path.read_text())]
+    assert [path for path in found if not path.startswith("tools/")] == []
