@@ -153,6 +153,8 @@ class JobRecord:
     master_port: int = 0
     job_key: bytes = field(default=b"", repr=False)
     hosts: tuple[HostRecord, ...] = ()
+    # By node. Shared with the records that follow this one, so it is checked at each use.
+    _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def ranks(self) -> tuple[RankRecord, ...]:
@@ -160,8 +162,13 @@ class JobRecord:
         return tuple(rank for host in self.hosts for rank in host.ranks)
 
     def host_index(self, node_id: str) -> int | None:
-        """Which of the hosts the node is."""
-        return next((host.index for host in self.hosts if host.node_id == node_id), None)
+        """The index of the host on this node. None: the node is not in the job."""
+        index = self._indices.get(node_id)
+        if index is None or index >= len(self.hosts) or self.hosts[index].node_id != node_id:
+            self._indices.clear()
+            self._indices.update((host.node_id, host.index) for host in self.hosts)
+            index = self._indices.get(node_id)
+        return index
 
     @property
     def waiting(self) -> str:

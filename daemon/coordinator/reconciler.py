@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,6 @@ from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import (
     Change,
-    HostRecord,
     JobRecord,
     JobState,
     LocalJob,
@@ -390,14 +390,17 @@ class Reconciler:
 
     async def _tell(self, job: JobRecord) -> None:
         """In parts: each directive wakes a stream."""
-        for start in range(0, len(job.hosts), _YIELD_EVERY):
-            if start:
-                await asyncio.sleep(0)
-            self._tell_hosts(job, job.hosts[start : start + _YIELD_EVERY])
+        with self._alone(job):
+            order = self._sessions.order(job)
+            for start in range(0, len(job.hosts), _YIELD_EVERY):
+                if start:
+                    await asyncio.sleep(0)
+                self._sessions.tell(job.job_id, job.hosts[start : start + _YIELD_EVERY], order)
 
-    def _tell_hosts(self, job: JobRecord, hosts: Sequence[HostRecord]) -> None:
+    @contextmanager
+    def _alone(self, job: JobRecord) -> Iterator[None]:
         try:
-            self._sessions.tell(job, hosts)
+            yield
         except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
             self._note_fault(Fault(job.job_id, "tell", error))
             self._inbox.faults[job.job_id] = fault_reason("tell", error)
@@ -415,7 +418,9 @@ class Reconciler:
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
             if job is not None:
-                self._tell_hosts(job, [host for host in job.hosts if host.node_id == node_id])
+                with self._alone(job):
+                    of_node = [host for host in job.hosts if host.node_id == node_id]
+                    self._sessions.tell(job_id, of_node, self._sessions.order(job))
         self.look(self._board.on_node(node_id))
         _settle(came.done, restarted)
 

@@ -6,7 +6,7 @@ Everything here lives in memory, on the event loop; nothing waits for a slow pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from bagua.daemon.coordinator.directives import Order, concerns, wish
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord
@@ -120,19 +120,19 @@ class Sessions:
             if now >= session.heard_clock + lease_s:
                 session.close(f"nothing was heard of this daemon for {lease_s:g} s")
 
-    def tell(self, job: JobRecord, hosts: Sequence[HostRecord]) -> None:
-        """Tells these hosts of ``job`` what they should do now, those that are connected."""
-        order = self._order(job)
+    def tell(self, job_id: str, hosts: Iterable[HostRecord], order: Order | None) -> None:
+        """Passes ``order`` about a job on to these of its hosts, as far as they are connected."""
         for host in hosts:
             session = self._sessions.get(host.node_id)
             if session is not None:
-                session.order(job.job_id, host, order)
+                session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:
         """The job is no more."""
         self._orders.pop(job_id, None)
 
-    def _order(self, job: JobRecord) -> Order | None:
+    def order(self, job: JobRecord) -> Order | None:
+        """The directive for the hosts of ``job`` as it is now. The same object as before if nothing is new."""
         now = wish(job)
         before = self._orders.get(job.job_id)
         if now is None or (job.state.terminal and all(not concerns(now, host) for host in job.hosts)):

@@ -30,18 +30,18 @@ async def test_a_wish_is_told_once_per_session():
     sessions.add(session)
     job = placed()
     for _ in range(3):
-        sessions.tell(job, job.hosts)
+        sessions.tell(job.job_id, job.hosts, sessions.order(job))
     assert session.outgoing.qsize() == 1
     run = node_pb2.Directive.FromString(session.outgoing.get_nowait()).run
     assert (run.job_id, run.host_index, run.spec.entry) == ("job-1", 0, "t.py")
     stopping = replace(job, state=JobState.STOPPING, reason="why", outcome=JobState.FAILED)
-    sessions.tell(stopping, stopping.hosts)
-    sessions.tell(stopping, stopping.hosts)
+    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
+    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
     assert node_pb2.Directive.FromString(session.outgoing.get_nowait()).stop.reason == "why"
     newer = NodeSession("a", "boot", "h")
     sessions.add(newer)
     assert session.closed.is_set() and not sessions.remove(session)
-    sessions.tell(stopping, stopping.hosts)
+    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
     assert newer.outgoing.qsize() == 1 and sessions.get("a") is newer
     assert sessions.remove(newer) and len(sessions) == 0
 
