@@ -44,8 +44,8 @@ class WeightBucket(PlanBucket):
                 parameter.data = part
 
     def refresh(self) -> None:
-        """Takes in again parameters that have other memory now (``parameter.data = ...``). Raises BaguaError for those of
-        another shape, dtype or device."""
+        """Takes in again parameters that have other memory now (``parameter.data = ...``). Raises BaguaError for
+        parameters that have another shape, dtype or device."""
         if self.guarded:
             return
         moved = []
