@@ -22,12 +22,12 @@ from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.leash import LeashWatch
 from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.process import Reaper, end_children
-from bagua.daemon.node.registry import Jobs
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder

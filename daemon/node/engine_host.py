@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import bagua.csrc
 from bagua.base import net_plugin
 from bagua.base.address import join_address
-from bagua.daemon.node.plan import Plan
+from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.settings import WireSettings
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class CoreHost:
         return await asyncio.shield(self.start_loading())
 
 
-async def wanted_plugin(plan: Plan, base: Mapping[str, str]) -> Path | None:
+async def wanted_plugin(spec: JobSpecification, base: Mapping[str, str]) -> Path | None:
     """NCCL's network plugin, built if need be, where the job or this daemon (``base``) asks for it. Raises ConfigError
     and BuildError."""
-    if not net_plugin.wanted({**base, **plan.program.env}):
+    if not net_plugin.wanted({**base, **spec.program.env}):
         return None
     library = await in_thread(bagua.csrc.net_plugin)
     net_plugin.variables(library, base)  # what can't be set is told before a rank is started
@@ -59,19 +59,25 @@ async def wanted_plugin(plan: Plan, base: Mapping[str, str]) -> Path | None:
 
 
 async def make_engine(
-    core: Any, plan: Plan, *, data_socket: Path, data_host: str, tokens: dict[int, bytes], wire: WireSettings
+    core: Any,
+    spec: JobSpecification,
+    *,
+    data_socket: Path,
+    data_host: str,
+    tokens: dict[int, bytes],
+    wire: WireSettings,
 ) -> core.Engine:
     """The engine of one generation of a job, listening. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
     return await in_thread(
         lambda: core.Engine(
-            job_id=plan.job_id,
-            generation=plan.generation,
-            host_index=plan.host_index,
-            hosts=[list(host.ranks) for host in plan.hosts],
+            job_id=spec.job_id,
+            generation=spec.generation,
+            host_index=spec.host_index,
+            hosts=[list(host.ranks) for host in spec.hosts],
             data_socket=str(data_socket),
             tokens=tokens,
-            job_key=plan.job_key,
+            job_key=spec.job_key,
             listen=join_address(data_host, 0),
             zero_copy=wire.zero_copy,
             measure_ring=wire.measure_ring,

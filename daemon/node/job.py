@@ -19,10 +19,10 @@ from bagua.base.errors import BaguaError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import events, launch, state, transitions
 from bagua.daemon.node.engine_host import CoreHost, in_thread, make_engine, wanted_plugin
+from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
 from bagua.daemon.node.log_file import LogFile, LogLimits, log_path
 from bagua.daemon.node.logs import RankOutput
-from bagua.daemon.node.plan import Plan
 from bagua.daemon.node.proc import marks_of, start_time
 from bagua.daemon.node.process import ProcessWatch, Reaper, kill_members, signal_group
 from bagua.daemon.node.runtime_dir import data_socket, remove_sockets
@@ -76,17 +76,17 @@ class Job:
     ``on_report`` is called whenever what the coordinator should know has changed.
     """
 
-    def __init__(self, plan: Plan, node: NodeContext, on_report: Callable[[str], None]) -> None:
-        self.plan = plan
+    def __init__(self, spec: JobSpecification, node: NodeContext, on_report: Callable[[str], None]) -> None:
+        self.spec = spec
         self.state = state.new_job(
-            node.node_id, plan.ranks, adopt=plan.adopt, grace_s=plan.stop_grace_s, join_s=plan.join_timeout_s
+            node.node_id, spec.ranks, adopt=spec.adopt, grace_s=spec.stop_grace_s, join_s=spec.join_timeout_s
         )
         self.engine: core.Engine | None = None
-        self.data_socket = data_socket(node.socket_folder, plan.job_id, plan.generation)
-        self.tokens = {rank: secrets.token_bytes(32) for rank in plan.ranks}
+        self.data_socket = data_socket(node.socket_folder, spec.job_id, spec.generation)
+        self.tokens = {rank: secrets.token_bytes(32) for rank in spec.ranks}
         self._node = node
         self._on_report = on_report
-        self._log = node.log.bind(job=plan.job_id, generation=plan.generation)
+        self._log = node.log.bind(job=spec.job_id, generation=spec.generation)
         self._loop = asyncio.get_running_loop()
         self._core: Any = None
         self._plugin: Path | None = None
@@ -109,11 +109,11 @@ class Job:
 
     @property
     def job_id(self) -> str:
-        return self.plan.job_id
+        return self.spec.job_id
 
     @property
     def generation(self) -> int:
-        return self.plan.generation
+        return self.spec.generation
 
     @property
     def stopped(self) -> bool:
@@ -126,7 +126,7 @@ class Job:
         return bool(self.state.alive) or self.state.phase in preparing_or_ending
 
     def start(self) -> None:
-        self._log.info("job begins", ranks=list(self.plan.ranks), adopt=self.plan.adopt)
+        self._log.info("job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt)
         self._run(self._prepare())
 
     def post(self, event: events.Event) -> None:
@@ -186,7 +186,7 @@ class Job:
         self._joined[rank] = pid
         self._memory.setdefault(rank, MemoryWatch(pid))
         self.post(events.RankJoined(rank, pid))
-        if self.plan.adopt and rank not in self._watches:
+        if self.spec.adopt and rank not in self._watches:
             with contextlib.suppress(
                 OSError
             ):  # it has died already, or lives in another pid namespace: the core will know
@@ -272,16 +272,16 @@ class Job:
             self.post(events.EngineReady(self.engine.address()))
 
     async def _check_and_make_engine(self) -> None:
-        if not self.plan.adopt:
-            await in_thread(lambda: launch.check_program(self.plan.program, self._node.environment))
-            self._secrets = await in_thread(lambda: launch.read_secrets(self.plan.program, self._node.node_id))
-            self._plugin = await wanted_plugin(self.plan, self._node.environment)
+        if not self.spec.adopt:
+            await in_thread(lambda: launch.check_program(self.spec.program, self._node.environment))
+            self._secrets = await in_thread(lambda: launch.read_secrets(self.spec.program, self._node.node_id))
+            self._plugin = await wanted_plugin(self.spec, self._node.environment)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         await self._save()  # before anything is started: the next life must find it
         self._core = await self._node.core.load()
         self.engine = await make_engine(
             self._core,
-            self.plan,
+            self.spec,
             data_socket=self.data_socket,
             data_host=self._node.data_host,
             wire=self._node.wire,
@@ -290,11 +290,11 @@ class Job:
         self._loop.add_reader(self.engine.event_fd(), self._take_engine_events)
 
     def _spawn_ranks(self) -> None:
-        for rank in self.plan.ranks:
+        for rank in self.spec.ranks:
             try:
                 pid = self._spawn(rank)
             except OSError as error:
-                command = launch.command(self.plan.program)
+                command = launch.command(self.spec.program)
                 words = disk_words(error) if error.errno in FULL else error
                 text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {words}"
                 self.post(events.SpawnFailed(rank, text))
@@ -309,9 +309,9 @@ class Job:
         stdout, stderr = output.open()
         try:
             pid: int = self._core.spawn(
-                launch.command(self.plan.program),
+                launch.command(self.spec.program),
                 launch.environment(
-                    self.plan,
+                    self.spec,
                     rank,
                     base=self._node.environment,
                     secrets=self._secrets,
@@ -319,7 +319,7 @@ class Job:
                     cache=self._node.cache,
                     plugin=self._plugin,
                 ),
-                str(launch.work_folder(self.plan.program)),
+                str(launch.work_folder(self.spec.program)),
                 stdout,
                 stderr,
             )
@@ -366,7 +366,7 @@ class Job:
             match event["kind"]:
                 case "joined":
                     self.post(events.RankConnected(rank))
-                    if self.plan.adopt and (watch := self._watches.pop(rank, None)):
+                    if self.spec.adopt and (watch := self._watches.pop(rank, None)):
                         watch.close()  # from now on the core's connection tells
                 case "left":
                     self.post(events.RankLeft(rank, time.time()))
@@ -395,7 +395,7 @@ class Job:
             self.post(events.EngineClosed())
 
     async def _kill_leftovers(self) -> None:
-        if self.plan.adopt:
+        if self.spec.adopt:
             return
         leaders = {rank.pid: self._start_times[rank.rank] for rank in self.state.ranks if rank.pid}
         left = await kill_members(leaders, marks_of(self.job_id, self._node.rank_socket), LEFTOVER_KILL_S)
@@ -449,7 +449,7 @@ class Job:
         ranks = tuple(
             RankEntry(
                 rank=rank.rank,
-                local_rank=self.plan.ranks.index(rank.rank),
+                local_rank=self.spec.ranks.index(rank.rank),
                 pid=rank.pid,
                 start_time=self._start_times.get(rank.rank, 0),
                 exited=rank.phase is RankPhase.EXITED,
@@ -463,7 +463,7 @@ class Job:
         return JobEntry(
             job_id=self.job_id,
             generation=self.generation,
-            adopt=self.plan.adopt,
+            adopt=self.spec.adopt,
             rank_socket=str(self._node.rank_socket),
             ranks=ranks,
             ended=self.stopped,
@@ -473,7 +473,7 @@ class Job:
     def _rank_status(self, rank: state.Rank, with_tail: bool) -> common_pb2.RankStatus:
         return common_pb2.RankStatus(
             rank=rank.rank,
-            local_rank=self.plan.ranks.index(rank.rank),
+            local_rank=self.spec.ranks.index(rank.rank),
             node_id=self._node.node_id,
             state=_RANK_STATES[rank.phase],
             pid=rank.pid,

@@ -17,7 +17,7 @@ MAX_GRACE_S = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
-class PlanError(ValueError):
+class SpecificationError(ValueError):
     """A directive that can't be carried out; the message says which field and why."""
 
 
@@ -44,7 +44,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobSpecification:
     """One generation of one job as this node sees it. Constant, but for the peers that become known later."""
 
     job_id: str
@@ -83,18 +83,18 @@ def clamp_grace(seconds: float) -> float:
     return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0
 
 
-def parse_plan(run: node_pb2.RunJob) -> Plan:
-    """Checks a RunJob. Raises PlanError."""
+def parse_specification(run: node_pb2.RunJob) -> JobSpecification:
+    """Checks a RunJob. Raises SpecificationError."""
     if not is_safe_name(run.job_id):
-        raise PlanError(f"the job id {run.job_id[:200]!r} can't be used as a file name")
+        raise SpecificationError(f"the job id {run.job_id[:200]!r} can't be used as a file name")
     hosts = _parse_hosts(run)
     if len(run.job_key) != 32:
-        raise PlanError(f"the job key has {len(run.job_key)} bytes, not 32")
+        raise SpecificationError(f"the job key has {len(run.job_key)} bytes, not 32")
     if run.master_port > 65535:
-        raise PlanError(f"MASTER_PORT {run.master_port} is not a port")
+        raise SpecificationError(f"MASTER_PORT {run.master_port} is not a port")
     spec = run.spec
     grace = clamp_grace(spec.stop_grace_s)
-    return Plan(
+    return JobSpecification(
         job_id=run.job_id,
         generation=run.generation,
         host_index=run.host_index,
@@ -117,13 +117,13 @@ def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
 
 def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
     if not 0 < len(run.hosts) <= MAX_HOSTS or run.host_index >= len(run.hosts):
-        raise PlanError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
+        raise SpecificationError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
     hosts = tuple(Host(host.node_id, tuple(sorted(host.ranks))) for host in run.hosts)
     ranks = sorted(rank for host in hosts for rank in host.ranks)
     if ranks != list(range(len(ranks))) or not all(host.ranks for host in hosts):
-        raise PlanError("the ranks of the hosts are not 0, 1, … without gaps")
+        raise SpecificationError("the ranks of the hosts are not 0, 1, … without gaps")
     if len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
-        raise PlanError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
+        raise SpecificationError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
     return hosts
 
 
@@ -131,14 +131,14 @@ def _parse_program(spec: common_pb2.JobSpec) -> Program:
     env = dict(spec.env)
     for key, value in [*env.items(), *spec.secret_env.items()]:
         if not key or "=" in key or "\0" in key or "\0" in value:
-            raise PlanError(f"the environment variable {key[:200]!r} can't be set")
+            raise SpecificationError(f"the environment variable {key[:200]!r} can't be set")
     if sum(len(key) + len(value) for key, value in env.items()) > MAX_ENVIRONMENT_BYTES:
-        raise PlanError(f"the environment of the job has more than {MAX_ENVIRONMENT_BYTES} characters")
+        raise SpecificationError(f"the environment of the job has more than {MAX_ENVIRONMENT_BYTES} characters")
     texts = [spec.entry, spec.workdir, spec.python, *spec.args]
     if any("\0" in text for text in texts):
-        raise PlanError("a zero byte in the command line")
+        raise SpecificationError("a zero byte in the command line")
     if not spec.entry and not spec.adopt:
-        raise PlanError("the job names no script or program")
+        raise SpecificationError("the job names no script or program")
     return Program(
         entry=spec.entry,
         is_module=spec.is_module,

@@ -13,9 +13,15 @@ from typing import Any
 from bagua.base.disk import disk_words
 from bagua.daemon.node import events
 from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.job_specification import (
+    SpecificationError,
+    clamp_grace,
+    is_safe_name,
+    parse_peers,
+    parse_specification,
+)
 from bagua.daemon.node.journal import JobEntry, end_leftovers
 from bagua.daemon.node.log_file import LogFile, log_path
-from bagua.daemon.node.plan import PlanError, clamp_grace, is_safe_name, parse_peers, parse_plan
 from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2
 
@@ -154,26 +160,26 @@ class Jobs:
 
     def _begin(self, directive: node_pb2.RunJob) -> None:
         try:
-            plan = parse_plan(directive)
-        except PlanError as error:
+            spec = parse_specification(directive)
+        except SpecificationError as error:
             text = f"node {self._node.node_id} can't run the job: {error}"
             self._node.log.error("a directive is refused", job=directive.job_id, error=str(error))
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation, error=text))
             self._on_report(directive.job_id)
             return
-        job = Job(plan, self._node, self._on_report)
-        self._held.pop(plan.job_id, None)  # the newest last
-        self._held[plan.job_id] = job
+        job = Job(spec, self._node, self._on_report)
+        self._held.pop(spec.job_id, None)  # the newest last
+        self._held[spec.job_id] = job
         job.start()
         if peers := parse_peers(directive):
             job.post(events.PeersKnown(peers))
-        self._on_report(plan.job_id)
+        self._on_report(spec.job_id)
         self._spawn_task(self._announce())
 
     def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
         first = held.job_id not in self._next
         self._next[held.job_id] = directive
-        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.plan.stop_grace_s))
+        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.spec.stop_grace_s))
         if first:
             self._spawn_task(self._begin_after(held))
 

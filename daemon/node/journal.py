@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.base.disk import replace_file
-from bagua.daemon.node.plan import is_safe_name
+from bagua.daemon.node.job_specification import is_safe_name
 from bagua.daemon.node.proc import marks_of
 from bagua.daemon.node.process import kill_members
 

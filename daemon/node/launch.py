@@ -12,7 +12,7 @@ from pathlib import Path
 from bagua.base import net_plugin
 from bagua.base.errors import ConfigError
 from bagua.base.secrets import read_private
-from bagua.daemon.node.plan import Plan, Program
+from bagua.daemon.node.job_specification import JobSpecification, Program
 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
@@ -43,7 +43,7 @@ def work_folder(program: Program) -> Path:
 
 
 def environment(
-    plan: Plan,
+    spec: JobSpecification,
     rank: int,
     *,
     base: Mapping[str, str],
@@ -55,22 +55,22 @@ def environment(
     """Variables of ``rank``: those that the daemon passes on (``base``), then the job's, those of its secrets
     included, then those that say who it is, and those that lead NCCL to ``plugin``. Raises ConfigError for a plugin
     that no variable can lead to."""
-    local_size = len(plan.ranks)
+    local_size = len(spec.ranks)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
-    env = {**_DEFAULTS, **inherited, **plan.program.env, **secrets}
+    env = {**_DEFAULTS, **inherited, **spec.program.env, **secrets}
     if local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.update(
         RANK=str(rank),
-        WORLD_SIZE=str(plan.world_size),
-        LOCAL_RANK=str(plan.ranks.index(rank)),
+        WORLD_SIZE=str(spec.world_size),
+        LOCAL_RANK=str(spec.ranks.index(rank)),
         LOCAL_WORLD_SIZE=str(local_size),
-        NODE_RANK=str(plan.host_index),
-        GROUP_RANK=str(plan.host_index),
-        MASTER_ADDR=plan.master_addr,
-        MASTER_PORT=str(plan.master_port),
-        BAGUA_JOB_ID=plan.job_id,
+        NODE_RANK=str(spec.host_index),
+        GROUP_RANK=str(spec.host_index),
+        MASTER_ADDR=spec.master_addr,
+        MASTER_PORT=str(spec.master_port),
+        BAGUA_JOB_ID=spec.job_id,
         BAGUA_DAEMON_SOCKET=str(rank_socket),
     )
     env.setdefault("BAGUA_CACHE_DIR", str(cache))

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from bagua.daemon.node.job import Job
-from bagua.daemon.node.registry import EndedJob, Jobs
+from bagua.daemon.node.jobs import EndedJob, Jobs
 from bagua.daemon.node.state import Phase
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
@@ -39,7 +39,7 @@ class RankService(RankServiceServicer):
         try:
             async with asyncio.timeout(patience):
                 job = self._jobs.find(request.job_id) or await self._jobs.arrival(request.job_id)
-                if isinstance(job, Job) and request.rank in job.plan.ranks:
+                if isinstance(job, Job) and request.rank in job.spec.ranks:
                     await job.prepared()
         except TimeoutError:
             if self._jobs.find(request.job_id) is None:
@@ -52,8 +52,8 @@ class RankService(RankServiceServicer):
         if isinstance(job, EndedJob):
             reason = job.snapshot().error or "it was stopped"
             await _refuse_ended(request.job_id, reason, context)
-        if request.rank not in job.plan.ranks:
-            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {list(job.plan.ranks)}"
+        if request.rank not in job.spec.ranks:
+            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {list(job.spec.ranks)}"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if job.state.failure or job.state.phase is not Phase.RUNNING:
             reason = job.state.failure or "it is being stopped"
@@ -64,16 +64,16 @@ class RankService(RankServiceServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
         return rank_pb2.JoinReply(
             generation=job.generation,
-            world_size=job.plan.world_size,
-            host_index=job.plan.host_index,
-            hosts=[rank_pb2.Host(node_id=host.node_id, ranks=host.ranks) for host in job.plan.hosts],
+            world_size=job.spec.world_size,
+            host_index=job.spec.host_index,
+            hosts=[rank_pb2.Host(node_id=host.node_id, ranks=host.ranks) for host in job.spec.hosts],
             data_socket=str(job.data_socket),
             data_token=job.tokens[request.rank],
         )
 
     async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
         job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or request.rank not in job.plan.ranks:
+        if not isinstance(job, Job) or request.rank not in job.spec.ranks:
             await _no_such_job(request.job_id, context)
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
             text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"

@@ -15,7 +15,7 @@ from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir
 from bagua.base.security import TlsFiles, check_dial_address
-from bagua.daemon.node.plan import is_safe_name
+from bagua.daemon.node.job_specification import is_safe_name
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

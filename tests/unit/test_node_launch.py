@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from bagua.daemon.node.job_specification import (
+    Program,
+    SpecificationError,
+    clamp_grace,
+    is_safe_name,
+    parse_peers,
+    parse_specification,
+)
 from bagua.daemon.node.launch import LaunchError, check_program, command, environment, read_secrets
-from bagua.daemon.node.plan import PlanError, Program, clamp_grace, is_safe_name, parse_peers, parse_plan
 from bagua.proto import common_pb2, node_pb2
 
 
@@ -25,8 +32,8 @@ def run_job(**changes):
 
 
 def test_a_plan():
-    plan = parse_plan(run_job())
-    assert (plan.node_id, plan.ranks, plan.world_size, plan.stop_grace_s) == ("b", (2, 3), 4, 3.0)
+    parsed = parse_specification(run_job())
+    assert (parsed.node_id, parsed.ranks, parsed.world_size, parsed.stop_grace_s) == ("b", (2, 3), 4, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +59,8 @@ def test_a_plan():
     ],
 )
 def test_plans_that_make_no_sense(changes):
-    with pytest.raises(PlanError):
-        parse_plan(run_job(**changes))
+    with pytest.raises(SpecificationError):
+        parse_specification(run_job(**changes))
 
 
 def test_peers_and_numbers():
@@ -74,9 +81,9 @@ def test_commands():
 
 def test_environment_of_a_rank():
     spec = common_pb2.JobSpec(entry="x", env={"MINE": "1", "BOTH": "job", "RANK": "x", "MALLOC_TOP_PAD_": "1"})
-    plan = parse_plan(run_job(spec=spec))
+    parsed = parse_specification(run_job(spec=spec))
     base = {"BOTH": "daemon", "HOME": "/h", "WORLD_SIZE": "9", "PYTHONUNBUFFERED": ""}
-    env = environment(plan, 3, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
+    env = environment(parsed, 3, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert (env["MINE"], env["BOTH"], env["HOME"]) == ("1", "job", "/h")
     assert [env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "4", "1", "2"]
     assert [env[name] for name in ("NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")] == [
@@ -88,17 +95,19 @@ def test_environment_of_a_rank():
     assert [env[name] for name in ("BAGUA_JOB_ID", "BAGUA_DAEMON_SOCKET", "BAGUA_CACHE_DIR")] == ["j-1", "/s", "/c"]
     assert env["OMP_NUM_THREADS"] == "1" and env["MALLOC_TOP_PAD_"] == "1" and env["PYTHONUNBUFFERED"] == ""
     assert "PYTHONSAFEPATH" not in env
-    alone = parse_plan(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]))
+    alone = parse_specification(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]))
     assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
-    kept = environment(plan, 2, base={"OMP_NUM_THREADS": "4"}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
+    kept = environment(parsed, 2, base={"OMP_NUM_THREADS": "4"}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert kept["OMP_NUM_THREADS"] == "4"
 
 
 def test_scripts_import_what_lies_beside_them_unless_the_job_says_otherwise():
     base = {"PYTHONSAFEPATH": "1"}
-    plan = parse_plan(run_job())
-    assert "PYTHONSAFEPATH" not in environment(plan, 2, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
-    asked = parse_plan(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)))
+    parsed = parse_specification(run_job())
+    assert "PYTHONSAFEPATH" not in environment(
+        parsed, 2, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c")
+    )
+    asked = parse_specification(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)))
     assert environment(asked, 2, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
 
 
@@ -109,9 +118,9 @@ def test_secrets_come_from_files_of_this_node_that_are_closed_to_others(tmp_path
     program = Program("x", env={"A": "1"}, secret_env={"HF_TOKEN": str(file)})
     secrets = read_secrets(program, "n")
     assert secrets == {"HF_TOKEN": "s3cret"}
-    plan = parse_plan(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})))
-    env = environment(plan, 2, base={"HF_TOKEN": "x"}, secrets=secrets, rank_socket=Path("/s"), cache=Path("/c"))
-    assert env["HF_TOKEN"] == "s3cret" and plan.program.secret_env == {"HF_TOKEN": str(file)}
+    parsed = parse_specification(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})))
+    env = environment(parsed, 2, base={"HF_TOKEN": "x"}, secrets=secrets, rank_socket=Path("/s"), cache=Path("/c"))
+    assert env["HF_TOKEN"] == "s3cret" and parsed.program.secret_env == {"HF_TOKEN": str(file)}
 
 
 @pytest.mark.parametrize(
