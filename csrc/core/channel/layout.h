@@ -73,7 +73,7 @@ constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
 constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
-constexpr size_t kMeetingBytes = 64 << 10;
+constexpr size_t kMeetingBytes = 32 << 10;
 
 struct Descriptor {
   uint8_t kind;

@@ -11,8 +11,9 @@ namespace bagua {
 
 namespace {
 
-// Each rank reads the vectors of all: with more bytes the daemon's single pass costs less.
-constexpr size_t kMostRead = 256 << 10;
+// Each rank reads the vectors of all: with more bytes the daemon's single pass costs less. Measured with four ranks on
+// two cores: 16 KiB of each rank take 0.8 times as long as by the daemon, 32 KiB 0.9 times, 64 KiB up to 1.2 times.
+constexpr size_t kMostRead = 128 << 10;
 
 uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
   return met << 32 | (number << 2 | state);
