@@ -31,13 +31,15 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 # of its templates, which would make the linker take torch as needed.
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
 JOINED = {
-    "core/base": "",
-    **{f"core/{name}": "O1" for name in ("bindings", "channel", "collective", "engine", "transport")},
+    ("core/engine", "core/transport"): "O1",
+    ("core/bindings",): "O1",
+    ("core/channel", "core/collective"): "O1",
+    ("core/base",): "",
 }
-"""Folders of which each is compiled as one unit, and how far their code is optimised where -O3 is in vain: they decide,
-wait and call what computes. Most of the compiler's time went into the same headers of the standard library and of
-pybind11, again for every file, and into code that runs once for each operation. Not codec and kernel, which compute,
-and not net, where headers of two of the system's families would meet."""
+"""Folders that are compiled together as one unit, the longest first, and how far their code is optimised where -O3 is
+in vain: they decide, wait and call what computes. Most of the compiler's time went into the same headers of the
+standard library and of pybind11, again for every file, and into code that runs once for each operation. Not codec and
+kernel, which compute, and not net, where headers of two of the system's families would meet."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,18 @@ def _units(extension: Extension) -> list[Path]:
 
 
 def _joined(extension: Extension, folder: Path) -> list[Path]:
-    """The compiler's input: files of ``folder`` that include all of a folder's, and the other units by themselves."""
-    of_folder: dict[str, list[Path]] = {}
-    alone = []
-    for unit in _units(extension):
-        name = next((name for name in JOINED if SOURCE_DIR / name in unit.parents), None)
-        if name is None:
-            alone.append(unit)
-        else:
-            of_folder.setdefault(name, []).append(unit)
-    joined = [folder / f"joined_{name.replace('/', '_')}.cpp" for name in of_folder]
-    for path, (name, units) in zip(joined, of_folder.items(), strict=True):
-        lines = [f'#pragma GCC optimize("{JOINED[name]}")'] if JOINED[name] else []
+    """The compiler's input: files of ``folder`` that include those of JOINED, and the other units by themselves."""
+    alone = _units(extension)
+    joined = []
+    for names, optimised in JOINED.items():
+        units = [unit for unit in alone if any(SOURCE_DIR / name in unit.parents for name in names)]
+        if not units:
+            continue
+        alone = [unit for unit in alone if unit not in units]
+        lines = [f'#pragma GCC optimize("{optimised}")'] if optimised else []
         lines += [f'#include "{unit.relative_to(SOURCE_DIR).as_posix()}"' for unit in units]
-        path.write_text("\n".join(lines) + "\n")
+        joined.append(folder / f"joined_{'_'.join(Path(name).name for name in names)}.cpp")
+        joined[-1].write_text("\n".join(lines) + "\n")
     return [*joined, *alone]
 
 

@@ -53,22 +53,28 @@ Status visit(Meeting meeting, uint32_t number, uint64_t count, float value, bool
 }  // namespace
 
 TEST(which_operations_are_small) {
-  EXPECT(Meeting::takes(all_reduce(1)));
-  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 4)));
-  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
-  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 4 + 1)));
-  EXPECT(!Meeting::takes(all_reduce(0)));
-  EXPECT(!Meeting::takes(all_reduce(UINT64_MAX)));
-  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
-  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
-  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
-  EXPECT(!Meeting::takes(all_reduce(1, ReduceOp{5})));
+  Room room;
+  const Meeting meeting = room.seat(0);
+  EXPECT(meeting.takes(all_reduce(1)));
+  EXPECT(meeting.takes(all_reduce(kMeetingBytes / 4)));
+  EXPECT(meeting.takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
+  EXPECT(!meeting.takes(all_reduce(kMeetingBytes / 4 + 1)));
+  EXPECT(!meeting.takes(all_reduce(0)));
+  EXPECT(!meeting.takes(all_reduce(UINT64_MAX)));
+  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
+  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
+  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
+  EXPECT(!meeting.takes(all_reduce(1, ReduceOp{5})));
   for (const auto change : {+[](Descriptor* d) { d->comm = 1; }, +[](Descriptor* d) { d->codec = 1; },
                             +[](Descriptor* d) { d->kind = static_cast<uint8_t>(Kind::kReduce); }}) {
     Descriptor other = all_reduce(1);
     change(&other);
-    EXPECT(!Meeting::takes(other));
+    EXPECT(!meeting.takes(other));
   }
+  const Meeting many = room.seat(0, kLong, kMeetingRanks);  // each would read a lot
+  EXPECT(many.takes(all_reduce(kMeetingBytes / 16)));
+  EXPECT(!many.takes(all_reduce(kMeetingBytes / 16 + 1)));
+  EXPECT(!room.seat(0, kLong, 2).takes(all_reduce(kMeetingBytes / 4 + 1)));
 }
 
 // The same bits as one call of the kernel, for every rank.
@@ -105,7 +111,7 @@ TEST(results_are_the_kernels) {
 TEST(all_meet_or_none_does) {
   constexpr uint32_t kMeetings = 1500, kFirst = (1u << 30) - 700;
   Room room;
-  room.page->room.verdict.store((kFirst - 1) << 2 | kMet);
+  room.page->room.verdict.store(uint64_t{kFirst - 1} << 32 | ((kFirst - 1) << 2 | kMet));
   std::vector<std::vector<float>> found(kRanks, std::vector<float>(kMeetings, 0));
   test::Threads threads;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -170,21 +176,52 @@ TEST(one_who_is_interrupted_ends_the_meeting_for_all) {
   EXPECT(!met);
 }
 
-// The daemon notices that the one who reduces is gone, and what it says ends the others' waits.
-TEST(a_wait_for_a_result_ends_with_the_engine) {
+TEST(an_error_of_the_engine_ends_the_meeting) {
   Room room;
-  room.page->room.verdict.store(1 << 2 | kRunning);
   float value = 1;
   char* const bytes = reinterpret_cast<char*>(&value);
-  int asked = 0;
-  const auto lost = [&]() -> Status {
-    if (++asked < 3) return Status::ok();
-    return {Code::kUnavailable, "rank 1 was lost"};
-  };
+  const auto lost = []() -> Status { return {Code::kUnavailable, "rank 1 was lost"}; };
   bool met = true;
-  const Status status = room.seat(0).attend(1, all_reduce(1), bytes, bytes, lost, nullptr, &met);
+  const Status status = room.seat(0, kNsPerMs).attend(1, all_reduce(1), bytes, bytes, lost, nullptr, &met);
   EXPECT(test::has(status, "rank 1 was lost"));
   EXPECT(!met);
+}
+
+// Rank 1 is stopped while it reduces the vectors of meeting 1: the others have their results, and what it reads stays
+// until it has gone on.
+TEST(a_rank_that_is_stopped_keeps_its_vectors_and_nobody_waiting) {
+  Room room;
+  const auto both_meet = [&room](uint32_t number) {
+    test::Threads threads;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      threads.start([&room, rank, number] {
+        bool met = false;
+        CHECK_OK(visit(room.seat(rank, kLong, 2), number, 10, static_cast<float>(number), &met));
+        CHECK(met);
+      });
+    }
+  };
+  const auto vectors = [&room](uint32_t number) {
+    int found = 0;
+    for (const Contribution& one : room.page->room.seats[0].contributions) {
+      float value;
+      memcpy(&value, one.data, sizeof value);
+      found += one.number.load() == number && value == static_cast<float>(number);
+    }
+    return found;
+  };
+  both_meet(1);
+  room.page->room.seats[1].left.store(0);  // it is still in meeting 1
+  for (uint32_t number = 2; number < 6; ++number) {
+    bool met = true;
+    CHECK_OK(visit(room.seat(0, kNone, 2), number, 10, static_cast<float>(number), &met));
+    EXPECT(!met);
+    EXPECT_EQ(vectors(1), 1);
+  }
+  room.page->room.seats[1].left.store(1);
+  both_meet(6);
+  both_meet(7);
+  EXPECT_EQ(vectors(1), 0);
 }
 
 }  // namespace bagua

@@ -228,6 +228,36 @@ TEST(small_ones_need_no_daemon) {
   EXPECT_EQ(job.engine().error(), std::string());
 }
 
+// The pieces of a tensor in shared memory are handed over together: the daemon is woken by one rank for each operation,
+// by each rank once at most.
+TEST(pieces_in_shared_memory_ring_once) {
+  constexpr int kRanks = 3, kOperations = 3;
+  constexpr uint64_t kCount = kMiB;  // 8 pieces
+  Job job(kRanks);
+  std::atomic<uint32_t> before{0}, after{0};
+  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
+    const char* const counters = reinterpret_cast<const char*>(client->counters());
+    const JobPage* const page = reinterpret_cast<const JobPage*>(counters - offsetof(JobPage, counters));
+    const auto barrier = [&] { CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr))); };
+    ChannelClient::Allocation shared;
+    CHECK_OK(client->alloc(kCount * 4, &shared));
+    float* const data = reinterpret_cast<float*>(shared.memory->data());
+    barrier();
+    if (rank == 0) before.store(page->doorbell.load());
+    barrier();
+    for (int n = 0; n < kOperations; ++n) {
+      for (uint64_t i = 0; i < kCount; ++i) data[i] = value(rank, i);
+      CHECK_OK(run(client, pool, request(Kind::kAllReduce, kCount, data, data)));
+      check_sum(data, kCount, kRanks);
+    }
+    barrier();
+    if (rank == 0) after.store(page->doorbell.load());
+    barrier();
+  });
+  EXPECT(after.load() - before.load() <= (kOperations + 2) * kRanks);
+  EXPECT_EQ(job.engine().error(), std::string());
+}
+
 // Ranks take turns at being ahead by several operations.
 TEST(ranks_ahead_of_others) {
   Job job(3);

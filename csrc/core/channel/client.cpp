@@ -318,9 +318,9 @@ Status ChannelClient::meet(const Descriptor& descriptor, const char* src, char* 
   return meeting_->attend(number, descriptor, src, dst, usable, interrupt, met);
 }
 
-Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, bool counted) {
+Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, bool counted, bool* ring) {
   if (Status status = check_usable(); !status) return status;
-  bool ring = false;
+  bool complete = false;
   {
     const Lock lock(submit_mutex_);
     if (free_.empty()) {
@@ -339,13 +339,21 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, boo
     channel()->ring[tail % kSlots] = index;
     channel()->tail.store(tail + 1, std::memory_order_release);
     if (descriptor.comm == 0 && !counted && matched(descriptor)) ++world_calls_;
-    ring = completes(descriptor);
+    complete = completes(descriptor);
   }
+  if (!complete && page()->error_state.load() == kNoError) return Status::ok();
+  if (ring != nullptr) {
+    *ring = true;
+  } else {
+    this->ring();
+  }
+  return Status::ok();
+}
+
+void ChannelClient::ring() {
   JobPage* job = page();
-  if (!ring && job->error_state.load() == kNoError) return Status::ok();
   job->doorbell.fetch_add(1);  // both sequentially consistent: either we see it sleeping or it sees the new number
   if (job->sleeping.load() != 0 && job->sleeping.exchange(0) != 0) futex_wake(&job->doorbell);
-  return Status::ok();
 }
 
 Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {

@@ -51,10 +51,12 @@ class ChannelClient {
   Status destroy_comm(uint32_t comm);
 
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
-  // `counted`: meet() has been called with it.
-  Status submit(const Descriptor& descriptor, uint64_t* ticket, bool counted = false);
+  // `counted`: meet() has been called with it. `ring`: the daemon is not woken; true is written if ring() is to be
+  // called, as soon as what follows at once has been submitted.
+  Status submit(const Descriptor& descriptor, uint64_t* ticket, bool counted = false, bool* ring = nullptr);
+  void ring();
   // Whether meet() is to be called before this operation is submitted: the same on all ranks.
-  bool meets(const Descriptor& descriptor) const { return meeting_ != nullptr && Meeting::takes(descriptor); }
+  bool meets(const Descriptor& descriptor) const { return meeting_ != nullptr && meeting_->takes(descriptor); }
   // Tries a small all-reduce without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
   // to be submitted. One at a time: others wait until the ranks have met.
   Status meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt, bool* met);

@@ -27,8 +27,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "5";
-constexpr uint32_t kLayoutVersion = 5;
+constexpr const char* kCoreVersion = "6";
+constexpr uint32_t kLayoutVersion = 6;
 
 // What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -73,7 +73,7 @@ constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
 constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
-constexpr size_t kMeetingBytes = 64 << 10;
+constexpr size_t kMeetingBytes = 32 << 10;
 
 struct Descriptor {
   uint8_t kind;
@@ -144,17 +144,22 @@ struct MeetingCall {
   uint32_t dtype, op;
 };
 
-struct Seat {
-  alignas(64) std::atomic<uint32_t> number;  // the meeting that the rank has come to; written after the rest
+// A vector that a rank brought to a meeting.
+struct Contribution {
+  alignas(64) std::atomic<uint32_t> number;  // of the meeting; written after the rest
   MeetingCall call;
   alignas(64) char data[kMeetingBytes];
 };
 
+struct Seat {
+  alignas(64) std::atomic<uint32_t> left;  // the last meeting that the rank has left
+  Contribution contributions[2];           // of the last two meetings that the rank has come to
+};
+
 struct MeetingRoom {
-  alignas(64) std::atomic<uint32_t> verdict;  // number of a meeting * 4 + MeetingState; futex word of those who wait
+  // Low half: number of a meeting * 4 + MeetingState; futex word of ranks that wait. High half: the last that was met.
+  alignas(64) std::atomic<uint64_t> verdict;
   std::atomic<uint32_t> sleepers;
-  std::atomic<uint32_t> met;  // the last meeting that had a result
-  alignas(64) char result[kMeetingBytes];
   Seat seats[kMeetingRanks];  // by position among the ranks of the host
 };
 

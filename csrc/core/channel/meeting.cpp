@@ -11,114 +11,139 @@ namespace bagua {
 
 namespace {
 
-constexpr int64_t kLookNs = 100'000'000;        // how often one who waits for a result looks whether all is well
-constexpr int64_t kLongestNs = 60'000'000'000;  // for a result: more than any machine needs
+// Each rank reads the vectors of all: with more bytes the daemon's single pass costs less. Measured with four ranks on
+// two cores: 16 KiB of each rank take 0.8 times as long as by the daemon, 32 KiB 0.9 times, 64 KiB up to 1.2 times.
+constexpr size_t kMostRead = 128 << 10;
 
-uint32_t verdict_of(uint32_t number, MeetingState state) {
-  return number << 2 | state;
+uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
+  return met << 32 | (number << 2 | state);
+}
+
+uint32_t last_met(uint64_t verdict) {
+  return static_cast<uint32_t>(verdict >> 32);
+}
+
+// The verdict is on this meeting or on a later one.
+bool decided(uint64_t verdict, uint32_t number) {
+  return static_cast<int32_t>((static_cast<uint32_t>(verdict) & ~3u) - (number << 2)) >= 0;
+}
+
+std::atomic<uint32_t>* futex_word(std::atomic<uint64_t>* verdict) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half comes first");
+  return reinterpret_cast<std::atomic<uint32_t>*>(verdict);  // its address alone is used
 }
 
 }  // namespace
 
-bool Meeting::takes(const Descriptor& descriptor) {
+bool Meeting::takes(const Descriptor& descriptor) const {
   if (descriptor.kind != static_cast<uint8_t>(Kind::kAllReduce) || descriptor.comm != 0 || descriptor.codec != 0) {
     return false;
   }
   if (descriptor.dtype >= kDTypes || !op_known(descriptor.op)) return false;  // the daemon says why not
   const DType dtype = static_cast<DType>(descriptor.dtype);
-  return descriptor.count > 0 && descriptor.count <= kMeetingBytes / dtype_size(dtype) &&
+  const size_t bytes = std::min<size_t>(kMeetingBytes, kMostRead / ranks_);
+  return descriptor.count > 0 && descriptor.count <= bytes / dtype_size(dtype) &&
          op_supported(dtype, static_cast<ReduceOp>(descriptor.op));
 }
 
-Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst,
-                       const std::function<Status()>& usable, const std::function<bool()>& interrupted, bool* met) {
+Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst, const Usable& usable,
+                       const Interrupted& interrupted, bool* met) {
   *met = false;
-  const size_t bytes = descriptor.count * dtype_size(static_cast<DType>(descriptor.dtype));
-  Seat* const seat = &room_->seats[own_];
   const MeetingCall call{descriptor.count, descriptor.dtype, descriptor.op};
-  seat->call = call;
-  memcpy(seat->data, src, bytes);
-  seat->number.store(number);
-  const int64_t began = now_ns(), patience = began + patience_ns_;
+  const bool contributed = contribute(number, call, src);
+  const Status status = await(number, call, contributed, usable, interrupted, met);
+  if (*met) reduce_all(number, call, dst);
+  room_->seats[own_].left.store(number);
+  return status;
+}
+
+bool Meeting::contribute(uint32_t number, const MeetingCall& call, const char* src) {
+  Contribution* const both = room_->seats[own_].contributions;
+  const uint32_t first = both[0].number.load(), second = both[1].number.load();
+  Contribution& older = static_cast<int32_t>(first - second) <= 0 ? both[0] : both[1];
+  const uint32_t last = older.number.load();
+  for (uint32_t i = 0; i < ranks_; ++i) {
+    if (static_cast<int32_t>(room_->seats[i].left.load() - last) < 0) return false;
+  }
+  older.call = call;
+  memcpy(older.data, src, call.count * dtype_size(static_cast<DType>(call.dtype)));
+  older.number.store(number);
+  return true;
+}
+
+Status Meeting::await(uint32_t number, const MeetingCall& call, bool contributed, const Usable& usable,
+                      const Interrupted& interrupted, bool* met) {
+  const int64_t patience = contributed ? now_ns() + patience_ns_ : 0;
   int spins = 0;
   Status status;
   for (;;) {
-    uint32_t seen = room_->verdict.load();
-    const auto ahead = static_cast<int32_t>((seen & ~3u) - (number << 2));
-    const bool running = (seen & 3) == kRunning;
-    if (room_->met.load() == number) {  // maybe long ago: others may have parted since
-      memcpy(dst, room_->result, bytes);
+    const uint64_t seen = room_->verdict.load();
+    if (last_met(seen) == number) {  // maybe long ago: others may have ended later ones since
       *met = true;
       return Status::ok();
     }
-    if (ahead > 0 || seen == verdict_of(number, kApart)) return status;
-    if (!running && everybody(number)) {
-      if (room_->verdict.compare_exchange_strong(seen, verdict_of(number, kRunning))) reduce_all(number, call);
-      continue;
-    }
-    if (!running && (!status || now_ns() >= patience)) {
-      if (room_->verdict.compare_exchange_strong(seen, verdict_of(number, kApart)) && room_->sleepers.load() > 0) {
-        futex_wake(&room_->verdict);
-      }
-      continue;
-    }
-    if (running && !status && status.code() != Code::kAborted) return status;  // who reduces is lost, and all with him
-    if (spins++ < spins_) {
+    if (decided(seen, number)) return status;
+    if (contributed && everybody(number)) {
+      decide(seen, number, calls_agree(number, call) ? kMet : kApart);
+    } else if (!status || now_ns() >= patience) {
+      decide(seen, number, kApart);
+    } else if (spins++ < spins_) {
       spin_pause();
-      continue;
-    }
-    sleep(seen, running ? now_ns() + kLookNs : patience);
-    if (room_->verdict.load() != seen) continue;
-    if (Status well = usable(); !well) {
-      status = well;
-    } else if (running && now_ns() - began > kLongestNs) {
-      status = {Code::kUnavailable, "a rank of this host stopped while it reduced a small all-reduce for all of them"};
-    } else if (status && interrupted && interrupted()) {
-      status = {Code::kAborted, "interrupted"};
+    } else {
+      sleep(seen, patience);
+      if (room_->verdict.load() != seen) continue;
+      status = usable();
+      if (status && interrupted && interrupted()) status = {Code::kAborted, "interrupted"};
     }
   }
+}
+
+const Contribution& Meeting::contribution(uint32_t rank, uint32_t number) const {
+  const Contribution* const both = room_->seats[rank].contributions;
+  return both[0].number.load() == number ? both[0] : both[1];
 }
 
 bool Meeting::everybody(uint32_t number) const {
   for (uint32_t i = 0; i < ranks_; ++i) {
-    if (room_->seats[i].number.load() != number) return false;
+    if (contribution(i, number).number.load() != number) return false;
   }
   return true;
 }
 
-bool Meeting::calls_agree(const MeetingCall& own) const {
+bool Meeting::calls_agree(uint32_t number, const MeetingCall& own) const {
   for (uint32_t i = 0; i < ranks_; ++i) {
-    const MeetingCall other = room_->seats[i].call;
+    const MeetingCall other = contribution(i, number).call;
     if (other.count != own.count || other.dtype != own.dtype || other.op != own.op) return false;
   }
   return true;
 }
 
-void Meeting::reduce_all(uint32_t number, const MeetingCall& call) {
-  if (!calls_agree(call)) return decide(verdict_of(number, kApart));
+void Meeting::reduce_all(uint32_t number, const MeetingCall& call, char* dst) {
   const int64_t started = now_ns();
   const DType dtype = static_cast<DType>(call.dtype);
   const void* sources[kMeetingRanks];
-  for (uint32_t i = 0; i < ranks_; ++i) sources[i] = room_->seats[i].data;
-  void* const target = room_->result;
+  for (uint32_t i = 0; i < ranks_; ++i) sources[i] = contribution(i, number).data;
+  void* const target = dst;
   reduce(dtype, static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), &target, 1, call.count, ranks_,
          false);
+  if (own_ != 0) return;
   Counters& counters = page_->counters;
   counters.bytes_local.fetch_add(ranks_ * call.count * dtype_size(dtype), std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   counters.comm_ns.fetch_add(static_cast<uint64_t>(now_ns() - started), std::memory_order_relaxed);
-  room_->met.store(number);
-  decide(verdict_of(number, kMet));
 }
 
-void Meeting::decide(uint32_t verdict) {
-  room_->verdict.store(verdict);
-  if (room_->sleepers.load() > 0) futex_wake(&room_->verdict);
+void Meeting::decide(uint64_t seen, uint32_t number, MeetingState state) {
+  const uint64_t verdict = verdict_of(state == kMet ? number : last_met(seen), number, state);
+  if (!room_->verdict.compare_exchange_strong(seen, verdict)) return;  // another rank was first
+  if (room_->sleepers.load() > 0) futex_wake(futex_word(&room_->verdict));
 }
 
-void Meeting::sleep(uint32_t seen, int64_t deadline_ns) {
-  room_->sleepers.fetch_add(1);  // sequentially consistent, as is the store of a verdict: one of the two sees the other
-  if (room_->verdict.load() == seen) futex_wait(&room_->verdict, seen, deadline_ns);
+void Meeting::sleep(uint64_t seen, int64_t deadline_ns) {
+  room_->sleepers.fetch_add(1);  // sequentially consistent, as is the swap of the verdict: one sees the other
+  if (room_->verdict.load() == seen) {
+    futex_wait(futex_word(&room_->verdict), static_cast<uint32_t>(seen), deadline_ns);
+  }
   room_->sleepers.fetch_sub(1);
 }
 

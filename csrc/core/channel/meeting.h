@@ -1,18 +1,22 @@
-// Small all-reduces of a job whose ranks are all on this host, done by the ranks themselves: each puts its vector into
-// shared memory, the last to come reduces them into one result and wakes the others with one call, each takes the
+// Small all-reduces of a job whose ranks are all on this host, done by the ranks themselves: each rank puts its vector
+// into shared memory, the last to come wakes the others with one call, and each rank reduces all vectors into its own
 // result. That saves a sleep, a wake-up and a change of process for each operation; on a machine whose cores are busy
 // these are most of its time. The result has the same bits as the daemon's: the same kernel adds in the same order.
 //
-// The daemon stays the judge. A rank that has waited for kPatienceNs ends the meeting for everybody, and so does the
-// last to come if the calls differ: all then hand the operation to the daemon, which waits, matches, and says who is
+// The daemon stays the judge. A rank that has waited for kPatienceNs ends the meeting for all ranks, and so does a rank
+// that sees that the calls differ: all then hand the operation to the daemon, which waits, matches, and says who is
 // missing or wrong. A meeting is named by the number of the collective on the communicator of all ranks, so ranks that
 // took different ways are together again at the next one.
 //
-// MeetingRoom::verdict moves from one meeting to a later one by compare-and-swap: to kRunning by one of those who see
-// everybody's number (all stores and loads are sequentially consistent, so at least the last one does), or to kApart by
-// one whose patience has ended. A seat and the result are used again only by those who have come to a later meeting,
-// and whoever has come there has taken the earlier result: until then MeetingRoom::met names it. A rank that dies while
-// it reduces is the daemon's to notice.
+// MeetingRoom::verdict moves from one meeting to a later one by compare-and-swap: to kMet by a rank that sees the
+// contributions of all ranks (all stores and loads are sequentially consistent, so at least the last rank does), or to
+// kApart by a rank whose patience has ended. The swap that says kMet also writes the number into the high half, where
+// it stays until the next meeting that all ranks come to. So a slow rank finds it however many meetings were ended
+// since.
+//
+// A rank has two contributions in turn, and writes one again only when all others have left the meeting that it was
+// for. No rank works for another: one that dies or is stopped, at any instruction, costs the others kPatienceNs; then
+// the daemon knows it is late, as with any other operation.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +27,12 @@
 
 namespace bagua {
 
-enum MeetingState : uint32_t { kRunning = 1, kMet = 2, kApart = 3 };
+enum MeetingState : uint32_t { kMet = 1, kApart = 2 };
 
 class Meeting {
  public:
+  using Usable = std::function<Status()>;
+  using Interrupted = std::function<bool()>;
   static constexpr int64_t kPatienceNs = 20'000'000;
 
   // This rank sits at `own` of `ranks` seats.
@@ -34,21 +40,27 @@ class Meeting {
       : page_(page), room_(&page->room), own_(own), ranks_(ranks), spins_(spins), patience_ns_(patience_ns) {}
 
   // Whether operations like this one are done here: every rank answers alike.
-  static bool takes(const Descriptor& descriptor);
+  bool takes(const Descriptor& descriptor) const;
 
   // Waits for the others; *met: dst has the result. Otherwise the operation goes to the daemon. `usable` and
-  // `interrupted` are asked now and then; their error, or kAborted, is returned after the meeting has been ended.
+  // `interrupted` are asked after each sleep; their error, or kAborted, is returned after the meeting has been ended.
   // One thread at a time; `number` grows.
-  Status attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst,
-                const std::function<Status()>& usable, const std::function<bool()>& interrupted, bool* met);
+  Status attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst, const Usable& usable,
+                const Interrupted& interrupted, bool* met);
 
  private:
+  // False: a rank still reads what would be overwritten, and nothing was written.
+  bool contribute(uint32_t number, const MeetingCall& call, const char* src);
+  Status await(uint32_t number, const MeetingCall& call, bool contributed, const Usable& usable,
+               const Interrupted& interrupted, bool* met);
+  // The rank's contribution to this meeting; any if there is none.
+  const Contribution& contribution(uint32_t rank, uint32_t number) const;
   bool everybody(uint32_t number) const;
-  bool calls_agree(const MeetingCall& own) const;
-  // For the one who has set the verdict kRunning. `call`: a private copy, whatever others write to the seats.
-  void reduce_all(uint32_t number, const MeetingCall& call);
-  void decide(uint32_t verdict);
-  void sleep(uint32_t seen, int64_t deadline_ns);
+  bool calls_agree(uint32_t number, const MeetingCall& own) const;
+  // `call`: a private copy, whatever others write to the seats.
+  void reduce_all(uint32_t number, const MeetingCall& call, char* dst);
+  void decide(uint64_t seen, uint32_t number, MeetingState state);
+  void sleep(uint64_t seen, int64_t deadline_ns);
 
   JobPage* const page_;
   MeetingRoom* const room_;

@@ -87,7 +87,19 @@ uint64_t Transfer::elements_of(uint64_t number) const {
   return std::min(piece_, request_.descriptor.count - begin_of(number));
 }
 
-Status Transfer::submit(uint64_t number) {
+Status Transfer::submit() {
+  const bool copies = slot_bytes_ != 0;
+  bool ring = false;
+  Status status;
+  while (status && next_ < pieces_ && flying_.size() < depth_) {
+    status = submit(next_, copies ? nullptr : &ring);
+    if (status) ++next_;
+  }
+  if (ring) client_->ring();
+  return status;
+}
+
+Status Transfer::submit(uint64_t number, bool* ring) {
   const uint64_t elements = elements_of(number), begin = begin_of(number) * element_;
   const uint64_t slot = number % depth_ * slot_bytes_;
   Descriptor descriptor = request_.descriptor;
@@ -104,7 +116,7 @@ Status Transfer::submit(uint64_t number) {
     descriptor.dst_offset = descriptor.src_offset;
   }
   uint64_t ticket = 0;
-  if (Status status = client_->submit(descriptor, &ticket, met_); !status) return status;
+  if (Status status = client_->submit(descriptor, &ticket, met_, ring); !status) return status;
   flying_.push_back({ticket, number});
   return Status::ok();
 }
@@ -135,10 +147,7 @@ Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interr
     if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
   }
   while (next_ < pieces_ || !flying_.empty()) {
-    while (next_ < pieces_ && flying_.size() < depth_) {
-      if (Status status = submit(next_); !status) return status;
-      ++next_;
-    }
+    if (Status status = submit(); !status) return status;
     if (!tried) return tried;  // the other ranks need it all the same
     // From a stage in order, to have its slot again. In shared memory the last one first: one wait for all.
     const bool in_order = slot_bytes_ != 0;

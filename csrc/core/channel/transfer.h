@@ -71,7 +71,9 @@ class Transfer {
   };
 
   void plan();
-  Status submit(uint64_t number);
+  // As many as may fly. The daemon is woken once for those that follow each other at once: it does them as one.
+  Status submit();
+  Status submit(uint64_t number, bool* ring);
   // Small ones are tried without the daemon, once.
   Status meet(const ChannelClient::Interrupt& interrupt);
   void take_out(uint64_t number);
