@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.limits import SOON_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -21,7 +22,7 @@ def test_digits_on_two_nodes(sandbox: Sandbox) -> None:
     assert {"steps per second", "moved inside hosts", "moved between hosts"} <= set(table)
     assert "behind computation" in table["communication hidden"]
     assert "step" in done.err
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
 
 
 def test_digits_as_json(sandbox: Sandbox) -> None:
