@@ -44,10 +44,11 @@ NVCC_FOLDER = VENV / "nvcc"
 # their own for the same reason.
 NCCL = [*(f"nvidia-nccl-cu12=={version}" for version in ("2.21.5", "2.25.1", "2.27.5"))]
 NCCL += [*(f"nvidia-nccl-cu13=={version}" for version in ("2.28.9", "2.32.3"))]
+NCCL_REFERENCE = "nvidia-nccl-cu13==2.28.9"  # the others are for --full
 NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
-WORKERS = max(3, min(os.cpu_count() or 1, 4))
+WORKERS = min(2 * (os.cpu_count() or 1), 6)
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
@@ -177,12 +178,12 @@ def provide_nvcc() -> None:
     os.environ.update(CUDA_HOME=str(home), PATH=f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
-def provide_nccl() -> None:
-    """NCCL's libraries and headers for tests, where there are the builds that they know."""
+def provide_nccl(full: bool) -> None:
+    """NCCL's libraries and headers for tests, where there are the builds that they know. ``full``: all versions."""
     if platform.machine() != "x86_64":
         return
     folders = []
-    for wheel in NCCL:
+    for wheel in NCCL if full else [NCCL_REFERENCE]:
         target = NCCL_FOLDER / wheel.rpartition("==")[2]
         options = ["--upgrade", "--no-deps", "--target", target]
         once(f"nccl-{target.name}", wheel, lambda options=options, wheel=wheel: pip("install", *options, wheel))
@@ -298,7 +299,7 @@ def test(arguments: list[str]) -> None:
     if everything:
         check_sources()
         build_for_gpus()
-    provide_nccl()
+    provide_nccl("--full" in arguments)
     say("pytest, against the installed wheel")
     options = [f"--numprocesses={WORKERS}"]  # may be given again among the arguments
     options += ["--durations=25"] if everything else []

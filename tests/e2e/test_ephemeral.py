@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.limits import SOON_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -87,7 +88,7 @@ def test_torchrun(sandbox: Sandbox) -> None:
     done = sandbox.run(*TORCHRUN, "2", script)
     assert done.code == 0, done.text
     assert done.out.count("sum 3 of 2") == 2, done.text
-    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -100,7 +101,7 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     done = [sandbox.finish(agent, started) for agent in agents]
     assert [d.code for d in done] == [0, 0], "\n".join(d.text for d in done)
     assert [d.out.count("sum 10 of 4") for d in done] == [2, 2]
-    sandbox.assert_all_gone(within=20.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -135,7 +136,7 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, when: str) -> N
     text = "\n".join(d.text for d in done)
     assert [d.code for d in done] == [0] * len(agents), text
     assert sum(d.out.count("recovered with 4") for d in done) == 2, text
-    sandbox.assert_all_gone(within=20.0)
+    sandbox.assert_all_gone(within=SOON_S)
 
 
 @pytest.mark.parametrize("service", ["cli.main run --adopt", "daemon.node"])
@@ -146,7 +147,7 @@ def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sa
     sandbox.wait_until(lambda: any(service in command for command in sandbox.marked().values()), 60)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    sandbox.assert_all_gone(within=30.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -157,14 +158,14 @@ def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
     done = sandbox.run(sys.executable, script, env={"PYTHONPATH": python_path})
     assert done.code == 0, done.text
     assert done.out.count("sum 6 of 3") == 3, done.text
-    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
 def test_plain_python_is_a_world_of_one(sandbox: Sandbox) -> None:
     done = sandbox.run(sys.executable, sandbox.script("sum_script.py", SUM))
     assert (done.code, done.out) == (0, "sum 1 of 1\n"), done.text
-    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -173,7 +174,7 @@ def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
     done = sandbox.run(*TORCHRUN, "2", script)
     assert done.code != 0
     assert "rank 1" in done.out, done.text
-    sandbox.assert_all_gone(within=8.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -185,8 +186,8 @@ def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
     for pid, command in sandbox.marked().items():
         if "wait.py" in command:
             os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=10)
-    sandbox.assert_all_gone(within=30.0)
+    process.wait(timeout=SOON_S)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 

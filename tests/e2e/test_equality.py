@@ -25,6 +25,7 @@ HEAD = """
     from bagua.torch_api.algorithms import gradient_allreduce
 
     STEPS = int(sys.argv[1])
+    torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     bagua.init_process_group()

@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.limits import SOON_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -63,7 +65,7 @@ def test_a_script_alone(sandbox: Sandbox) -> None:
     assert done.code == 0, done.text
     assert done.out == "hello 0 ['--epochs', '3', '-m', '--help']\n"
     assert "Job hello succeeded in" in done.err
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -132,7 +134,7 @@ def test_usage_errors(sandbox: Sandbox, arguments: list[str], words: str) -> Non
     assert done.code == 2, done.text
     assert words in done.err
     assert "Traceback" not in done.text
-    assert done.seconds < 3
+    assert done.seconds < SOON_S
 
 
 def test_module_that_does_not_exist(sandbox: Sandbox) -> None:
@@ -159,7 +161,7 @@ def test_a_core_that_can_not_be_built(sandbox: Sandbox) -> None:
     assert (done.code, done.out) == (1, ""), done.text
     assert "error: Building the native core failed" in done.err
     assert "Traceback" not in done.err.split("The last lines were")[0]
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -175,7 +177,7 @@ def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
     assert done.err.count("ValueError: the second layer has no weights") == 2
     assert done.err.count("Traceback (most recent call last)") == 1
     assert "train.py" in done.err
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -185,11 +187,11 @@ def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
     victim = pids(sandbox, 4)[3]
     os.kill(victim, signal.SIGKILL)
     done = sandbox.finish(process, time.monotonic(), deadline=30)
-    assert done.seconds < 5, done.text
+    assert done.seconds < SOON_S, done.text
     assert done.code == 137, done.text
     assert "rank 3" in last_line(done.err)
     assert "SIGKILL. The kernel's out-of-memory killer may have ended it" in last_line(done.err)
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
 
 
 def test_ctrl_c_ends_everything(sandbox: Sandbox) -> None:
@@ -199,7 +201,7 @@ def test_ctrl_c_ends_everything(sandbox: Sandbox) -> None:
     pressed = time.monotonic()
     process.send_signal(signal.SIGINT)
     done = sandbox.finish(process, pressed, deadline=30)
-    sandbox.assert_all_gone(within=max(0.0, 5.0 - (time.monotonic() - pressed)))
+    sandbox.assert_all_gone(within=SOON_S)
     assert done.code == 130, done.text
     assert last_line(done.err).startswith("Job wait was cancelled after")
     assert last_line(done.err).endswith(": stopped by the user.")
@@ -214,13 +216,14 @@ def test_ctrl_c_ends_ranks_that_will_not(sandbox: Sandbox) -> None:
     pressed = time.monotonic()
     process.send_signal(signal.SIGINT)
     done = sandbox.finish(process, pressed, deadline=30)
-    sandbox.assert_all_gone(within=max(0.0, 5.0 - (time.monotonic() - pressed)))
+    sandbox.assert_all_gone(within=SOON_S)
     assert done.code == 130, done.text
 
 
 def test_second_ctrl_c_kills_at_once(sandbox: Sandbox) -> None:
     script = sandbox.script("stubborn.py", STUBBORN)
-    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
+    patient = "from bagua.cli import main, run; run.STOP_GRACE_S = 200.0; main.main()"
+    process = sandbox.start(sys.executable, "-P", "-c", patient, "run", "--nproc-per-node", "2", script)
     pids(sandbox, 2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)  # two signals at the same instant are one
@@ -228,8 +231,8 @@ def test_second_ctrl_c_kills_at_once(sandbox: Sandbox) -> None:
     process.send_signal(signal.SIGINT)
     done = sandbox.finish(process, pressed, deadline=30)
     assert done.code == 130, done.text
-    assert done.seconds < 1.5
-    sandbox.assert_all_gone(within=1.0)
+    assert done.seconds < SOON_S
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -241,7 +244,7 @@ def test_ctrl_c_while_starting(sandbox: Sandbox) -> None:
     done = sandbox.finish(process, time.monotonic(), deadline=30)
     assert done.code == 130, done.text
     assert last_line(done.err).startswith("Stopped") and "Traceback" not in done.text
-    sandbox.assert_all_gone(within=1.0)
+    sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
@@ -254,7 +257,7 @@ def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> 
     victim = next(pid for pid, command in sandbox.marked().items() if module in command and pid not in ranks)
     os.kill(victim, signal.SIGKILL)
     done = sandbox.finish(process, time.monotonic(), deadline=30)
-    sandbox.assert_all_gone(within=6.0)
+    sandbox.assert_all_gone(within=SOON_S)
     if whom != "command line":
         assert done.code == 1, done.text
         assert f"The {whom}" in done.err

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.limits import SOON_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
@@ -102,7 +103,7 @@ def test_cancelling(service: Service, sandbox: Sandbox) -> None:
     job_id = service.submit("--nproc-per-node", "2", script, "never")
     service.wait_for_state(job_id, ["running"], within=60)
     assert service.call("job", "cancel", job_id[:8]).code == 0
-    job = service.wait_for_state(job_id, ["cancelled"], within=15)
+    job = service.wait_for_state(job_id, ["cancelled"], within=SOON_S)
     assert all(rank["state"] == "exited" for rank in job["ranks"])
     # Again: nothing changes.
     assert service.json("job", "cancel", job_id)["state"] == "cancelled"
@@ -113,7 +114,7 @@ def test_more_ranks_than_nodes_offer(service: Service, sandbox: Sandbox) -> None
     done = service.call("job", "submit", "--watch", "--placement-timeout", "1", "--nproc-per-node", "3", script)
     assert done.code == 1, done.text
     assert "3 free slots" in done.err
-    assert done.seconds < 15
+    assert done.seconds < SOON_S
 
 
 def test_a_coordinator_killed_and_started_again(service: Service, sandbox: Sandbox) -> None:
@@ -200,5 +201,5 @@ def test_service_stops_in_good_order(service: Service, sandbox: Sandbox) -> None
     for process in sandbox.processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-    sandbox.assert_all_gone(within=6.0)
+    sandbox.assert_all_gone(within=SOON_S)
     assert json.loads((sandbox.state / "node-node-a" / "node.json").read_text())["node_id"] == "node-a"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TESTS / "native" / "cuda"))
+sys.path.insert(0, str(TESTS / "native" / "kernels"))
 import emulated  # noqa: E402 (the folder is no package)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rig.limits import SOON_S
 
 COUNTS = [0, 1, 1003, 70_001]
 CHUNK = {"chunk_bytes": 16384}  # many chunks of small vectors
@@ -81,7 +82,7 @@ def test_killed_rank_fails_all_hosts(make_world: Callable[..., Any]) -> None:
     for rank in (0, 1, 3):
         result = world.line(rank)
         assert "rank 2 (pid" in result["error"] and "went away without leaving" in result["error"]
-        assert result["at"] - killed < 2.0
+        assert result["at"] - killed < SOON_S
 
 
 def test_closed_host_fails_the_others(make_world: Callable[..., Any]) -> None:
@@ -94,7 +95,7 @@ def test_closed_host_fails_the_others(make_world: Callable[..., Any]) -> None:
     for rank in (0, 2):
         result = world.line(rank)
         assert "host 1 (rank 1) has left the job" in result["error"]
-        assert result["at"] - closed < 2.0
+        assert result["at"] - closed < SOON_S
 
 
 def test_orderly_end_is_no_error(make_world: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig.limits import SOON_S
 
 from bagua.csrc import load
 
@@ -100,7 +101,7 @@ def test_killed_rank_frees_the_others(make_world: Callable[..., Any], wait_for: 
     for rank in (0, 2):
         result = world.line(rank)
         assert f"rank 1 (pid {pid}) went away without leaving" in result["error"]
-        assert result["at"] - killed < 2.0
+        assert result["at"] - killed < SOON_S
     events = world.engines[0].events()
     assert {(event["kind"], event["rank"]) for event in events} >= {("joined", 0), ("lost", 1), ("error", -1)}
     wait_for(lambda: world.engines[0].stats()["segment_bytes"] == 0)

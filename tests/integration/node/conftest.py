@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+from rig.limits import SOON_S
 
 from bagua.base.security import TlsFiles, create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
@@ -186,7 +187,7 @@ class DaemonProcess:
         with os.fdopen(self._reader) as file:
             return file.readline()
 
-    async def wait(self, timeout_s: float = 10.0) -> int:
+    async def wait(self, timeout_s: float = SOON_S) -> int:
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
     def kill(self) -> None:
@@ -270,7 +271,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until_gone(pids: list[int], timeout_s: float = 5.0) -> None:
+async def until_gone(pids: list[int], timeout_s: float = SOON_S) -> None:
     """Waits for the end of processes that are not ours, by their pidfds."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):

@@ -122,7 +122,9 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     made.check_nothing_left()
 
 
-@pytest.mark.parametrize("torch_too", ["", "before", "after"])
+@pytest.mark.parametrize(
+    "torch_too", [pytest.param("", marks=pytest.mark.full), "before", pytest.param("after", marks=pytest.mark.full)]
+)
 def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) -> None:
     """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or, without ours, after."""
     if torch_too == "after":

@@ -29,8 +29,8 @@ LAYOUTS = {
 }
 
 
-# The contract suite has 4 ranks on one host with large buckets, too.
-FULL = {"4 ranks, one bucket"}
+# The contract suite has 4 ranks on one host with large buckets, too; two hosts have small buckets inside and between.
+FULL = {"2 ranks, small buckets", "4 ranks, one bucket"}
 
 
 @pytest.fixture(

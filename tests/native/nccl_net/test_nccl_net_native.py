@@ -65,7 +65,7 @@ def build(name: str, folder: Path) -> Path:
 
 def suites(name: str, helpers: str) -> list[str]:
     """All with helper threads, what moves large messages without them. spread_test, which waits for the network for
-    seconds, is run once in each build: with them where races are looked for."""
+    seconds, is run once in each build: with them where TSan looks for races."""
     chosen = {"transfer_test", "fault_test"} if helpers == "0" else set(SUITES)
     chosen.discard("spread_test")
     if (helpers != "0") == (name == "tsan"):
@@ -84,12 +84,10 @@ def run(name: str, program: Path, arguments: list[str], helpers: str) -> "subpro
     return result
 
 
-# The sanitizers run in every test run; the plain build, which other tests drive through ctypes, with --full.
+# ASan runs in every test run; TSan, and the plain build, which other tests drive through ctypes, with --full.
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in ("plain", "asan", "tsan")
-    ],
+    params=[pytest.param(name, marks=() if name == "asan" else pytest.mark.full) for name in ("plain", "asan", "tsan")],
 )
 def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Name of the build and its program."""

@@ -144,6 +144,7 @@ def test_traffic(run: Run, helpers: str) -> None:
     assert sum("slices wrong" in line for line in lines) == 20
 
 
+@pytest.mark.full
 def test_every_version_of_the_table(run_other: tuple[str, Run]) -> None:
     """NCCL takes the table that is meant for it, and its proxies send over it."""
     version, run = run_other
