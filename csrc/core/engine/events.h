@@ -3,11 +3,11 @@
 // Thread safety: any thread; mutex_ guards the list.
 #pragma once
 
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace bagua {
@@ -28,8 +28,8 @@ class EventList {
 
  private:
   EventFd ready_;  // constant after open()
-  std::mutex mutex_;
-  std::vector<Event> events_;
+  Mutex mutex_;
+  std::vector<Event> events_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua

@@ -15,12 +15,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/communicator.h"
 #include "engine/options.h"
@@ -63,18 +63,18 @@ class Registry {
   };
 
   Status check(int rank, uint64_t id, const std::vector<int>& members) const;
-  Status make(int rank, uint32_t id, const std::vector<int>& members);
+  Status make(int rank, uint32_t id, const std::vector<int>& members) REQUIRES(mutex_);
 
   const Membership& membership_;
   const Prepare prepare_;
 
-  mutable std::mutex mutex_;
-  std::map<uint32_t, std::vector<Entry>> comms_;  // of one number: in the order of their making
-  size_t count_ = 0;                              // entries in all
-  std::map<std::pair<uint32_t, std::vector<int>>, uint32_t>
-      incarnations_;  // made so far, where more than one host is in
-  std::vector<Comm> retired_;
-  bool closed_ = false;
+  mutable Mutex mutex_;
+  std::map<uint32_t, std::vector<Entry>> comms_ GUARDED_BY(mutex_);  // of one number: in the order of their making
+  size_t count_ GUARDED_BY(mutex_) = 0;                              // entries in all
+  std::map<std::pair<uint32_t, std::vector<int>>, uint32_t> incarnations_
+      GUARDED_BY(mutex_);  // made so far, where more than one host is in
+  std::vector<Comm> retired_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bagua
