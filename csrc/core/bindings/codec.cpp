@@ -1,4 +1,4 @@
-// The codec kernels in Python, for tests and benchmarks; typed by ../core.pyi.
+// Binds the codec kernels to Python, for tests and benchmarks; typed by ../../core.pyi.
 #include "codec/codec.h"
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// Buffers of Python objects, checked.
+// Checked access to the buffers of Python objects.
 #pragma once
 
 #include <pybind11/pybind11.h>

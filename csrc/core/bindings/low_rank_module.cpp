@@ -1,4 +1,4 @@
-// The kernels of csrc/core/kernel/low_rank.h for algorithms in Python; typed by ../core.pyi.
+// Binds the kernels of kernel/low_rank.h to Python, for algorithms; typed by ../../core.pyi.
 #include <pybind11/pybind11.h>
 
 #include "bindings/held.h"

@@ -1,4 +1,4 @@
-// Writes programs: numbers messages, hands out scratch memory, records who waits for whom.
+// Builds programs: numbers messages, allots scratch memory, records which step waits for which.
 #pragma once
 
 #include <algorithm>

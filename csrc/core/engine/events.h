@@ -1,4 +1,4 @@
-// Events of an engine for its daemon, and a descriptor that tells when there are some.
+// Events of an engine for its daemon, and a descriptor that is readable while there are some.
 //
 // Thread safety: any thread; mutex_ guards the list.
 #pragma once

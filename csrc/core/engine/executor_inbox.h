@@ -1,4 +1,4 @@
-// Hand-over from other threads to the thread of an executor: operations, ranks that have left, and the wish to close.
+// Queue from other threads to an executor's thread: operations, ranks that have left, and the request to close.
 //
 // Thread safety: any thread; take(), close() and await() belong to the executor's thread. mutex_ guards all members but
 // closing_.

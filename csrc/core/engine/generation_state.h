@@ -1,5 +1,4 @@
-// State that all parts of a generation share: who is in it, its first error, what its hosts have found out about each
-// other.
+// State shared by all parts of a generation: its members, its first error, and measurements of its links.
 //
 // Thread safety: any thread. mutex_ guards the error's text and the ring.
 #pragma once

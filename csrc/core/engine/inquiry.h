@@ -1,4 +1,4 @@
-// A question of any thread to the thread of an executor: which operations wait for other hosts?
+// Asks an executor's thread which operations wait for other hosts.
 //
 // Thread safety: ask() from any thread; the rest from the executor's thread.
 #pragma once

@@ -1,4 +1,4 @@
-// The TCP side of a generation: handshakes with whoever dials the job's port, addresses of the other hosts.
+// The network of a generation: accepts connections to the job's port, and knows the other hosts' addresses.
 //
 // Thread safety: any thread. mutex_ is held while a connection is handed over, never while a byte is read. With one
 // host nothing is opened.

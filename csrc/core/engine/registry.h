@@ -1,4 +1,4 @@
-// The communicators of a generation: the world from the start, others as the ranks declare them.
+// The communicators of a generation: the world from the start, others once ranks declare them.
 //
 // A number may be used again once it is destroyed, and ranks need not be in step: while one still has a communicator,
 // another may have destroyed it and declared the next one. Each rank has at most one with a number, and the k-th that

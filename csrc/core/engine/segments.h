@@ -1,4 +1,4 @@
-// Tensor memory handed out to the local ranks.
+// Table of the shared-memory segments that local ranks hold.
 //
 // Thread safety: any thread. An operation keeps a shared_ptr to the memory that it uses, so giving a segment back, or
 // the death of its owner, never unmaps memory in use.
