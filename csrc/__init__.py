@@ -1,4 +1,4 @@
-"""Native code, built on first use: ``load()`` returns the core, ``load_device()`` the GPU leg (see build.py);
+"""Builds native code on first use and loads it: ``load()`` the core, ``load_device()`` the GPU leg (see build.py);
 ``kernels_library()`` and ``net_plugin()`` are shared libraries (build_cuda.py, build_plugin.py)."""
 
 from bagua.csrc.build import core_path, describe, is_built, load, load_device

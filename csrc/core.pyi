@@ -1,4 +1,4 @@
-"""Types of the native module ``bagua_core_native`` that ``bagua.csrc.load()`` returns (see csrc/bindings)."""
+"""Types of the native module ``bagua_core_native`` that ``bagua.csrc.load()`` returns (see csrc/core/bindings)."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -11,7 +11,7 @@ VERSION: str
 class CoreError(RuntimeError):
     """An operation failed: the first error of the engine, in words (peer, operation, time waited, what to do)."""
 
-# Kinds of operation, dtypes and reductions, as small integers (csrc/channel/layout.h is their home).
+# Kinds of operation, dtypes and reductions, as small integers (csrc/core/channel/layout.h is their home).
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
 CODECS: dict[str, int]  # none fp16 bf16 fp8_e4m3 fp8_e5m2 minmax8 int4 onebit topk
@@ -131,7 +131,7 @@ class Rank:
         exact: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
-        per kind: see csrc/channel/layout.h. Raises CoreError if the engine has failed.
+        per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
 
         All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (``CODECS``).
         ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
@@ -167,7 +167,7 @@ class Rank:
         started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises
         CoreError. Each ticket is waited for once."""
     def host_api(self) -> object:
-        """A capsule for the GPU leg (csrc/channel/host_api.h); good as long as this object."""
+        """A capsule for the GPU leg (csrc/core/channel/host_api.h); good as long as this object."""
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine, as ``Engine.stats``, read from shared memory."""
     def error(self) -> str: ...
@@ -202,10 +202,10 @@ def transcode(
     decoded: Sequence[Buffer] = (),
     density: int = 0,
 ) -> None:
-    """One call of the codec kernel (csrc/codec/codec.h says what it computes), for tests and benchmarks. Raises
+    """One call of the codec kernel (csrc/core/codec/codec.h says what it computes), for tests and benchmarks. Raises
     ValueError for buffers that are too short, unaligned or read-only."""
 
-# csrc/kernel/low_rank.h says what these compute. ValueError for buffers that are too short, unaligned or read-only.
+# See csrc/core/kernel/low_rank.h. ValueError for buffers that are too short, unaligned or read-only.
 
 def low_rank_project(
     rows: int,

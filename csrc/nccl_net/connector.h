@@ -1,4 +1,4 @@
-// The connecting end: opens all sockets of a connection, greets, and waits for the answer, in steps that never wait.
+// The connecting end: opens all sockets of a connection, sends Hello and reads the answer, in steps that never block.
 #pragma once
 
 #include <cstdint>

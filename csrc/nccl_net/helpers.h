@@ -1,6 +1,6 @@
-// The threads that help NCCL's own: where a connection has much outstanding, a helper moves bytes of its data sockets
-// too. A helper sleeps in epoll when none of its connections has anything to move. Threads are started when the first
-// connection joins, and joined when the last one has left.
+// Helper threads of NCCL's own thread: they move bytes of connections that have much outstanding. A helper sleeps in
+// epoll when none of its connections has anything to move. Threads are started when the first connection joins, and
+// joined when the last one has left.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The listening end of connections to come: takes sockets, reads their Hello, and puts those of one connection
-// together. Whoever does not know the nonce is dropped and disturbs nobody. One thread at a time.
+// The listening end: accepts sockets, reads their Hello, and groups those of one connection. A socket without the nonce
+// is dropped and disturbs no other. One thread at a time.
 #pragma once
 
 #include <cstdint>

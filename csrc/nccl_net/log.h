@@ -1,5 +1,5 @@
-// Lines for the user through NCCL's logger (NCCL_DEBUG decides what is shown); before NCCL gave one, warnings go to
-// standard error. Any thread.
+// Logs through NCCL's logger (NCCL_DEBUG sets the level); before NCCL has given one, warnings go to standard error. Any
+// thread.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// A copy that others watch.
+// A copy in ascending order, for a reader that polls the destination.
 #pragma once
 
 #include <cstdint>

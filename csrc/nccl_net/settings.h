@@ -1,5 +1,5 @@
-// The environment sets BAGUA_NET_*. Read once; a value that can't be used is told through NCCL's logger with the
-// allowed range and the default that is used instead, and so is a name that nobody knows.
+// Settings of the plugin from the environment, BAGUA_NET_*, read once. Bad values are logged with the allowed range and
+// the default that is used instead; unknown names are logged, too.
 #pragma once
 
 #include <cstddef>

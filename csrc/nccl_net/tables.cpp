@@ -1,4 +1,4 @@
-// The tables that NCCL looks up: version 11 as it is, the others as thin forms of it.
+// The tables of functions that NCCL looks up: version 11, and thin adapters for the others.
 #include "nccl_net/network.h"
 
 namespace bagua::nccl_net {

@@ -1,5 +1,5 @@
-// A wire between two network namespaces, for kernels without netem: a TUN device in each, and this process, which hands
-// every packet on after a fixed delay, at no more than a given rate, the same in both directions.
+// Emulates a wire between two network namespaces, for kernels without netem: a TUN device in each, and this process,
+// which forwards every packet after a fixed delay, at no more than a given rate, the same in both directions.
 //
 //     delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S     (0: no limit of the rate)
 //

@@ -1,7 +1,7 @@
-// The floor of an all-reduce inside one host: no message, no daemon, one pass over memory. Every rank (a thread here)
-// reads its slice of all ranks' float32 vectors and writes the sum into that slice of all ranks' results, past the
-// caches where these are large; a barrier of spinning threads before and after. Loops as a compiler vectorises them,
-// none of the core's code.
+// Measures the least time of an all-reduce inside one host: no message, no daemon, one pass over memory. Every rank (a
+// thread here) reads its slice of all ranks' float32 vectors and writes the sum into that slice of all ranks' results,
+// past the caches where these are large; a barrier of spinning threads before and after. Loops as a compiler vectorises
+// them, none of the core's code.
 //
 //     memory_floor RANKS MAX_BYTES
 //

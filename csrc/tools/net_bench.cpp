@@ -1,5 +1,4 @@
-// One end of what `bagua bench net` compares: messages between two processes, through NCCL's network plugin or through
-// plain sockets.
+// One of the two processes of `bagua bench net`: sends messages through NCCL's network plugin or through plain sockets.
 //
 //     net_bench plugin LIBRARY            the plugin's table (v11), driven as NCCL's proxy thread drives it
 //     net_bench sockets ADDRESS N         blocking program: N connections, N threads, each its share of every message

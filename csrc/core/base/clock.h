@@ -1,4 +1,4 @@
-// Monotonic time. Every deadline in the core is an instant on this clock.
+// The monotonic clock. All deadlines of the core are instants on it.
 #pragma once
 
 #include <time.h>

@@ -1,4 +1,4 @@
-// File descriptors: ownership, flags, and a wake-up that threads can wait for together with sockets.
+// File descriptors: ownership, flags, and an eventfd that threads wait for together with sockets.
 #pragma once
 
 #include "base/status.h"

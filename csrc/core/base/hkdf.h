@@ -1,4 +1,4 @@
-// HKDF-SHA-256 (RFC 5869): keys from a secret that is not evenly random, or from another key.
+// HKDF-SHA-256 (RFC 5869): derives keys from a secret that is not uniformly random, or from another key.
 #pragma once
 
 #include <cstddef>

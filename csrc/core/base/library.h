@@ -1,5 +1,5 @@
-// A shared library that is opened at run time, and the functions taken from it. In a header alone, as the GPU leg, a
-// module of its own, uses it too.
+// A shared library that is opened at run time, and the functions looked up in it. Header only, because the GPU leg,
+// which does not link with the core, uses it too.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), for handshakes: short inputs, no hurry.
+// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104) for handshakes: not tuned, as inputs are short.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The one result type of the core. Errors are values: nothing in the core throws across a module's boundary.
+// The result type of all calls of the core. Errors are values: no exception crosses a module's boundary.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Pieces of error messages.
+// Formats durations and errno for error messages.
 #pragma once
 
 #include <cstdint>

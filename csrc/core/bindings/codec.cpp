@@ -1,4 +1,4 @@
-// The codec kernels in Python, for tests and benchmarks; typed by ../core.pyi.
+// Binds the codec kernels to Python, for tests and benchmarks; typed by ../../core.pyi.
 #include "codec/codec.h"
 
 #include <pybind11/pybind11.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/held.h"
+#include "bindings/python_buffer.h"
 
 namespace py = pybind11;
 
@@ -31,7 +31,7 @@ void transcode_buffers(int codec, size_t count, const std::vector<py::buffer>& r
                        const std::vector<py::buffer>& encoded, float scale, const std::optional<py::buffer>& residual,
                        const std::optional<py::buffer>& message, const std::vector<py::buffer>& decoded, int density) {
   if (count > kLongest) throw py::value_error("count is too large");
-  Held held;
+  PythonBuffers held;
   Transcode work;
   work.encoding = encoding_of(codec, density);
   const size_t bytes = encoded_bytes(work.encoding, count);

@@ -1,7 +1,7 @@
-// The kernels of csrc/core/kernel/low_rank.h for algorithms in Python; typed by ../core.pyi.
+// Binds the kernels of kernel/low_rank.h to Python, for algorithms; typed by ../../core.pyi.
 #include <pybind11/pybind11.h>
 
-#include "bindings/held.h"
+#include "bindings/python_buffer.h"
 #include "kernel/low_rank.h"
 
 namespace py = pybind11;
@@ -20,7 +20,7 @@ LowRank shape_of(size_t rows, size_t columns, size_t rank) {
 void project(size_t rows, size_t columns, size_t rank, const py::buffer& memory, const py::buffer& gradient,
              const py::buffer& left, const py::buffer& right, const py::buffer& projected) {
   const LowRank shape = shape_of(rows, columns, rank);
-  Held held;
+  PythonBuffers held;
   float* const matrix = held.floats(memory, rows * columns, true, "memory");
   const float* const added = held.floats(gradient, rows * columns, false, "gradient");
   const float* const p = held.floats(left, rank * rows, false, "left");
@@ -33,7 +33,7 @@ void project(size_t rows, size_t columns, size_t rank, const py::buffer& memory,
 void back_project(size_t rows, size_t columns, size_t rank, const py::buffer& memory, const py::buffer& left,
                   const py::buffer& right) {
   const LowRank shape = shape_of(rows, columns, rank);
-  Held held;
+  PythonBuffers held;
   const float* const matrix = held.floats(memory, rows * columns, false, "memory");
   const float* const p = held.floats(left, rank * rows, false, "left");
   float* const out = held.floats(right, rank * columns, true, "right");
@@ -44,7 +44,7 @@ void back_project(size_t rows, size_t columns, size_t rank, const py::buffer& me
 void product(size_t rows, size_t columns, size_t rank, const py::buffer& left, const py::buffer& right,
              const py::buffer& result) {
   const LowRank shape = shape_of(rows, columns, rank);
-  Held held;
+  PythonBuffers held;
   const float* const p = held.floats(left, rank * rows, false, "left");
   const float* const q = held.floats(right, rank * columns, false, "right");
   float* const out = held.floats(result, rows * columns, true, "result");

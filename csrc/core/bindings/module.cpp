@@ -1,4 +1,4 @@
-// The Python module bagua_core_native: thin, typed by ../core.pyi.
+// The Python module bagua_core_native: thin, typed by ../../core.pyi.
 //
 // The interpreter lock is released around everything that waits or moves data. Errors of the core become CoreError.
 #include <pybind11/pybind11.h>

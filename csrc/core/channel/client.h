@@ -1,4 +1,4 @@
-// One rank's end of the channel: joins the daemon, gets memory, hands over operations and waits for them.
+// The rank's end of the channel: joins the daemon, gets memory, submits operations and waits for them.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
 // meeting_mutex_ before submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else; none but meeting_mutex_ is
@@ -124,7 +124,7 @@ class ChannelClient {
   Fd socket_;
   std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
 
-  Mutex submit_mutex_;  // guards what follows
+  Mutex submit_mutex_;
   std::vector<uint32_t> free_ GUARDED_BY(submit_mutex_);
   std::vector<uint64_t> tickets_ GUARDED_BY(submit_mutex_);  // of every slot; 0: none
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
@@ -135,7 +135,7 @@ class ChannelClient {
   Mutex meeting_mutex_;               // one meeting at a time
   std::unique_ptr<Meeting> meeting_;  // constant after connect(); nullptr: this job's ranks don't meet
 
-  Mutex areas_mutex_;                                                           // guards the next two
+  Mutex areas_mutex_;
   std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);                  // segments of this rank, by address
   std::map<uint64_t, std::shared_ptr<Mapping>> kept_ GUARDED_BY(areas_mutex_);  // by segment
 };

@@ -1,4 +1,4 @@
-// Sleeping on a word of shared memory.
+// Sleeps on a word of shared memory, and wakes threads that do (futex).
 #pragma once
 
 #include <atomic>

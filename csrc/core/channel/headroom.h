@@ -1,4 +1,4 @@
-// How much more memory this process may take before something refuses or kills it.
+// Computes the memory that this process may still take: limits of the system, of its cgroups and of itself.
 #pragma once
 
 #include <cstdint>

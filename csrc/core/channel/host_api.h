@@ -1,5 +1,5 @@
-// What the GPU leg (csrc/gpu/leg, a library of its own) needs of a rank's channel: a table of C functions, so that
-// neither library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
+// A table of C functions through which the GPU leg (csrc/gpu/leg, a library of its own) uses a rank's channel: neither
+// library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
 //
 // Every function may be called from any thread. Those that return int give a HostCode, and write the reason, cut and
 // terminated, to `error`. The table lives as long as the Rank.

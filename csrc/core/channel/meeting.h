@@ -1,10 +1,12 @@
-// Small all-reduces of a job whose ranks are all on this host, done by the ranks themselves: each rank puts its vector
-// into shared memory, the last to come wakes the others with one call, and each rank reduces all vectors into its own
-// result. That saves a sleep, a wake-up and a change of process for each operation; on a machine whose cores are busy
-// these are most of its time. The result has the same bits as the daemon's: the same kernel adds in the same order.
+// Small all-reduces among the ranks of one host, without the daemon.
 //
-// The daemon stays the judge. A rank that has waited for kPatienceNs ends the meeting for all ranks, and so does a rank
-// that sees that the calls differ: all then hand the operation to the daemon, which waits, matches, and says who is
+// Each rank copies its vector into shared memory. The last one wakes the others with one call, and each rank reduces
+// all vectors into its own result. That saves a sleep, a wake-up and a context switch for each operation; on a busy
+// machine these are most of its time. The result has the same bits as the daemon's: the same kernel adds in the same
+// order.
+//
+// A rank that has waited for kPatienceNs ends the meeting for all ranks, and so does a rank that sees that the calls
+// differ. All then submit the operation to the daemon, which waits, compares the calls, and names the rank that is
 // missing or wrong. A meeting is named by the number of the collective on the communicator of all ranks, so ranks that
 // took different ways are together again at the next one.
 //

@@ -1,4 +1,4 @@
-// What a rank and its daemon say over the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
+// Messages between a rank and its daemon on the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
 //
 // rank -> daemon  Hello, first; then Require, Alloc, Free, Comm, DestroyComm in any order; Bye, last.
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries two descriptors (JobPage, RankChannel), the

@@ -1,4 +1,5 @@
-// The daemon's end of the engine's Unix socket: who may join, and memory and communicators for those who did.
+// The daemon's end of the engine's Unix socket: lets ranks join, and serves their requests for memory and
+// communicators.
 //
 // Thread safety: one thread of its own runs everything, handler calls included. start() and stop() belong to the owner.
 // Nothing that arrives is trusted: a message that is not exactly one of ours closes that connection and is counted.

@@ -1,5 +1,6 @@
-// One operation on a rank's tensors, wherever they lie. What lies in ordinary memory travels through a stage in shared
-// memory: large ones in pieces, so that copying in, the daemon's work and copying out overlap and stay in the caches.
+// One operation on a rank's tensors, in shared or in ordinary memory. Tensors in ordinary memory are copied through a
+// stage in shared memory: large ones in pieces, so that copying in, the daemon's work and copying out overlap and stay
+// in the caches.
 //
 // All ranks cut alike, wherever their tensors lie: pieces depend on the communicator, kind, size and dtype alone.
 //

@@ -1,4 +1,4 @@
-// Lossy encodings of float32 vectors, for what crosses between hosts: formats, sizes, and the fused kernels.
+// Lossy encodings of float32 vectors that are sent between hosts: formats, sizes, and the fused kernels.
 //
 // One vector of `count` elements makes one message of encoded_bytes(encoding, count) bytes, whatever its values, so
 // that both ends know its length. Blocks of a format begin at the vector's first element. Formats are part of the wire

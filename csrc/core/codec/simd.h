@@ -1,4 +1,4 @@
-// What the codecs need of vectors beyond gcc's own operators. The same bits come out at every vector width: sums have a
+// Vector operations of the codecs beyond gcc's own operators. The same bits come out at every vector width: sums have a
 // fixed order of lanes, and no product is merged with a following sum (see rounded()).
 #pragma once
 

@@ -1,5 +1,5 @@
-// What every codec does with the vectors around a message, a tile at a time: form y from the sources, write outputs and
-// residual.
+// The part of a transcoding that is the same for every codec, a tile at a time: form y from the sources, write outputs
+// and residual.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Writes programs: numbers messages, hands out scratch memory, records who waits for whom.
+// Builds programs: numbers messages, allots scratch memory, records which step waits for which.
 #pragma once
 
 #include <algorithm>
@@ -100,11 +100,12 @@ class Window {
 // Part number `index` of `count` elements cut into `parts` as even as can be; index is taken modulo parts.
 Range part_of(uint64_t count, int parts, int index);
 
-// One function for each kind, or for those alike; hosts >= 1. In all_reduce.cpp, partial_sums.cpp and moves.cpp.
+// One function for each kind, or for those alike; hosts >= 1. In all_reduce.cpp, reduce_and_barrier.cpp,
+// data_movement.cpp.
 void build_barrier(Builder* builder);
 void build_all_reduce(Builder* builder);
 // Parts of an all-reduce between hosts (hosts >= 2), over some of the elements: as they are, by the pattern that costs
-// least; one trip; 2 log2(hosts) trips (few_trips.cpp); encoded (compressed.cpp).
+// least; one trip; 2 log2(hosts) trips (short_all_reduce.cpp); encoded (compressed.cpp).
 void build_plain(Builder* builder, Range range);
 void build_direct(Builder* builder, Range range);
 void build_halving_doubling(Builder* builder, Range range);

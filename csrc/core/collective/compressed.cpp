@@ -1,4 +1,4 @@
-// All-reduce that crosses between hosts encoded (scatter-gather): host h owns block h.
+// All-reduce with encoded messages between hosts (scatter-gather): host h owns block h.
 //
 //   a) every host encodes its partial sum of each other block, with error feedback where asked for, and sends it to the
 //      owner;

@@ -1,4 +1,4 @@
-// Which pattern of an all-reduce between hosts costs least, by a model of two constants.
+// Chooses the cheapest pattern of an all-reduce between hosts, by a cost model of two constants.
 //
 // A trip is one message from a host to another with all that it wakes up; a byte is what leaves (and enters) a host.
 // With n hosts and s bytes, in units of one trip and of s bytes:

@@ -1,4 +1,4 @@
-// Which way a ring should go round the hosts, from the measured bandwidths between them.
+// Orders the hosts of a ring so that its slowest link is as fast as possible, by measured bandwidths.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// Whether memory that ranks ask for can be had at all: refused in words, with the figures, before anything is made.
-// What can't be had later is a SIGBUS or the OOM killer.
+// Refuses memory that this host does not have, with the figures, before ranks use it. Otherwise they would meet a
+// SIGBUS or the OOM killer later.
 //
 // Thread safety: the channel server's thread only.
 #pragma once

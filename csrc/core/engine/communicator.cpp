@@ -58,7 +58,7 @@ int Communicator::member_of(int rank) const {
 }
 
 void Communicator::push(Operation operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const bool sends = operation.kind() == Kind::kSend;
   if (!sends && operation.kind() != Kind::kRecv) {
     queues_[static_cast<size_t>(member_of(operation.rank))].push_back(std::move(operation));
@@ -76,7 +76,7 @@ void Communicator::push(Operation operation) {
 }
 
 bool Communicator::next_collective(Collective* out, Status* mismatch) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (const auto& queue : queues_) {
     if (queue.empty()) return false;
   }
@@ -98,7 +98,7 @@ bool Communicator::next_collective(Collective* out, Status* mismatch) {
 }
 
 bool Communicator::next_pair(Pair* out, Status* mismatch) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (auto& [route, lane] : lanes_) {
     if (lane.sends.empty() || lane.recvs.empty()) continue;
     out->send = std::move(lane.sends.front());
@@ -118,7 +118,7 @@ bool Communicator::next_pair(Pair* out, Status* mismatch) {
 }
 
 bool Communicator::next_half(SendOrRecv* out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (halves_.empty()) return false;
   *out = std::move(halves_.front());
   halves_.pop_front();
@@ -126,7 +126,7 @@ bool Communicator::next_half(SendOrRecv* out) {
 }
 
 std::vector<Operation> Communicator::drain() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<Operation> all;
   const auto take = [&all](std::deque<Operation>* queue) {
     for (Operation& operation : *queue) all.push_back(std::move(operation));
@@ -145,7 +145,7 @@ std::vector<Operation> Communicator::drain() {
 std::string Communicator::needs(int rank, uint64_t remote) const {
   const int index = index_of(rank);
   if (index < 0) return "";
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const size_t member = static_cast<size_t>(member_of(rank));
   if (queues_[member].empty()) {
     for (const auto& queue : queues_) {
@@ -165,7 +165,7 @@ std::string Communicator::needs(int rank, uint64_t remote) const {
 }
 
 std::string Communicator::describe(int64_t now, int64_t before_ns) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return describe_collectives(now, before_ns) + describe_lanes(now, before_ns);
 }
 
@@ -186,9 +186,9 @@ std::string Communicator::describe_collectives(int64_t now, int64_t before_ns) c
 std::string Communicator::describe_lanes(int64_t now, int64_t before_ns) const {
   std::string text;
   for (const auto& [route, lane] : lanes_) {
-    const auto line = [&](const Operation& waits, int other) {
+    const auto line = [&, sequence = lane.sequence](const Operation& waits, int other) {
       if (waits.submitted_ns > before_ns) return;
-      text += operation_name(waits.descriptor, lane.sequence) + ": rank " + std::to_string(waits.rank) +
+      text += operation_name(waits.descriptor, sequence) + ": rank " + std::to_string(waits.rank) +
               " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
               duration_text(now - waits.submitted_ns) + "\n";
     };

@@ -8,11 +8,11 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "collective/program.h"
 #include "engine/operation.h"
 
@@ -81,8 +81,8 @@ class Communicator {
   };
 
   int member_of(int rank) const;  // position among the local members
-  std::string describe_collectives(int64_t now, int64_t before_ns) const;
-  std::string describe_lanes(int64_t now, int64_t before_ns) const;
+  std::string describe_collectives(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
+  std::string describe_lanes(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
 
   const uint32_t id_;
   const uint64_t instance_;
@@ -91,12 +91,12 @@ class Communicator {
   collective::Topology topology_;
   std::vector<int> local_ranks_;
 
-  mutable std::mutex mutex_;
-  std::vector<std::deque<Operation>> queues_;  // collectives, by local member
-  uint64_t sequence_ = 0;
-  std::map<Route, Lane> lanes_;  // both ends here
-  std::deque<SendOrRecv> halves_;
-  std::map<Route, uint64_t> half_sequences_;
+  mutable Mutex mutex_;
+  std::vector<std::deque<Operation>> queues_ GUARDED_BY(mutex_);  // collectives, by local member
+  uint64_t sequence_ GUARDED_BY(mutex_) = 0;
+  std::map<Route, Lane> lanes_ GUARDED_BY(mutex_);  // both ends here
+  std::deque<SendOrRecv> halves_ GUARDED_BY(mutex_);
+  std::map<Route, uint64_t> half_sequences_ GUARDED_BY(mutex_);
 
  public:
   // Multi-host communicators: runs what next_collective() and next_half() gave. Set once, before the first push(). The

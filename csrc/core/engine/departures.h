@@ -1,5 +1,5 @@
-// Hosts and ranks that begin nothing more in a communicator: what they have said, what this host has said, and whether
-// somebody still needs them.
+// Tracks hosts and ranks that leave a communicator: their goodbyes, this host's own, and the operations that still need
+// them.
 //
 // Thread safety: the executor's thread only, but has_departed().
 #pragma once

@@ -1,5 +1,5 @@
-// The thread of a generation that takes what the ranks submit, checks and matches it, runs what is local and hands the
-// rest to the executors of the communicators. Sleeps on the doorbell.
+// The thread that takes operations from the ranks, checks and matches them, runs local ones, and hands the others to
+// the communicators' executors. It sleeps on the doorbell.
 //
 // Thread safety: start() and stop() belong to the owner; everything else runs on the dispatcher's thread.
 #pragma once

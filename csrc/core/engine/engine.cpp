@@ -25,18 +25,18 @@ Status Engine::open(Membership first) {
 Status Engine::open_generation(Membership membership) {
   auto opened = std::make_shared<Generation>(&job_, std::move(membership));
   if (Status status = opened->open(); !status) return status;
-  std::lock_guard<std::mutex> lock(generation_mutex_);
+  const Lock lock(generation_mutex_);
   generation_ = std::move(opened);
   return Status::ok();
 }
 
 std::shared_ptr<Generation> Engine::generation() const {
-  std::lock_guard<std::mutex> lock(generation_mutex_);
+  const Lock lock(generation_mutex_);
   return generation_;
 }
 
 Status Engine::regroup(Membership next) {
-  std::lock_guard<std::mutex> lock(lifecycle_mutex_);
+  const Lock lock(lifecycle_mutex_);
   if (closed_) return {Code::kInvalid, "Engine: it is closed"};
   const std::shared_ptr<Generation> last = generation();
   if (Status status = check_next(next, last->membership()); !status) return status;
@@ -53,7 +53,7 @@ Status Engine::regroup(Membership next) {
 }
 
 void Engine::close() {
-  std::lock_guard<std::mutex> lock(lifecycle_mutex_);
+  const Lock lock(lifecycle_mutex_);
   if (closed_) return;
   closed_ = true;
   const std::shared_ptr<Generation> last = generation();

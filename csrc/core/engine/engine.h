@@ -7,10 +7,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channel/server.h"
 #include "engine/generation.h"
 #include "engine/job_state.h"
@@ -61,12 +61,12 @@ class Engine final : private ChannelHandler {
   void bad_connection() override;
 
   JobState job_;
-  mutable std::mutex generation_mutex_;     // guards the pointer alone
-  std::shared_ptr<Generation> generation_;  // never nullptr after open()
-  std::unique_ptr<ChannelServer> server_;   // constant from open() to close()
+  mutable Mutex generation_mutex_;                                        // guards the pointer alone
+  std::shared_ptr<Generation> generation_ GUARDED_BY(generation_mutex_);  // never nullptr after open()
+  std::unique_ptr<ChannelServer> server_;                                 // constant from open() to close()
 
-  std::mutex lifecycle_mutex_;  // one regroup() or close() at a time; guards closed_
-  bool closed_ = false;
+  Mutex lifecycle_mutex_;  // one regroup() or close() at a time; guards closed_
+  bool closed_ GUARDED_BY(lifecycle_mutex_) = false;
 };
 
 }  // namespace bagua

@@ -10,7 +10,7 @@ constexpr size_t kMaxEvents = 10'000;  // a daemon that never reads them must no
 
 void EventList::tell(const char* kind, int rank, const std::string& text) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (events_.size() >= kMaxEvents) return;
     events_.push_back({kind, rank, text});
   }
@@ -18,7 +18,7 @@ void EventList::tell(const char* kind, int rank, const std::string& text) {
 }
 
 std::vector<Event> EventList::take() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   ready_.drain();
   std::vector<Event> taken;
   taken.swap(events_);

@@ -1,13 +1,13 @@
-// Events of an engine for its daemon, and a descriptor that tells when there are some.
+// Events of an engine for its daemon, and a descriptor that is readable while there are some.
 //
 // Thread safety: any thread; mutex_ guards the list.
 #pragma once
 
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace bagua {
@@ -28,8 +28,8 @@ class EventList {
 
  private:
   EventFd ready_;  // constant after open()
-  std::mutex mutex_;
-  std::vector<Event> events_;
+  Mutex mutex_;
+  std::vector<Event> events_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua

@@ -1,4 +1,4 @@
-// Hand-over from other threads to the thread of an executor: operations, ranks that have left, and the wish to close.
+// Queue from other threads to an executor's thread: operations, ranks that have left, and the request to close.
 //
 // Thread safety: any thread; take(), close() and await() belong to the executor's thread. mutex_ guards all members but
 // closing_.
@@ -6,13 +6,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "engine/communicator.h"
 #include "engine/operation.h"
 
@@ -44,7 +43,7 @@ class ExecutorInbox {
   // operation was put in (< 0: no limit).
   template <class Done>
   bool await(const Done& done, int64_t limit_ns = -1) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     while (!done()) {
       if (limit_ns < 0 || first_put_ns_ < 0) {
         changed_.wait(lock);
@@ -58,13 +57,13 @@ class ExecutorInbox {
   }
 
  private:
-  bool accept();
+  bool accept() REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  Content content_;
-  int64_t first_put_ns_ = -1;
-  bool closed_ = false;
+  mutable Mutex mutex_;
+  Condition changed_;
+  Content content_ GUARDED_BY(mutex_);
+  int64_t first_put_ns_ GUARDED_BY(mutex_) = -1;
+  bool closed_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> closing_{false};
 };
 

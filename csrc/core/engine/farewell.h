@@ -1,4 +1,4 @@
-// The last words of a communicator's hosts to each other.
+// Ends a communicator: sends the reason or a goodbye to the other hosts, and waits for theirs.
 //
 // The generation fails: tell the other hosts why, and give them a moment to hear it. The generation is ended: say so,
 // and wait until nobody needs us any more (bounded). The communicator is destroyed here: say so, and keep the

@@ -3,7 +3,7 @@
 namespace bagua {
 
 bool GenerationState::set_error(const std::string& reason, bool ended) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return false;
   error_ = reason;
   job_->page().show_error(reason);
@@ -24,17 +24,17 @@ void GenerationState::end(const std::string& reason) {
 }
 
 std::string GenerationState::error() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return error_;
 }
 
 void GenerationState::set_ring(std::vector<int> order) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (ring_.empty()) ring_ = std::move(order);
 }
 
 std::vector<int> GenerationState::ring() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return ring_;
 }
 

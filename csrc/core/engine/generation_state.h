@@ -1,15 +1,14 @@
-// State that all parts of a generation share: who is in it, its first error, what its hosts have found out about each
-// other.
+// State shared by all parts of a generation: its members, its first error, and measurements of its links.
 //
 // Thread safety: any thread. mutex_ guards the error's text and the ring.
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/job_state.h"
 #include "engine/options.h"
 #include "transport/stream_count.h"
@@ -48,9 +47,9 @@ class GenerationState {
   const Membership membership_;
   std::vector<StreamVerdict> stream_verdicts_;  // by host; never resized
 
-  mutable std::mutex mutex_;
-  std::string error_;
-  std::vector<int> ring_;
+  mutable Mutex mutex_;
+  std::string error_ GUARDED_BY(mutex_);
+  std::vector<int> ring_ GUARDED_BY(mutex_);
   std::atomic<bool> failed_{false};  // set after error_
   std::atomic<bool> ended_{false};   // the first error is the end; set before failed_
 };

@@ -51,6 +51,7 @@ HostExecutor::HostExecutor(GenerationState* state, Network* network, const Commu
 
 void HostExecutor::start() {
   network_->enroll(comm_->id(), comm_->instance(), this);
+  const Lock lock(join_mutex_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -104,7 +105,7 @@ void HostExecutor::begin_close() {
 }
 
 void HostExecutor::close() {
-  std::lock_guard<std::mutex> lock(join_mutex_);
+  const Lock lock(join_mutex_);
   if (!thread_.joinable()) return;
   begin_close();
   thread_.join();

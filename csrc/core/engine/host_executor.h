@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "engine/communicator.h"
 #include "engine/departures.h"
 #include "engine/dialler.h"
@@ -80,8 +80,8 @@ class HostExecutor final : public ConnectionTarget {
   HostLoop loop_;
   Farewell farewell_;
 
-  std::mutex join_mutex_;
-  std::thread thread_;  // guarded by join_mutex_ after start()
+  Mutex join_mutex_;
+  std::thread thread_ GUARDED_BY(join_mutex_);
 };
 
 }  // namespace bagua

@@ -1,15 +1,15 @@
-// A question of any thread to the thread of an executor: which operations wait for other hosts?
+// Asks an executor's thread which operations wait for other hosts.
 //
-// Thread safety: ask() from any thread; the rest from the executor's thread. mutex_ guards what is not atomic.
+// Thread safety: ask() from any thread; the rest from the executor's thread.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace bagua {
 
@@ -19,12 +19,13 @@ class Inquiry {
   // `wake` makes the executor's thread look.
   template <class Wake>
   std::string ask(int64_t before_ns, const Wake& wake) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     if (closed_) return "";
     before_ns_ = before_ns;
     pending_.store(true, std::memory_order_release);
     wake();
-    changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !pending_.load() || closed_; });
+    changed_.wait_for(lock, std::chrono::milliseconds(200),
+                      [this]() REQUIRES(mutex_) { return !pending_.load() || closed_; });
     return pending_.load() || closed_ ? "" : answer_;
   }
 
@@ -33,7 +34,7 @@ class Inquiry {
   template <class Describe>
   void answer(const Describe& describe) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       answer_ = describe(before_ns_);
       pending_.store(false, std::memory_order_release);
     }
@@ -42,19 +43,19 @@ class Inquiry {
   // Nobody answers any more.
   void close() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const Lock lock(mutex_);
       closed_ = true;
     }
     changed_.notify_all();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  Condition changed_;
   std::atomic<bool> pending_{false};  // set under mutex_
-  bool closed_ = false;
-  int64_t before_ns_ = 0;
-  std::string answer_;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  int64_t before_ns_ GUARDED_BY(mutex_) = 0;
+  std::string answer_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua

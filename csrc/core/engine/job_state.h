@@ -1,5 +1,5 @@
-// State of one job on this host that lasts as long as the job, whatever generations come and go: settings, the page and
-// the channels that the local ranks share with the engine, their memory, residuals, the listening port, events.
+// State of one job on this host that outlives generations: settings, the shared page, the ranks' channels and memory,
+// residuals, the listening port, events.
 //
 // Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
 //

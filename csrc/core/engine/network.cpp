@@ -37,7 +37,7 @@ void Network::stop() {
     thread_.join();
   }
   stop_event_ = EventFd();
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   parked_.clear();
   parked_count_ = 0;
 }
@@ -55,7 +55,7 @@ Status Network::set_peers(const std::vector<std::string>& addresses) {
       if (Status status = parse_address(address, &host, &port); !status) return status;
     }
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (!peers_.empty() && peers_ != addresses) {
     return {Code::kInvalid, "set_peers: the addresses of a generation can't change"};
   }
@@ -65,12 +65,12 @@ Status Network::set_peers(const std::vector<std::string>& addresses) {
 }
 
 std::string Network::peer_address(int host) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return peers_[static_cast<size_t>(host)];
 }
 
 void Network::enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   targets_[{comm, instance}] = target;
   const auto found = parked_.find({comm, instance});
   if (found == parked_.end()) return;
@@ -82,12 +82,12 @@ void Network::enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target)
 }
 
 void Network::wake_targets() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (const auto& [key, target] : targets_) target->wake();
 }
 
 void Network::withdraw(uint32_t comm, uint64_t instance) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   targets_.erase({comm, instance});
 }
 
@@ -141,7 +141,7 @@ void Network::expire(int64_t now) {
 }
 
 bool Network::anybody_parked() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return parked_count_ > 0;
 }
 
@@ -149,7 +149,7 @@ bool Network::anybody_parked() {
 void Network::judge_parked(int64_t now) {
   std::vector<std::pair<Key, int>> late;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     for (const auto& [key, parked] : parked_) {
       for (const Parked& one : parked) {
         const bool lane = one.stream == state_->job().options().streams;
@@ -164,15 +164,19 @@ void Network::judge_parked(int64_t now) {
 }
 
 int Network::Handshake::take() {
-  std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   return std::exchange(fd, -1);
 }
 
 void Network::shake(Socket socket) {
   auto handshake = std::make_unique<Handshake>();
   Handshake* raw = handshake.get();
-  raw->fd = socket.release();
-  raw->thread = std::thread([this, raw, fd = raw->fd] {
+  const int fd = socket.release();
+  {
+    const Lock lock(raw->mutex);
+    raw->fd = fd;
+  }
+  raw->thread = std::thread([this, raw, fd] {
     const EngineOptions& options = state_->job().options();
     PeerInfo peer;
     Seals seals;
@@ -193,7 +197,7 @@ void Network::shake(Socket socket) {
 
 void Network::deliver(const PeerInfo& peer, Connection connection) {
   const int me = state_->membership().host_index, streams = state_->job().options().streams;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
                     peer.stream <= static_cast<uint32_t>(streams);
   if (!fits || stopping_.load()) return count_bad();
@@ -212,7 +216,7 @@ void Network::deliver(const PeerInfo& peer, Connection connection) {
 void Network::join_finished(bool all) {
   for (auto& handshake : handshakes_) {
     if (all) {  // a stranger that says nothing must not hold us up
-      std::lock_guard<std::mutex> lock(handshake->mutex);
+      const Lock lock(handshake->mutex);
       if (handshake->fd >= 0) shutdown(handshake->fd, SHUT_RDWR);
     }
     if (all || handshake->done.load()) handshake->thread.join();

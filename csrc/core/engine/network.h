@@ -1,4 +1,4 @@
-// The TCP side of a generation: handshakes with whoever dials the job's port, addresses of the other hosts.
+// The network of a generation: accepts connections to the job's port, and knows the other hosts' addresses.
 //
 // Thread safety: any thread. mutex_ is held while a connection is handed over, never while a byte is read. With one
 // host nothing is opened.
@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/generation_state.h"
 #include "net/socket.h"
@@ -80,8 +80,8 @@ class Network {
   struct Handshake {
     std::thread thread;
     std::atomic<bool> done{false};
-    std::mutex mutex;
-    int fd = -1;  // guarded by mutex; -1 once the handshake is over
+    Mutex mutex;
+    int fd GUARDED_BY(mutex) = -1;  // -1 once the handshake is over
 
     int take();
   };
@@ -107,11 +107,11 @@ class Network {
   std::vector<Waiting> waiting_;  // acceptor thread only, like the next
   std::vector<std::unique_ptr<Handshake>> handshakes_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::string> peers_;
-  std::map<Key, ConnectionTarget*> targets_;
-  std::map<Key, std::vector<Parked>> parked_;
-  size_t parked_count_ = 0;
+  mutable Mutex mutex_;
+  std::vector<std::string> peers_ GUARDED_BY(mutex_);
+  std::map<Key, ConnectionTarget*> targets_ GUARDED_BY(mutex_);
+  std::map<Key, std::vector<Parked>> parked_ GUARDED_BY(mutex_);
+  size_t parked_count_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace bagua

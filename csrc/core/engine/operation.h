@@ -1,4 +1,4 @@
-// One rank's part of an operation, taken from shared memory and checked; and how operations are written in messages.
+// One rank's part of an operation, copied from shared memory and checked; and names of operations for messages.
 #pragma once
 
 #include <cstdint>

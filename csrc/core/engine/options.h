@@ -1,4 +1,4 @@
-// Settings of an engine: those of the job, and who is in one generation of it.
+// Settings of an engine: of the job, and the members of one generation.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The local ranks: their channels in shared memory, who has joined, left or was lost.
+// Table of the local ranks: their channels in shared memory, and whether they have joined, left or were lost.
 //
 // Thread safety: join() and set_phase() from the channel server's thread; the rest from any thread. A channel, once
 // made, stays mapped until the engine is closed, so completing an operation of a rank that died is harmless.

@@ -34,7 +34,7 @@ void Registry::open() {
   std::sort(world.begin(), world.end());
   auto comm = std::make_shared<Communicator>(0, world, membership_.hosts, membership_.host_index);
   prepare_(comm.get());
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   Entry entry;
   entry.comm = std::move(comm);
   comms_[0].push_back(std::move(entry));
@@ -59,7 +59,7 @@ Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) c
 
 Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members) {
   if (Status status = check(rank, id, members); !status) return status;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (closed_) return {Code::kAborted, "the generation has ended"};
   const auto found = comms_.find(static_cast<uint32_t>(id));
   if (found == comms_.end()) return make(rank, static_cast<uint32_t>(id), members);
@@ -99,7 +99,7 @@ Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
 }
 
 Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (id == 0) return invalid(id, "the world can't be destroyed");
   if (closed_) return {Code::kAborted, "the generation has ended"};
   const auto found = id > UINT32_MAX ? comms_.end() : comms_.find(static_cast<uint32_t>(id));
@@ -120,7 +120,7 @@ Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
 void Registry::reap() {
   std::vector<Comm> over;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto alive = [](const Comm& comm) { return !comm->executor->over(); };
     const auto first = std::stable_partition(retired_.begin(), retired_.end(), alive);
     std::move(first, retired_.end(), std::back_inserter(over));
@@ -130,7 +130,7 @@ void Registry::reap() {
 }
 
 Registry::Comm Registry::find(uint32_t id, int rank) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = comms_.find(id);
   if (found == comms_.end()) return nullptr;
   if (id == 0) return found->second.front().comm;
@@ -141,7 +141,7 @@ Registry::Comm Registry::find(uint32_t id, int rank) const {
 }
 
 std::vector<Registry::Comm> Registry::all() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<Comm> comms;
   for (const auto& [id, entries] : comms_) {
     for (const Entry& entry : entries) comms.push_back(entry.comm);
@@ -150,12 +150,12 @@ std::vector<Registry::Comm> Registry::all() const {
 }
 
 std::vector<Registry::Comm> Registry::retired() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return retired_;
 }
 
 std::vector<Registry::Comm> Registry::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   closed_ = true;
   std::vector<Comm> comms = std::exchange(retired_, {});
   for (auto& [id, entries] : comms_) {
@@ -166,7 +166,7 @@ std::vector<Registry::Comm> Registry::close() {
 }
 
 std::string Registry::clash(uint32_t id, uint64_t instance, int host) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = comms_.find(id);
   if (found == comms_.end()) return "";
   for (const Entry& entry : found->second) {

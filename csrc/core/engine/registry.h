@@ -1,4 +1,4 @@
-// The communicators of a generation: the world from the start, others as the ranks declare them.
+// The communicators of a generation: the world from the start, others once ranks declare them.
 //
 // A number may be used again once it is destroyed, and ranks need not be in step: while one still has a communicator,
 // another may have destroyed it and declared the next one. Each rank has at most one with a number, and the k-th that
@@ -15,12 +15,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/communicator.h"
 #include "engine/options.h"
@@ -63,18 +63,18 @@ class Registry {
   };
 
   Status check(int rank, uint64_t id, const std::vector<int>& members) const;
-  Status make(int rank, uint32_t id, const std::vector<int>& members);
+  Status make(int rank, uint32_t id, const std::vector<int>& members) REQUIRES(mutex_);
 
   const Membership& membership_;
   const Prepare prepare_;
 
-  mutable std::mutex mutex_;
-  std::map<uint32_t, std::vector<Entry>> comms_;  // of one number: in the order of their making
-  size_t count_ = 0;                              // entries in all
-  std::map<std::pair<uint32_t, std::vector<int>>, uint32_t>
-      incarnations_;  // made so far, where more than one host is in
-  std::vector<Comm> retired_;
-  bool closed_ = false;
+  mutable Mutex mutex_;
+  std::map<uint32_t, std::vector<Entry>> comms_ GUARDED_BY(mutex_);  // of one number: in the order of their making
+  size_t count_ GUARDED_BY(mutex_) = 0;                              // entries in all
+  std::map<std::pair<uint32_t, std::vector<int>>, uint32_t> incarnations_
+      GUARDED_BY(mutex_);  // made so far, where more than one host is in
+  std::vector<Comm> retired_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bagua

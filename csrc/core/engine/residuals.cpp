@@ -48,7 +48,7 @@ Status ResidualTable::find(uint32_t number, uint64_t count, char** data) {
 }
 
 ResidualTable* ResidualStore::take(uint32_t comm, uint64_t instance) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   Entry& entry = tables_[{comm, instance}];
   if (entry.table == nullptr) entry.table = std::make_unique<ResidualTable>(bytes_in_use_);
   entry.taken = true;
@@ -56,12 +56,12 @@ ResidualTable* ResidualStore::take(uint32_t comm, uint64_t instance) {
 }
 
 void ResidualStore::drop(uint32_t comm, uint64_t instance) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   tables_.erase({comm, instance});
 }
 
 void ResidualStore::carry_over() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   std::map<Key, Entry> kept;
   for (auto& [key, entry] : tables_) {  // of several incarnations the latest comes last
     if (entry.taken) kept[{key.first, first_instance(key.second)}] = {std::move(entry.table), false};
@@ -70,7 +70,7 @@ void ResidualStore::carry_over() {
 }
 
 void ResidualStore::clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   tables_.clear();
 }
 

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/pages.h"
 
@@ -61,8 +61,8 @@ class ResidualStore {
   using Key = std::pair<uint32_t, uint64_t>;  // communicator, instance
 
   std::atomic<uint64_t>* const bytes_in_use_;
-  std::mutex mutex_;
-  std::map<Key, Entry> tables_;
+  Mutex mutex_;
+  std::map<Key, Entry> tables_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua

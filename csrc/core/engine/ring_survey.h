@@ -1,5 +1,6 @@
-// How the hosts of one communicator agree on the order of its ring (Exchange::set_ring()), with at least kRingHosts of
-// them; with fewer all rings are alike and nothing is asked.
+// Measures the bandwidths between the hosts of a communicator and agrees on the order of its ring.
+//
+// Only with kRingHosts hosts or more: with fewer all rings are alike. The result goes to Exchange::set_ring().
 //
 // Thread safety: the executor's thread only.
 //
@@ -10,8 +11,8 @@
 // enough to be a measure, and each counts until the receiver's word that it is there. The rates go to host 0
 // (collective/ring_order.h). Other communicators take the world's order without the hosts that are no members.
 //
-// What is measured is how fast a message of at most kMostBytes gets there, its trip included: long distances count as
-// slow, as they are for rings, in which every chunk makes 2 (hosts - 1) trips.
+// A rate is bytes over time for a message of at most kMostBytes, its trip included: long distances count as slow, as
+// they are for rings, in which every chunk makes 2 (hosts - 1) trips.
 //
 // Nothing waits for long: rounds end kLimitNs after the first began, then the hosts stay in their order. When a host
 // says goodbye meanwhile they stay so, too. The loss of a host ends it as it ends everything on the mesh.

@@ -11,7 +11,7 @@ constexpr size_t kMaxSegments = 4096;  // of one rank: descriptors and mappings 
 Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
   if (bytes == 0) return {Code::kInvalid, "alloc: the size must be at least 1 byte"};
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
     if (static_cast<size_t>(std::distance(first, last)) >= kMaxSegments) {
       return {Code::kResource, "rank " + std::to_string(rank) + " holds " + std::to_string(kMaxSegments) +
@@ -20,7 +20,7 @@ Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* i
   }
   std::shared_ptr<Mapping> memory;
   if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   *id = next_id_++;
   *size = memory->bytes();
   bytes_in_use_->fetch_add(memory->bytes());
@@ -30,7 +30,7 @@ Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* i
 
 Status SegmentTable::free(int rank, uint64_t id) {
   std::shared_ptr<Mapping> last;  // unmapped after the lock is released
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = segments_.find({rank, id});
   if (found == segments_.end()) {
     return {Code::kInvalid, "free: rank " + std::to_string(rank) + " has no segment " + std::to_string(id)};
@@ -42,14 +42,14 @@ Status SegmentTable::free(int rank, uint64_t id) {
 }
 
 void SegmentTable::free_all(int rank) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
   for (auto it = first; it != last; ++it) bytes_in_use_->fetch_sub(it->second->bytes());
   segments_.erase(first, last);
 }
 
 std::shared_ptr<Mapping> SegmentTable::find(int rank, uint64_t id) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = segments_.find({rank, id});
   return found == segments_.end() ? nullptr : found->second;
 }

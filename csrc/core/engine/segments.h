@@ -1,4 +1,4 @@
-// Tensor memory handed out to the local ranks.
+// Table of the shared-memory segments that local ranks hold.
 //
 // Thread safety: any thread. An operation keeps a shared_ptr to the memory that it uses, so giving a segment back, or
 // the death of its owner, never unmaps memory in use.
@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/memory.h"
 
@@ -31,9 +31,9 @@ class SegmentTable {
  private:
   using Key = std::pair<int, uint64_t>;  // owner, id
 
-  mutable std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Mapping>> segments_;
-  uint32_t next_id_ = 1;
+  mutable Mutex mutex_;
+  std::map<Key, std::shared_ptr<Mapping>> segments_ GUARDED_BY(mutex_);
+  uint32_t next_id_ GUARDED_BY(mutex_) = 1;
   std::atomic<uint64_t>* const bytes_in_use_;
 };
 

@@ -8,7 +8,7 @@ WorkerPool::WorkerPool(int helpers) {
 
 WorkerPool::~WorkerPool() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   wanted_.notify_all();
@@ -25,7 +25,7 @@ void WorkerPool::run(size_t n, const std::function<void(size_t)>& task) {
     return;
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     next_.store(0);
     task_ = &task;
     n_ = n;
@@ -34,16 +34,16 @@ void WorkerPool::run(size_t n, const std::function<void(size_t)>& task) {
   wanted_.notify_all();
   work(task, n);
   // A helper that has not woken by now finds no task and does not enter: only those inside are waited for.
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   task_ = nullptr;
-  finished_.wait(lock, [this] { return busy_ == 0; });
+  finished_.wait(lock, [this]() REQUIRES(mutex_) { return busy_ == 0; });
 }
 
 void WorkerPool::help() {
   uint64_t seen = 0;
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    wanted_.wait(lock, [this, seen] { return stopping_ || (task_ != nullptr && round_ != seen); });
+    wanted_.wait(lock, [this, seen]() REQUIRES(mutex_) { return stopping_ || (task_ != nullptr && round_ != seen); });
     if (stopping_) return;
     seen = round_;
     const auto* task = task_;

@@ -4,13 +4,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace bagua {
 
@@ -28,13 +28,13 @@ class WorkerPool {
   void help();
   void work(const std::function<void(size_t)>& task, size_t n);
 
-  std::mutex mutex_;
-  std::condition_variable wanted_, finished_;
-  const std::function<void(size_t)>* task_ = nullptr;  // guarded by mutex_, as are the next four
-  size_t n_ = 0;
-  uint64_t round_ = 0;
-  size_t busy_ = 0;  // helpers inside the present round
-  bool stopping_ = false;
+  Mutex mutex_;
+  Condition wanted_, finished_;
+  const std::function<void(size_t)>* task_ GUARDED_BY(mutex_) = nullptr;
+  size_t n_ GUARDED_BY(mutex_) = 0;
+  uint64_t round_ GUARDED_BY(mutex_) = 0;
+  size_t busy_ GUARDED_BY(mutex_) = 0;  // helpers inside the present round
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::atomic<size_t> next_{0};
   std::vector<std::thread> threads_;
 };

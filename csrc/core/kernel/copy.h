@@ -1,4 +1,4 @@
-// Copies of large memory.
+// Copies large memory past the caches.
 #pragma once
 
 #include <cstddef>

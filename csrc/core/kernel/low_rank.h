@@ -1,4 +1,4 @@
-// A matrix beside the product of two thin ones, as PowerSGD needs it: as few passes over the matrix as there can be.
+// Kernels of PowerSGD: multiply a matrix with thin factors, in as few passes over the matrix as possible.
 #pragma once
 
 #include <cstddef>

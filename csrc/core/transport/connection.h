@@ -1,4 +1,4 @@
-// A connection between two hosts after its handshake: the socket, and how what moves on it is protected.
+// A connection between two hosts after its handshake: the socket, and the keys of its encryption.
 #pragma once
 
 #include <utility>

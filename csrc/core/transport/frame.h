@@ -1,4 +1,4 @@
-// What travels on a stream after the handshake: frames, each a fixed header and a payload. Little-endian.
+// The wire format of a stream after the handshake: frames, each a fixed header and a payload. Little-endian.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// Tells who is at the end of a new TCP connection, and how the two protect what follows: decided before a byte of
-// payload is read.
+// Authenticates both ends of a new TCP connection and agrees on its encryption, before a byte of payload is read.
 //
 // dialer -> acceptor  Hello: magic, version, SHA-256 of the job id, generation, communicator, from host, to host,
 //                     stream, protection, fast AES, nonce, X25519 key

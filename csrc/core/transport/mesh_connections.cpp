@@ -19,7 +19,7 @@ Connections::Connections(Shared* shared, Poller* poller, Outbox* outbox)
 
 void Connections::attach(int peer, int stream, Connection connection) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (closed_) return;
     attached_.push_back({peer, stream, std::move(connection)});
     any_.store(true, std::memory_order_release);
@@ -31,7 +31,7 @@ void Connections::adopt() {
   if (!any_.load(std::memory_order_acquire)) return;
   std::vector<Attached> taken;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     taken.swap(attached_);
     any_.store(false, std::memory_order_relaxed);
   }
@@ -39,7 +39,7 @@ void Connections::adopt() {
 }
 
 void Connections::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   closed_ = true;
   attached_.clear();
   any_.store(false, std::memory_order_relaxed);

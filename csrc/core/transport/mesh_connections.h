@@ -6,9 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "transport/connection.h"
 #include "transport/mesh_outbox.h"
@@ -51,9 +51,9 @@ class Connections {
   Outbox* const outbox_;
   int missing_;  // data streams that are not attached yet
 
-  std::mutex mutex_;
-  std::vector<Attached> attached_;  // guarded by mutex_, like the next
-  bool closed_ = false;
+  Mutex mutex_;
+  std::vector<Attached> attached_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> any_{false};  // attached_ is not empty
 };
 

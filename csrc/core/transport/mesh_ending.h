@@ -1,4 +1,4 @@
-// The end of a mesh: the last words on the control lanes, then the end of its connections. See Mesh::retire(),
+// Shuts a mesh down: sends the last control messages, then closes its connections. See Mesh::retire(),
 // hang_up() and shut_down().
 //
 // Thread safety: the thread that drives the mesh only.

@@ -1,4 +1,4 @@
-// Messages that arrive: posted receives, and the frames that find their place there.
+// Incoming messages: matches frames with posted receives.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once

@@ -1,4 +1,4 @@
-// Peers whose connection has ended, and when that is an error.
+// Detects lost peers, and decides when a loss is an error.
 //
 // A peer is lost with the first of its streams that fails. What its other streams still hold is read first; the loss is
 // an error only if something of that peer is still wanted then. See "Loss of a peer" in mesh.h.

@@ -1,5 +1,5 @@
-// Messages on their way out: a queue of control messages and one of chunks for each peer, and the stream that takes the
-// next one.
+// Queues of outgoing messages: one of control messages and one of chunks for each peer; chooses the stream for the
+// next.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once

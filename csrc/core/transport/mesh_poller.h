@@ -1,5 +1,5 @@
-// Which streams of a mesh have something to be read or room to be written: epoll, and a list of streams that are to be
-// read though no event tells of them.
+// Finds the streams of a mesh that can be read or written: by epoll, and by a list of streams that still hold unread
+// bytes without a new event.
 //
 // Thread safety: the thread that drives the mesh only, but signal().
 #pragma once

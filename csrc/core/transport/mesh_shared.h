@@ -1,5 +1,4 @@
-// State that all parts of a mesh use: its options and peers, its first error, what poll() hands to the caller,
-// counters.
+// State shared by all parts of a mesh: options, peers, first error, completions for poll(), counters.
 //
 // The parts, each of which may call those above it:
 //   Poller       which streams have something to be read or room to be written

@@ -1,4 +1,4 @@
-// Signs of life of peers while the caller waits for them. See "Silence" in mesh.h.
+// Pings silent peers while the caller waits for them. See "Silence" in mesh.h.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once

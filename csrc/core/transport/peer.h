@@ -1,4 +1,4 @@
-// One other host as a mesh sees it: its streams, the queues towards it, the receives that are posted for it.
+// One peer of a mesh: its streams, the queues to it, the receives that are posted for it.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once

@@ -1,4 +1,4 @@
-// Whether the streams to one peer carry chunks one at a time or all at once, by trying both.
+// Decides by trial whether one stream to a peer carries chunks, or all of them.
 //
 // Where a single stream fills the link, more of them only compete: each gets a share, chunks arrive late and out of
 // turn, and a shallow queue on the way drops more (measured at 1 Gbit/s with 5 ms of delay: 99 % of the rate with one

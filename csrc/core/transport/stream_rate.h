@@ -1,4 +1,4 @@
-// How fast one stream drains, from what TCP has had acknowledged; and which stream the next chunk should take.
+// Estimates how fast a stream drains, from TCP's acknowledgements, and picks the stream for the next chunk.
 //
 // A chunk that is handed to a socket can't be taken back. So it goes where it is expected to arrive first, and not at
 // all onto a stream on which it would arrive much later than the others could carry it: receivers reduce chunks in

@@ -1,5 +1,5 @@
-// Sending without a copy into the kernel (MSG_ZEROCOPY): the socket keeps the sender's pages until TCP has had them
-// acknowledged, and says so on its error queue. Internal to the mesh: not thread-safe.
+// Sends without a copy into the kernel (MSG_ZEROCOPY): the socket keeps the sender's pages until TCP has had them
+// acknowledged, and reports that on its error queue. Internal to the mesh: not thread-safe.
 //
 // Every call that takes bytes has a number, counted from 0 for each socket, modulo 2^32. A notification names a range
 // of numbers, both ends included; the kernel joins ranges, and they may come out of order (Linux,

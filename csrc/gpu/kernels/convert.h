@@ -1,6 +1,6 @@
-// The device's own conversions between floats and smaller ones: an instruction for two numbers, where integers take
-// ten to thirty. Numbers and infinities have the bits of kernel/half.cpp and codec/fp8_tiles.h; NaN become one NaN
-// (floats: 0x7fffffff). Where NaN have to be told apart, half.h converts in integers.
+// Conversions between float32 and smaller floats by the device's own instructions: one for two numbers, where integer
+// arithmetic takes ten to thirty. Numbers and infinities have the bits of kernel/half.cpp and codec/fp8_tiles.h; NaN
+// become one NaN (floats: 0x7fffffff). Where NaN have to be told apart, half.h converts in integers.
 #pragma once
 
 #include "gpu/kernels/device.h"

@@ -1,8 +1,9 @@
-// What all kernels share: bits, memory accesses, reductions over a warp.
+// Helpers of all kernels: bits, memory accesses, reductions over a warp.
 //
-// Only what the tests' emulation of a device knows may be used (tests/native/kernels/emulation/cuda_runtime.h): it runs
-// this very source on a processor. Sums and products are written as __fadd_rn() and __fmul_rn(), which no compiler
-// merges into one operation, whatever its flags: the formats forbid that.
+// Only functions that the tests' emulation of a device knows may be used
+// (tests/native/kernels/emulation/cuda_runtime.h): it runs this very source on a processor. Sums and products are
+// written as __fadd_rn() and __fmul_rn(), which no compiler merges into one operation, whatever its flags: the formats
+// forbid that.
 #pragma once
 
 #include <cuda_runtime.h>

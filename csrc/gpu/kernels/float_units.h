@@ -1,5 +1,5 @@
-// none, fp16 and bf16: one number per element, no parameters. NaN keep what can be kept of them: a lane that has any
-// converts in integers.
+// Codecs none, fp16 and bf16: one number per element, no parameters. A lane that has a NaN converts by integer
+// arithmetic, which keeps its sign and upper bits.
 #pragma once
 
 #include "gpu/kernels/half.h"

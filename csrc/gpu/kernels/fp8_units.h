@@ -1,4 +1,5 @@
-// fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See codec/fp8_tiles.h.
+// Codecs fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See
+// codec/fp8_tiles.h.
 #pragma once
 
 #include "gpu/kernels/convert.h"

@@ -1,5 +1,5 @@
-/* What the library of CUDA kernels offers, in plain C: the device engine opens it with dlopen and calls it through
- * these types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and
+/* The interface of the library of CUDA kernels, in plain C: the GPU leg opens it with dlopen and calls it through these
+ * types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and
  * returns at once: 0, or the cudaError_t of the launch. Nothing allocates, nothing waits. Thread-safe.
  *
  * Pointers inside the descriptors are addresses on the device; arrays of pointers are read before the call returns. */

@@ -1,4 +1,4 @@
-// Starting kernels, each of which takes one argument by value.
+// Launches kernels, each of which takes one argument by value.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// minmax8 and int4: equidistant levels, whose distance each block has of its own. See codec/level_tiles.h.
+// Codecs minmax8 and int4: equidistant levels, with a distance of its own for each block. See codec/level_tiles.h.
 #pragma once
 
 #include "gpu/kernels/units.h"

@@ -1,4 +1,4 @@
-// bagua_kernels_load(): goes the way of calls that between them need every kernel.
+// bagua_kernels_load(): loads every kernel, by calls that together launch all of them.
 #include "gpu/kernels/export.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/reduce.h"

@@ -1,4 +1,4 @@
-// onebit: one warp per block of 1024 elements at a time.
+// Codec onebit: one warp per block of 1024 elements at a time.
 //
 // A lane owns elements lane, lane + 32, ...: the order of the format's 32 sums, and 128 bytes in a row for the warp.
 // The lane's 32 signs are a word, one bit an element, and so are the 32 signs that lie together in the message: these

@@ -1,5 +1,4 @@
-// topk: one block of threads per 16384 elements, which lie in shared memory while their largest are looked for
-// (top_k_select.h).
+// Codec topk: one block of threads per 16384 elements, kept in shared memory during the search (top_k_select.h).
 //
 // From and to device memory the threads move four neighbours each, at 4 * (thread + 512 * i); while they select, each
 // has 32 elements in a row. Places in shared memory are chosen so that neither has conflicts.

@@ -1,5 +1,5 @@
-// topk: which elements of a block are kept, and where in its part of the message they go. The block lies in shared
-// memory.
+// Codec topk: selects the elements of a block to keep, and their places in the block's part of the message. The block
+// lies in shared memory.
 //
 // Most elements are passed over at once. Of groups of elements (those of a thread, or four neighbours) the largest are
 // counted by the first 11 bits of their magnitude: so many groups as elements are kept have one in some bin or above,

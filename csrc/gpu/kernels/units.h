@@ -1,4 +1,4 @@
-// What one warp does for 512 elements, for the codecs whose blocks are 512 or 128 elements or that have none.
+// The work of one warp on 512 elements, for codecs with blocks of 512 or 128 elements or without blocks.
 //
 // A lane owns 16 places of the unit, four times four neighbours: place 128 * q + 4 * lane + c, for q and c from 0 to 3.
 // So a warp reads and writes floats 512 bytes at a time, 16 bytes a lane, and a lane's four one-byte codes are a word.

@@ -1,4 +1,4 @@
-// One call of bagua_kernels_transcode() as the kernels take it: by value, 0.3 KiB in the constant bank.
+// Arguments of bagua_kernels_transcode() for its kernels: passed by value, 0.3 KiB in the constant bank.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -74,8 +74,8 @@ class Leg:
         stream: int,
     ) -> int:
         """Hands over one operation and returns its ticket at once. It begins after what ``stream`` holds now. Meaning
-        of ``kind``, ``count``, ``src`` and ``dst``: csrc/channel/layout.h; of the rest: ``Rank.submit``. Memory must
-        stay, and ``src`` must not be written, until a ``wait`` (work after it on that stream may).
+        of ``kind``, ``count``, ``src`` and ``dst``: csrc/core/channel/layout.h; of the rest: ``Rank.submit``. Memory
+        must stay, and ``src`` must not be written, until a ``wait`` (work after it on that stream may).
 
         Raises DeviceError at once for what can't be carried out, and with the first error once the leg has failed."""
     def done(self, ticket: int) -> bool:

@@ -1,4 +1,4 @@
-// How the members of a communicator choose a route and make what it needs.
+// Opens a communicator: its members choose a route together and create NCCL's communicators, streams and memory.
 #include <poll.h>
 #include <sched.h>
 

@@ -63,7 +63,7 @@ class NcclHandle {
   Runtime* const runtime_;
   const int ranks_, rank_;
 
-  Mutex mutex_;  // guards what follows
+  Mutex mutex_;
   Condition idle_;
   NcclComm comm_ GUARDED_BY(mutex_) = nullptr;
   bool in_use_ GUARDED_BY(mutex_) = false;

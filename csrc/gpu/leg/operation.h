@@ -1,4 +1,4 @@
-// One operation of a rank on memory of the device.
+// One operation of a rank on device memory.
 #pragma once
 
 #include <algorithm>

@@ -26,7 +26,7 @@ class Poller {
   int64_t hanging_since();
 
  private:
-  Mutex mutex_;  // guards what follows
+  Mutex mutex_;
   Condition back_;
   uint64_t next_ = 1, at_ GUARDED_BY(mutex_) = 0;  // at_: id of the look that is running; 0: none
   int64_t since_ns_ GUARDED_BY(mutex_) = 0;        // it has been running

@@ -45,7 +45,7 @@ class Failure {
 
  private:
   std::atomic<bool> failed_{false};
-  mutable Mutex mutex_;  // guards what follows; held while listeners run
+  mutable Mutex mutex_;  // held while listeners run
   std::string reason_ GUARDED_BY(mutex_);
   uint64_t next_ GUARDED_BY(mutex_) = 1;
   std::vector<std::pair<uint64_t, std::function<void()>>> listeners_ GUARDED_BY(mutex_);
@@ -128,11 +128,11 @@ class Runtime {
     uint64_t bytes;
   };
 
-  Mutex mutex_;  // guards the next three
+  Mutex mutex_;
   std::vector<CudaEvent> events_ GUARDED_BY(mutex_);
   std::vector<Pinned> idle_ GUARDED_BY(mutex_);
   std::vector<Spare> spares_ GUARDED_BY(mutex_);
-  Mutex made_mutex_;  // guards the next one
+  Mutex made_mutex_;
   std::vector<Pinned> made_ GUARDED_BY(made_mutex_);
 };
 

@@ -28,7 +28,7 @@ class SlotQueue {
  private:
   static constexpr uint32_t kMost = kSlots * 3 / 4;  // the others are for operations on the host's memory
 
-  Mutex mutex_;  // guards what follows; held while operations leave, so that they do in their order
+  Mutex mutex_;  // held while operations leave, so that they do in their order
   uint32_t taken_ GUARDED_BY(mutex_) = 0;
   std::deque<Operation*> queue_ GUARDED_BY(mutex_);
 };

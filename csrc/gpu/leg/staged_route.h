@@ -79,7 +79,7 @@ class StagedRoute {
 
   Mutex reaping_;  // one thread reaps; held across CUDA calls
 
-  Mutex queue_mutex_;  // guards what follows; taken by host functions
+  Mutex queue_mutex_;  // taken by host functions
   Condition changed_;
   std::deque<Operation*> queue_ GUARDED_BY(queue_mutex_);  // submitted; thread_ takes them off
   bool closing_ GUARDED_BY(queue_mutex_) = false;

@@ -43,7 +43,7 @@ class WaitClock {
   };
 
  private:
-  Mutex mutex_;  // guards what follows; held while `look` runs
+  Mutex mutex_;  // held while `look` runs
   uint64_t next_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::function<Waiting()>> looks_ GUARDED_BY(mutex_);
 };

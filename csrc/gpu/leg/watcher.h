@@ -45,7 +45,7 @@ class Watcher {
   std::atomic<bool> stopping_{false};
   CudaEvent probe_ = nullptr;  // recorded once; the looking thread's
   std::thread thread_, looking_;
-  Mutex mutex_;  // guards what follows
+  Mutex mutex_;
   Condition changed_;
   bool looked_ GUARDED_BY(mutex_) = false;  // the looking thread is over
   std::vector<std::shared_ptr<NcclHandle>> handles_ GUARDED_BY(mutex_);

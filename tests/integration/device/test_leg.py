@@ -76,7 +76,7 @@ def test_order_of_streams(make_job: Callable[..., Any], route: str, hosts: list[
 def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     for result in make_job(hosts).run("streams.many", route=route, steps=40, buckets=4).values():
         assert result["result"]["right"]
-        # A lane gives memory back shortly after a result is there: a step may find those of the one before in use.
+        # A staged route gives memory back shortly after its result: a step may find that of the previous one in use.
         assert result["result"]["made"][-1][0] <= 2 * 4 + 2, result["result"]["made"]
 
 

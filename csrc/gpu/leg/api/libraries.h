@@ -1,4 +1,4 @@
-// All libraries of the leg as tables of functions.
+// Tables of functions of all libraries that the leg opens at run time.
 #pragma once
 
 #include <map>

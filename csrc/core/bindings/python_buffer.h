@@ -1,4 +1,4 @@
-// Buffers of Python objects, checked.
+// Checked access to the buffers of Python objects.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,8 +10,9 @@
 
 namespace bagua {
 
-// Those of one call, held while it runs. Raises ValueError for what is too short, unaligned, read-only or no one piece.
-class Held {
+// The buffers of one call, kept while it runs. Raises ValueError for one that is too short, unaligned, read-only or not
+// contiguous.
+class PythonBuffers {
  public:
   uint8_t* hold(const pybind11::buffer& buffer, size_t bytes, size_t alignment, bool writable, const char* name) {
     views_.push_back(buffer.request(writable));

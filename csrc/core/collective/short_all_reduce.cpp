@@ -1,4 +1,4 @@
-// All-reduces of short vectors between hosts, where trips cost more than bytes: see cost.h.
+// All-reduces of short vectors between hosts, where latency costs more than bytes: see cost.h.
 #include "collective/builder.h"
 #include "collective/cost.h"
 
