@@ -24,10 +24,10 @@ Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
       page_(&state->job().page()),
       ranks_(&state->job().ranks()),
       registry_(registry),
-      local_(state),
       spins_(spin_count(ranks_->size())) {}
 
 void Dispatcher::start() {
+  local_ = std::make_unique<LocalExecutor>(state_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -36,6 +36,7 @@ void Dispatcher::stop() {
   if (!thread_.joinable()) return;
   page_->ring_doorbell();
   thread_.join();
+  local_.reset();
   rounds_.fetch_add(1);
   futex_wake(&rounds_);  // those who look see that it has ended
 }
@@ -128,7 +129,7 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
   Collective collective;
   while (comm->next_collective(&collective, &mismatch)) {
     if (!operations.empty() && (!mismatch || !continues(operations.back(), collective))) {
-      local_.run(*comm, operations);
+      local_->run(*comm, operations);
       operations.clear();
     }
     if (!mismatch) {
@@ -142,11 +143,11 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
       for (const Operation& part : collective.parts) reject(part);
     }
   }
-  if (!operations.empty()) local_.run(*comm, operations);
+  if (!operations.empty()) local_->run(*comm, operations);
   Pair pair;
   while (comm->next_pair(&pair, &mismatch)) {
     if (mismatch) {
-      local_.run(pair);
+      local_->run(pair);
       continue;
     }
     state_->fail(mismatch.message());

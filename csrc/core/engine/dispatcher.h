@@ -22,7 +22,7 @@ class Dispatcher {
   ~Dispatcher() { stop(); }
 
   void start();
-  // Ends the thread; what is still pending is completed as failed if the generation has failed. Idempotent.
+  // Ends the threads; what is still pending is completed as failed if the generation has failed. Idempotent.
   void stop();
   // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
   // to submit do not wake it. Returns at once when the thread has ended. Any thread.
@@ -43,7 +43,7 @@ class Dispatcher {
   SharedPage* const page_;
   RankTable* const ranks_;
   Registry* const registry_;
-  LocalExecutor local_;
+  std::unique_ptr<LocalExecutor> local_;  // has threads of its own, from start() to stop()
   const int spins_;
 
   std::atomic<bool> stopping_{false};

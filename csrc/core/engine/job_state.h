@@ -5,7 +5,7 @@
 //
 // Lock order in the engine, outermost first:
 //   Engine::lifecycle_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
-//   Network::mutex_ -> Communicator::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ ->
+//   Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ ->
 //   the mutexes of this file's parts (each alone).
 // No lock is held while calling the kernel, polling the mesh or reading a socket.
 #pragma once
