@@ -48,7 +48,8 @@ class Communicator(Members):
         """The session of this process. Raises CommunicationError if this communicator was aborted, BaguaError if it
         belongs to a session that has ended."""
         session = current()
-        self.check_usable(session.connection)
+        if self._aborted or self.connection is not session.connection:
+            self.check_usable(session.connection)
         return session
 
     # Primitives. Each does what the function of its name in ``bagua.torch_api.communication`` says.
