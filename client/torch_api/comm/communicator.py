@@ -100,7 +100,13 @@ class Communicator(Members):
     def allreduce_inplace(
         self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
     ) -> None:
-        self.allreduce(tensor, tensor, op, codec=codec)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_tensor(tensor, "tensor")
+        op = check_reduction(tensor.dtype, op)
+        encoding = None if codec is None else check_codec(codec, tensor.dtype, op)
+        count = tensor.numel()
+        transfer(session, "allreduce", tensor, tensor, count, self, op=op, together=True, codec=encoding)
 
     def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
         send_tensor = plain_tensor(send_tensor)
