@@ -48,7 +48,8 @@ class Communicator(Members):
         """The session of this process. Raises CommunicationError if this communicator was aborted, BaguaError if it
         belongs to a session that has ended."""
         session = current()
-        self.check_usable(session.connection)
+        if self._aborted or self.connection is not session.connection:
+            self.check_usable(session.connection)
         return session
 
     # Primitives. Each does what the function of its name in ``bagua.torch_api.communication`` says.
@@ -99,7 +100,13 @@ class Communicator(Members):
     def allreduce_inplace(
         self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
     ) -> None:
-        self.allreduce(tensor, tensor, op, codec=codec)
+        tensor = plain_tensor(tensor)
+        session = self._session()
+        check_tensor(tensor, "tensor")
+        op = check_reduction(tensor.dtype, op)
+        encoding = None if codec is None else check_codec(codec, tensor.dtype, op)
+        count = tensor.numel()
+        transfer(session, "allreduce", tensor, tensor, count, self, op=op, together=True, codec=encoding)
 
     def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
         send_tensor = plain_tensor(send_tensor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.join.session import CURRENT, Session, current
 
 
 class Communicators:
@@ -62,4 +62,4 @@ def communicator_of(comm: Comm) -> Communicator:
         return comm
     if comm is not None and comm is not WORLD:
         raise TypeError(f"comm is a {type(comm).__name__}: pass a communicator, or None for all ranks.")
-    return communicators(current()).world
+    return (CURRENT.session or current()).keep(Communicators).world  # the primitive itself checks the session
