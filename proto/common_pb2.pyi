@@ -199,6 +199,7 @@ class RankStatus(google.protobuf.message.Message):
     ERROR_TAIL_FIELD_NUMBER: builtins.int
     LOG_PATH_FIELD_NUMBER: builtins.int
     EXITED_AT_FIELD_NUMBER: builtins.int
+    FOLLOWS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
     node_id: builtins.str
@@ -212,6 +213,8 @@ class RankStatus(google.protobuf.message.Message):
     log_path: builtins.str
     exited_at: builtins.float
     """seconds since the epoch, 0: not exited"""
+    follows: builtins.bool
+    """exited after the job had failed on this node: most likely because of that"""
     def __init__(
         self,
         *,
@@ -225,8 +228,9 @@ class RankStatus(google.protobuf.message.Message):
         error_tail: builtins.str = ...,
         log_path: builtins.str = ...,
         exited_at: builtins.float = ...,
+        follows: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "local_rank", b"local_rank", "log_path", b"log_path", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "local_rank", b"local_rank", "log_path", b"log_path", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
 
 global___RankStatus = RankStatus
 

@@ -10,7 +10,6 @@ import signal as signals
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bagua.base.errors import CommunicationError
 from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import (
     Event,
@@ -223,7 +222,7 @@ def _follows(rank: RankRecord, job: JobRecord) -> bool:
     """True if the rank most likely failed because something else had failed before."""
     if rank.signal == signals.SIGTERM:
         return any(host.error for host in job.hosts if host.node_id == rank.node_id)
-    return CommunicationError.__name__ in rank.error_tail
+    return rank.follows
 
 
 def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:

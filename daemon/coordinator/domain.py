@@ -79,6 +79,7 @@ class RankRecord:
     log_path: str = ""
     exited_at: float = 0.0  # by the node's clock
     seen_exited_clock: float = 0.0
+    follows: bool = False  # it ended after the job had failed on its node
 
     @property
     def failed(self) -> bool:
@@ -277,6 +278,7 @@ class LocalRank:
     error_tail: str = ""
     log_path: str = ""
     exited_at: float = 0.0
+    follows: bool = False
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) 
         error_tail=tail,
         exited_at=fact.exited_at,
         seen_exited_clock=now,
+        follows=fact.follows,
     )
 
 

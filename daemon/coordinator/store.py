@@ -357,6 +357,9 @@ def _plain(value: Any) -> Any:
 _HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
 
 
+_RANK_FIELDS = tuple(field.name for field in fields(RankRecord) if field.name not in ("rank", "local_rank", "node_id"))
+
+
 def _host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
     row = {name: _plain(getattr(host, name)) for name in _HOST_FIELDS}
     return {**row, "job_id": job_id, "host_index": host.index, "ranks": _ranks_text(host.ranks)}
@@ -365,13 +368,7 @@ def _host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
 def _ranks_text(ranks: Sequence[RankRecord]) -> str:
     if all(rank.state is RankState.WAITING and not rank.log_path for rank in ranks):
         return ""
-    return json.dumps(
-        [
-            (r.state, r.pid, r.exit_code, r.signal, r.error_tail, r.log_path, r.exited_at, r.seen_exited_clock)
-            for r in ranks
-        ],
-        separators=(",", ":"),
-    )
+    return json.dumps([[getattr(rank, name) for name in _RANK_FIELDS] for rank in ranks], separators=(",", ":"))
 
 
 def _ranks(host: Mapping[Any, Any]) -> tuple[RankRecord, ...]:

@@ -199,6 +199,7 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         error_tail=_clean(rank.error_tail),
         log_path=_clean(rank.log_path),
         exited_at=rank.exited_at if math.isfinite(rank.exited_at) else 0.0,
+        follows=rank.follows,
     )
 
 
@@ -280,6 +281,7 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
         error_tail=rank.error_tail,
         log_path=rank.log_path,
         exited_at=rank.exited_at,
+        follows=rank.follows,
     )
 
 

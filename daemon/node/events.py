@@ -64,11 +64,12 @@ class RankLeft(Event):
 
 @dataclass(frozen=True)
 class RankLost(Event):
-    """The rank's connection to the core ended without a farewell."""
+    """The rank's connection to the core ended without a farewell; ``after_error``: after the engine had failed."""
 
     rank: int
     text: str
     at: float
+    after_error: bool = False
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class Job:
         )
         self.engine: core.Engine | None = None
         self.data_socket = data_socket(node.socket_folder, spec.job_id, spec.generation)
+        self._engine_failed = False
         self.tokens = {rank: secrets.token_bytes(32) for rank in spec.ranks}
         self._node = node
         self._on_report = on_report
@@ -334,6 +335,7 @@ class Job:
     # ── outcomes ──
 
     def _rank_exited(self, rank: int, code: int | None) -> None:
+        self._take_engine_events()  # whether the job had failed before
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         output = self._outputs[rank]
         output.drain()
@@ -350,17 +352,23 @@ class Job:
         self._take_engine_events()
         self._lost(rank, "its process has ended")
 
-    def _lost(self, rank: int, words: str) -> None:
+    def _lost(self, rank: int, words: str, after_error: bool = False) -> None:
         """How the process of an adopted rank ended is its parent's to know; what it died of may be known here."""
         memory = self._memory.get(rank)
         if memory is not None and memory.killed:
             words = f"{words}. {memory.explain()}"
-        self.post(events.RankLost(rank, words, time.time()))
+        self.post(events.RankLost(rank, words, time.time(), after_error))
 
     def _take_engine_events(self) -> None:
         if self.engine is None:
             return
         happened = self.engine.events()
+        after_error: set[int] = set()  # ranks that were lost when the engine had failed already
+        for event in happened:
+            if event["kind"] == "error":
+                self._engine_failed = True
+            elif event["kind"] == "lost" and self._engine_failed:
+                after_error.add(int(event["rank"]))
         for event in sorted(happened, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
             rank, text = int(event["rank"]), str(event["text"])
             match event["kind"]:
@@ -371,7 +379,7 @@ class Job:
                 case "left":
                     self.post(events.RankLeft(rank, time.time()))
                 case "lost":
-                    self._lost(rank, text or "its connection broke")
+                    self._lost(rank, text or "its connection broke", rank in after_error)
                 case "error":
                     self.post(events.EngineFailed(text))
                 case "ring":
@@ -457,6 +465,7 @@ class Job:
                 signal=rank.signal,
                 error_tail=rank.error_tail,
                 exited_at=rank.exited_at,
+                follows=rank.follows,
             )
             for rank in self.state.ranks
         )
@@ -482,4 +491,5 @@ class Job:
             error_tail=rank.error_tail if with_tail else "",
             log_path=str(log_path(self._folder, rank.rank)) if rank.rank in self._outputs else "",
             exited_at=rank.exited_at,
+            follows=rank.follows,
         )

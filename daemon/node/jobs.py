@@ -229,6 +229,7 @@ def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJo
             error_tail=rank.error_tail,
             log_path=str(log_path(folder, rank.rank)),
             exited_at=rank.exited_at,
+            follows=rank.follows,
         )
         for rank in entry.ranks
     ]

@@ -32,6 +32,7 @@ class RankEntry:
     signal: int = 0
     error_tail: str = ""
     exited_at: float = 0.0
+    follows: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Rank:
     signal: int = 0
     error_tail: str = ""
     exited_at: float = 0.0  # seconds since the epoch
+    follows: bool = False  # it ended after the job had failed here
 
 
 @dataclass(frozen=True)

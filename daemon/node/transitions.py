@@ -169,8 +169,11 @@ def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
     rank = _find(state, event.rank)
     if rank is None or rank.phase is RankPhase.WAITING:
         return state, []
+    follows = event.after_error or _failed(state)
     if not state.adopt:
-        return _update(state, event.rank, lost=True), []
+        if rank.lost or rank.phase is RankPhase.EXITED:
+            return _update(state, event.rank, lost=True), []
+        return _update(state, event.rank, lost=True, follows=follows), []
     if rank.phase is RankPhase.EXITED:
         return state, []
     gone = {
@@ -178,6 +181,7 @@ def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
         "signal": int(signal.SIGKILL),
         "error_tail": event.text,
         "exited_at": event.at,
+        "follows": follows,
     }
     return _update(state, event.rank, phase=RankPhase.EXITED, lost=True, **gone), []
 
@@ -196,6 +200,8 @@ def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
     if rank is None or rank.phase is RankPhase.EXITED:
         return state, []
     end = {"exit_code": event.exit_code, "signal": event.signal, "error_tail": event.error_tail, "exited_at": event.at}
+    if not rank.lost:  # else the end of its connection has told more exactly
+        end["follows"] = _failed(state)
     return _update(state, event.rank, phase=RankPhase.EXITED, **end), []
 
 
@@ -296,6 +302,11 @@ def _give_up(state: JobState, event: TimerFired, now: float) -> Step:
 
 def _closed(state: JobState, event: EngineClosed, now: float) -> Step:
     return replace(state, phase=Phase.STOPPED, engine=False), []
+
+
+def _failed(state: JobState) -> bool:
+    """True if something has failed here: what ends from now on most likely ends because of that."""
+    return bool(state.failure or state.pending_error or state.aborted)
 
 
 def _due(state: JobState, now: float) -> bool:

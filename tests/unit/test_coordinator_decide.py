@@ -205,7 +205,7 @@ def test_what_follows_from_a_death_waits_for_its_cause():
     """Connections break before the process that held them is reaped."""
     record = says(running(), "a", now=103.0, error="the connection to node b is lost")
     tail = "bagua.base.errors.CommunicationError: the connection to node b is lost"
-    record = says(record, "a", now=103.1, ranks=[over(0, exit_code=1, exited_at=1.0, error_tail=tail)])
+    record = says(record, "a", now=103.1, ranks=[over(0, exit_code=1, exited_at=1.0, error_tail=tail, follows=True)])
     decision = decide(record, AB, 103.2, OPTIONS)
     assert (decision.state, decision.wake_at) == (None, 104.0)
     late = says(record, "b", now=103.5, ranks=[over(2, exit_code=-9, signal=9, exited_at=2.0)])

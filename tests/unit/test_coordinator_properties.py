@@ -134,18 +134,27 @@ class Cluster(RuleBasedStateMachine):
         state=st.sampled_from(list(RankState)),
         code=st.sampled_from([0, 0, 1, -9]),
         error=st.sampled_from(["", "", "broken"]),
-        tail=st.sampled_from(["", "ValueError: x", "CommunicationError: peer"]),
+        tail=st.sampled_from(["", "ValueError: x"]),
+        follows=st.booleans(),
         only=st.integers(0, 8) | st.none(),
     )
     def node_says(
-        self, name: str, phase: Phase, state: RankState, code: int, error: str, tail: str, only: int | None
+        self,
+        name: str,
+        phase: Phase,
+        state: RankState,
+        code: int,
+        error: str,
+        tail: str,
+        follows: bool,
+        only: int | None,
     ) -> None:
         for job in self.hosted(name):
             host = next(host for host in job.hosts if host.node_id == name)
             if host.boot_id != str(self.boots[name]) and phase is not Phase.STOPPED:
                 continue
             ranks = tuple(
-                LocalRank(rank, state, 1, code, max(0, -code), tail, "", self.now)
+                LocalRank(rank, state, 1, code, max(0, -code), tail, "", self.now, follows)
                 for rank in range(host.first_rank, host.first_rank + host.nranks)
                 if only is None or rank == only
             )

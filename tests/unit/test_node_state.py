@@ -116,6 +116,21 @@ def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
     assert told == [ev.Abort("host c is lost")] and other.error == "host c is lost"
 
 
+def test_ranks_that_end_after_a_failure_are_marked():
+    """Whatever they write: the coordinator looks for the cause among the others."""
+
+    def follows(*events: ev.Event, **options: bool) -> list[bool]:
+        return [rank.follows for rank in drive(running(**options), *events, now=1.0)[0].ranks]
+
+    assert follows(exited(2, 1), exited(3, 1)) == [False, True]
+    gone = (ev.RankLost(2, "", 0.0), ev.EngineFailed("rank 2 is gone"))
+    assert follows(*gone, exited(3, 1), exited(2, -9, 9)) == [False, True]
+    told_late = (ev.RankLost(2, "", 0.0), ev.RankLost(3, "", 0.0, after_error=True), gone[1])
+    assert follows(*told_late, exited(3, 1), exited(2, 1)) == [False, True]
+    assert follows(*told_late, adopt=True) == [False, True]
+    assert follows(ev.EngineFailed("host c is lost"), exited(2, 1), exited(3, 1)) == [True, True]
+
+
 def test_ranks_that_others_started():
     job, told = drive(new(adopt=True), READY)
     assert not told and [rank.phase for rank in job.ranks] == [RankPhase.WAITING] * 2
