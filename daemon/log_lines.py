@@ -1,4 +1,4 @@
-"""Lines that the services write to stderr."""
+"""Formats the log lines that the services write to stderr."""
 
 from __future__ import annotations
 

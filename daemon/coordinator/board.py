@@ -1,4 +1,4 @@
-"""Living jobs and all nodes, in memory, as the database has them: with what every question about them needs at hand.
+"""Living jobs and all nodes in memory, as the database has them, indexed for every question about them.
 
 Only the reconciler changes it, after its transaction was committed; everybody on the event loop may read. Each change
 costs what it changes, however many jobs wait and however many nodes there are.

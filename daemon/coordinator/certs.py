@@ -1,4 +1,4 @@
-"""A folder of certificates for mutual TLS: an authority that lives for one folder, and one certificate for every role.
+"""Makes a folder of certificates for mutual TLS: an authority and one certificate for every role.
 
 Whoever holds the folder may be the coordinator, a node daemon or a client; copy it to each machine of the cluster. The
 authority's key is not kept: to add a host, make a new folder and hand it out again.

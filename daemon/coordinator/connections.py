@@ -1,4 +1,4 @@
-"""Connections of strangers: few at a time, and not for long.
+"""Limits connections that have shown no token: few at a time, and not for long.
 
 gRPC for Python tells nothing of connections, and one that never makes a call holds a descriptor for ever. So once a
 second this module looks at the sockets that the process has accepted, asks which of them have shown a token, and shuts

@@ -1,4 +1,4 @@
-"""What the coordinator counts. Plain numbers; ``metrics`` shows them to Prometheus on request."""
+"""Counters of the coordinator: plain numbers that ``metrics`` shows to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening the database and bringing its schema to the one that this code knows."""
+"""Opens the database and migrates its schema."""
 
 from __future__ import annotations
 

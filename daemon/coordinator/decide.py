@@ -1,4 +1,4 @@
-"""The life of a job: a table of states, and pure functions from facts and the clock to a decision with its reason.
+"""Decides the next state of a job: a table of states, and pure functions of facts and clock.
 
 Nothing here reads a clock, draws a random number, or knows of databases and networks.
 """

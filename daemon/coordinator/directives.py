@@ -1,4 +1,4 @@
-"""Directives for the nodes of a job: a pure function of the job, and its form on the wire.
+"""Makes the directives for the nodes of a job, and their form on the wire.
 
 Levels, not edges: telling again changes nothing. What all nodes of a job get is encoded once, and each adds its index:
 protobuf messages that are concatenated are one message.

@@ -1,4 +1,4 @@
-"""The coordinator's facts: values without behaviour.
+"""The coordinator's records: immutable values without behaviour.
 
 Times named ``..._at`` are for people, seconds since the epoch; times named ``..._clock`` are readings of the service
 clock (``clock``), and decisions depend on these alone. 0 means "not yet" in both. Numbers of the enumerations are those

@@ -1,5 +1,4 @@
-"""The event loop of the coordinator: asyncio's, without two things that would hold up every call of a user while many
-nodes speak.
+"""asyncio's event loop, without two stalls that would hold up users' calls while many nodes speak.
 
 **The bell of grpc.aio.** A thread of grpc.aio tells the loop of each event by a byte on a socket pair. In a turn the
 loop takes all events, but one byte. So bytes pile up while many events come; at some 280 the socket is full, the thread

@@ -1,4 +1,4 @@
-"""Whose credential a call shows."""
+"""Finds the identity behind the credential of a call."""
 
 from __future__ import annotations
 

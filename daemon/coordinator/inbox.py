@@ -1,4 +1,4 @@
-"""Facts and calls that are not written yet: kept until they are, and bounded by their nature.
+"""Keeps facts and calls until they are written.
 
 Facts are levels, so of a node and a job the newest is enough. Calls of users and introductions of nodes carry a future:
 somebody waits for the answer.

@@ -1,4 +1,4 @@
-"""Wraps every call: the credential first, then the body, then errors to status codes.
+"""Wraps every call: checks the credential, then parses the body, then turns errors into status codes.
 
 A stranger (a caller without a token) is answered before a byte of the body is read. Only health is open to strangers: a
 few calls at a time, each for a short time.

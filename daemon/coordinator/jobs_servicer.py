@@ -1,4 +1,4 @@
-"""JobService: what the CLI and programs of users call. Only translates."""
+"""Implements JobService, which the CLI and users' programs call. It only translates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists, page by page, without what makes jobs large: a job of many arguments costs a list no more than any other."""
+"""Lists jobs and nodes page by page, without reading specifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading logs of ranks, which lie on the nodes, through the nodes' sessions.
+"""Reads ranks' logs from the nodes, through the nodes' sessions.
 
 The reader sets the pace: a node is asked for as many bytes as there is room for, and again when the reader has taken
 half of them. So a reader that takes nothing costs ``WINDOW_BYTES``, and no byte travels twice.

@@ -1,4 +1,4 @@
-"""Prometheus metrics, served on request. Imported only then."""
+"""Serves Prometheus metrics. Imported only when they are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables. A change here needs a migration in ``migrations/versions``; a test compares the two."""
+"""The tables. A change here needs a migration in ``migrations/versions``; a test compares the two."""
 
 from __future__ import annotations
 

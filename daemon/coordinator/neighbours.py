@@ -1,4 +1,4 @@
-"""Other coordinators on the same database: who lives.
+"""Tells which other coordinators on the same database are alive.
 
 A coordinator writes its service clock at each beat. Another one believes that it lives as long as it sees that value
 change, by its own clock: clocks of different machines are never compared. A beat is written in one transaction with the

@@ -1,4 +1,4 @@
-"""NodeService: one stream per daemon. Facts go to the reconciler, directives come from the session."""
+"""Implements NodeService: one stream per daemon, facts to the reconciler, directives from the session."""
 
 from __future__ import annotations
 

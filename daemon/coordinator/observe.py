@@ -1,4 +1,4 @@
-"""What a node says, merged into what is known: pure and idempotent. Nothing goes backwards, the first error stays."""
+"""Merges a node's report into a job's record: pure and idempotent. Nothing goes backwards, the first error stays."""
 
 from __future__ import annotations
 

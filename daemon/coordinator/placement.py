@@ -1,4 +1,4 @@
-"""Which nodes a job gets: pure functions."""
+"""Chooses the nodes of a job, by pure functions."""
 
 from __future__ import annotations
 

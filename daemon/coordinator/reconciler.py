@@ -1,4 +1,4 @@
-"""The one place where things change: a round takes what has come, thinks, writes, and only then tells.
+"""Changes jobs and nodes in rounds: takes facts, decides, writes one transaction, then tells everybody.
 
     inbox --> Stage (pure) --> one transaction in the writer's thread --> board --> nodes, watchers, callers
 

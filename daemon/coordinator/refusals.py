@@ -1,4 +1,4 @@
-"""Logs refused callers, in a line a minute however many there are."""
+"""Logs refused callers, one line a minute at most."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Old jobs, their events and their hosts go: after a time, or when there are too many. In small steps, so that nobody
-waits for them. Daemons delete logs of ended jobs by a count of their own."""
+"""Deletes old jobs with their events and hosts: by age, or when there are too many.
+
+It works in small steps, so that nobody waits for it. Daemons delete the logs of ended jobs by a count of their own."""
 
 from __future__ import annotations
 

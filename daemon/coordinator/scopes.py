@@ -1,4 +1,4 @@
-"""The calls that a token for one job allows: see ``base/scope.py``. Everybody else with a credential may ask all.
+"""Checks which calls a token for one job allows: see ``base/scope.py``. Other tokens allow all calls.
 
 The interceptor sets the scope of a call before its handler runs; ``NodeServicer``, whose requests come in a stream,
 asks here for each of them.

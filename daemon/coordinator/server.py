@@ -1,4 +1,4 @@
-"""Puts the coordinator together, serves, and takes it apart again."""
+"""Assembles the coordinator, serves, and shuts it down."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Use cases of users. What lives is answered from memory, what has ended from the database; changes go through the
-reconciler and are acknowledged when they are stored."""
+"""Use cases of users. Living jobs are read from memory, ended ones from the database. Changes go through the reconciler
+and are acknowledged when they are stored."""
 
 from __future__ import annotations
 

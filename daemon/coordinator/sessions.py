@@ -1,4 +1,4 @@
-"""Connected nodes: what they are told, and what they send besides facts about jobs.
+"""Sessions of connected nodes: queues directives for them and routes their log replies.
 
 Everything here lives in memory, on the event loop; nothing waits for a slow peer.
 """

@@ -1,4 +1,4 @@
-"""Settings of a coordinator: parsed once, from the command line and the environment (``BAGUA_COORDINATOR_...``)."""
+"""Parses the coordinator's settings once, from command line and environment (``BAGUA_COORDINATOR_...``)."""
 
 from __future__ import annotations
 

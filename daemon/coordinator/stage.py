@@ -1,4 +1,4 @@
-"""One round of thinking: facts and wishes come in, changes to be written go out. It knows no clock and no database.
+"""Computes one round: takes facts and wishes, returns changes. It knows no clock and no database.
 
 A Stage lies over the board: it sees what this round has changed already, and the board learns of it only after it was
 written. If writing fails, the stage is thrown away and nothing was lost but the thinking.

@@ -1,4 +1,4 @@
-"""The coordinator's folder: one process at a time, a lasting identity, and where others find the address."""
+"""The coordinator's state folder: a lock, a lasting identity, and the published address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries. A Store opens transactions; what a transaction returns and takes are values of ``domain``.
+"""Queries the database. A Store opens transactions; they take and return values of ``domain``.
 
 Threads: a Store may be used from several, a Transaction from one. SQLite has one write lock, which ``transaction``
 takes at its start (so there is nothing to upgrade and no deadlock); ``read`` takes none. Never call the network inside

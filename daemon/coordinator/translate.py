@@ -1,4 +1,4 @@
-"""Between the protocol and ``domain``; what comes from outside is checked here."""
+"""Translates between the protocol and ``domain``, and checks all input from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the database in words that say where it lies and what to do. The drivers' codes are known here alone."""
+"""Turns database errors into words that name the place and the remedy. Only this module knows the drivers' codes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who watches which job, and the last progress of each. In memory; a watcher never makes memory grow: it is told *that*
-something changed and reads from the store what, and of progress it keeps the last of each rank."""
+"""Wakes callers that watch a job, and keeps each rank's last progress in memory.
+
+A watcher is only told that something has changed, and reads the change from the store. So slow watchers cost no memory."""
 
 from __future__ import annotations
 

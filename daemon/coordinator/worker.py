@@ -1,4 +1,4 @@
-"""Database work off the event loop."""
+"""Runs database work in threads, off the event loop."""
 
 from __future__ import annotations
 

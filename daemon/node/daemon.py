@@ -1,4 +1,4 @@
-"""The daemon put together: folder, sockets, session and jobs, from the first Hello to the last rank's end."""
+"""Assembles the node daemon: folder, sockets, session and jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native core in the daemon: loaded once, in a thread, and its engines."""
+"""Loads the native core once, in a thread, and makes engines."""
 
 from __future__ import annotations
 

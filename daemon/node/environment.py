@@ -1,5 +1,5 @@
-"""Which variables of the daemon's own environment reach the ranks: the usual ones below, and those that its operator
-names with --pass-env. The rest may hold secrets of the operator, and a job's user has no claim to them.
+"""Chooses the variables of the daemon's own environment that ranks get: the usual ones below, and those that its
+operator names with --pass-env. The others may hold the operator's secrets, which are none of a job's business.
 
 This protects from spreading, not from attack: ranks run as the daemon's user.
 """

@@ -1,4 +1,4 @@
-"""What may happen to a job on this node, and what may be done about it: the vocabulary of transitions.py."""
+"""Events and instructions of the job's state machine (transitions.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a daemon that nobody needs any more."""
+"""Ends the daemon when it has had no job for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job on this node: carries out what the state machine says and hands the outcomes back to it as events."""
+"""Runs one job on this node: carries out the state machine's instructions and posts their outcomes as events."""
 
 from __future__ import annotations
 

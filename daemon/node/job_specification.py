@@ -1,4 +1,4 @@
-"""What the coordinator wants of this node for one job, checked: nothing from the wire is used before it passed here."""
+"""Checks a RunJob directive and turns it into the job specification that the rest of the node uses."""
 
 from __future__ import annotations
 

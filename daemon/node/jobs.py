@@ -1,5 +1,4 @@
-"""The jobs this node holds, running and ended: where directives of the coordinator and questions of ranks find
-theirs."""
+"""Holds the jobs of this node, running and ended, and routes directives and ranks' questions to them."""
 
 from __future__ import annotations
 

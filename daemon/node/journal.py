@@ -1,5 +1,4 @@
-"""What must survive the daemon: one small JSON file per job, so that the next life finds and kills what this one
-left."""
+"""Keeps one small JSON file per job on the disk, so that the next run of the daemon can kill leftover ranks."""
 
 from __future__ import annotations
 

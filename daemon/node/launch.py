@@ -1,5 +1,4 @@
-"""What is started for one rank: the command, the environment, and the questions that are asked before. No process is
-made here."""
+"""Builds the command and the environment of a rank, and checks them first. It starts no process."""
 
 from __future__ import annotations
 

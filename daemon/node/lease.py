@@ -1,4 +1,4 @@
-"""The node's lease: until when the coordinator surely counts on this node.
+"""The node's lease: until when the coordinator certainly counts on this node.
 
 The coordinator gives a node up when it has not heard of it for some time, and may then run its jobs again elsewhere. So
 a daemon that can't be sure to be heard ends its ranks first: a job never runs twice. Only the moment of *sending*

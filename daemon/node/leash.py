@@ -1,4 +1,4 @@
-"""The end of a daemon whose starter has gone too early: see ``base/leash.py``."""
+"""Ends a daemon whose starter died before it joined its job: see ``base/leash.py``."""
 
 from __future__ import annotations
 

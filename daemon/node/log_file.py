@@ -1,4 +1,4 @@
-"""The log of a rank: bytes by offset since the rank's start, in files that rotate.
+"""A rank's log file: addresses its bytes by their offset since the rank's start, and rotates.
 
 One event loop writes and hands out positions. Threads read from the disk, so that a reader of a huge log never holds
 up the loop.

@@ -1,4 +1,4 @@
-"""Answers the coordinator's requests for logs: one task for each, told by the writer when there is more."""
+"""Answers the coordinator's requests for logs, with one task for each request."""
 
 from __future__ import annotations
 

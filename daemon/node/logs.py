@@ -1,4 +1,4 @@
-"""Output of ranks: from their pipes into the log file, and the last of stderr for error messages."""
+"""Copies the output of ranks from pipes to log files, and keeps the end of stderr for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the node daemon, served on loopback when asked for; counted only when somebody looks."""
+"""Serves Prometheus metrics of the node daemon on loopback, and counts only when somebody asks."""
 
 from __future__ import annotations
 

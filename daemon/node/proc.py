@@ -1,4 +1,4 @@
-"""What /proc says: which processes there are, and which of them belong to a job. Looks only, touches nothing."""
+"""Reads /proc: lists processes and finds those of a job. It changes nothing."""
 
 from __future__ import annotations
 

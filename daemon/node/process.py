@@ -1,4 +1,4 @@
-"""Processes of ranks: watching one through its pidfd, and finding every process of a job that must not outlive it.
+"""Watches rank processes through pidfds, and kills every process that a job leaves behind.
 
 The daemon is the reaper of everything below it (``PR_SET_CHILD_SUBREAPER``): what a rank started and left behind
 becomes a child of the daemon, is seen in /proc by its session or by the job in its environment, and is killed when

@@ -1,4 +1,4 @@
-"""What ranks may ask their daemon, over its Unix socket. Translates only."""
+"""Answers the calls of ranks over the daemon's Unix socket. It only translates."""
 
 from __future__ import annotations
 

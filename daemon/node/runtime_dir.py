@@ -1,4 +1,4 @@
-"""Where sockets lie: a path of a Unix socket has at most 107 bytes, and only its owner may get near it."""
+"""Chooses the folder of the daemon's Unix sockets. A socket's path has at most 107 bytes."""
 
 from __future__ import annotations
 

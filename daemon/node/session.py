@@ -1,4 +1,4 @@
-"""The stream to the coordinator: facts up, directives down, and again for ever when it breaks.
+"""Keeps the stream to the coordinator open: sends facts, receives directives, and reconnects for ever.
 
 What waits to be sent is bounded by its nature: of a job its latest state, of a rank its latest progress, and of logs
 as much as the queue holds (readers of logs wait). So a coordinator that is away or slow costs nothing, and jobs do

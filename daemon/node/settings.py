@@ -1,4 +1,4 @@
-"""Settings of the node daemon, parsed once from the command line, and the identity that its folder keeps."""
+"""Parses the node daemon's settings once, and reads the identity that its folder keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of one job on this node, as a value: what decisions depend on, and what the coordinator is told."""
+"""The state of one job on this node, as an immutable value."""
 
 from __future__ import annotations
 

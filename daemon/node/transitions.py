@@ -1,5 +1,4 @@
-"""The life of one job on this node: events and `now` in, the next state and instructions out. Pure: no clock, no
-process.
+"""The state machine of one job on this node: a pure function from state, event and `now` to state and instructions.
 
 ``PREPARING`` -> ``RUNNING`` -> ``TERMINATING`` -> ``KILLING`` -> ``CLOSING`` -> ``STOPPED``, with ``FAILING`` between
 the first failure and either the coordinator's StopJob or the time that this node waits for it. Steps may be left out;

@@ -1,4 +1,4 @@
-"""Run by alembic: ``upgrade.py`` passes the connection and its transaction."""
+"""Alembic's environment: ``upgrade.py`` passes the connection and its transaction."""
 
 from __future__ import annotations
 
