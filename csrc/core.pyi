@@ -62,7 +62,8 @@ class Engine:
     def error(self) -> str:
         """The first error, empty while there is none."""
     def waiting(self, longer_than_s: float) -> str:
-        """Who waits for whom in operations older than that, one line each; empty when nothing does."""
+        """Operations that have waited for longer, one line each with the ranks that wait and those that are missing;
+        empty if there is none."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
     def stats(self) -> dict[str, int]:

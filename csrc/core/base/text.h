@@ -6,7 +6,7 @@
 
 namespace bagua {
 
-// What the system says about an errno value; thread-safe.
+// The system's text for an errno value; thread-safe.
 std::string errno_text(int error);
 
 // A span of time for people: "0.3 s", "30 s", "2 min 5 s".

@@ -438,7 +438,7 @@ void ChannelClient::close() {
     Request request;
     request.type = Message::kBye;
     Reply reply;
-    // Whatever it answers, the channel is closed.
+    // The channel is closed, whatever the answer.
     static_cast<void>(ask(request, {}, std::min<int64_t>(timeout_ns_, 2'000'000'000), &reply, nullptr));
   }
   const Lock lock(request_mutex_);

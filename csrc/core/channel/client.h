@@ -80,7 +80,7 @@ class ChannelClient {
   void close();
 
  private:
-  // What this rank knows of a communicator.
+  // This rank's view of a communicator.
   struct Group {
     bool one_host = false;  // all its members are here
     bool counted = false;   // it has arrival counters

@@ -12,10 +12,11 @@
 // that waits frees the slot. Slots are freed in any order; `tail` only grows, and at most kSlots operations are in
 // flight, so the ring never overflows. All futexes are non-private.
 //
-// Who rings. A collective can't run before all local members have submitted it, so only the last of them wakes the
-// daemon: each counts its collectives of a communicator in `arrivals` and looks at the others' counts (sequentially
-// consistent, so of two that arrive at once at least one sees the other). A rank that scribbles there costs others the
-// time until the daemon looks by itself, no more. Sends and receives, and communicators without counters, always ring.
+// Ringing the doorbell. A collective can't run before all local members have submitted it, so only the last of them
+// wakes the daemon: each counts its collectives of a communicator in `arrivals` and looks at the others' counts
+// (sequentially consistent, so of two that arrive at once at least one sees the other). A rank that scribbles there
+// costs others the time until the daemon looks by itself, no more. Sends and receives, and communicators without
+// counters, always ring.
 #pragma once
 
 #include <atomic>
@@ -30,7 +31,7 @@ namespace bagua {
 constexpr const char* kCoreVersion = "6";
 constexpr uint32_t kLayoutVersion = 6;
 
-// What count, src and dst mean. n is the size of the communicator, "at root" the rank whose index equals `root`.
+// Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
 //   kAllReduce      src: count elements -> dst: count elements
 //   kReduce         the same; dst is written, and need be given, at root only

@@ -18,7 +18,7 @@
 
 namespace bagua {
 
-// What the server needs of the engine. Called from the server's thread only; must not block for long.
+// Functions of the engine that the server calls. Called from the server's thread only; must not block for long.
 class ChannelHandler {
  public:
   virtual ~ChannelHandler() = default;

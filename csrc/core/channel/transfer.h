@@ -40,7 +40,7 @@ class StagePool {
   std::vector<ChannelClient::Allocation> idle_ GUARDED_BY(mutex_);
 };
 
-// What a rank wants done. Memory must stay until the transfer is over or destroyed.
+// An operation to carry out. Memory must stay until the transfer is over or destroyed.
 struct TransferRequest {
   Descriptor descriptor{};  // all but the places; count: elements of one row
   const char* src = nullptr;

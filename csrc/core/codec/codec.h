@@ -75,7 +75,7 @@ bool encoding_known(uint8_t codec, uint16_t density);
 // Exact for every count up to 2^48.
 size_t encoded_bytes(Encoding encoding, size_t count);
 
-// What one pass over a vector reads and writes. Everything but `encoded` messages is float32. All pointers are aligned
+// Sources and results of one pass over a vector. Everything but `encoded` messages is float32. All pointers are aligned
 // to 4 bytes, messages to 64. A `decoded` may be one of `raw`; no other overlap.
 //   y = (sum of raw + sum of encoded) * scale [+ residual]
 //   message  = encode(y)                          if given

@@ -170,7 +170,7 @@ class TopK {
     }
   }
 
-  // What is kept leaves nothing behind.
+  // A kept element leaves no residual.
   void update_residual(const float* y, size_t at, size_t n, size_t kept, const uint8_t* positions) {
     float* residual = work_.residual + at;
     each(n, [=](size_t i, auto zero) { store(zero_unless_finite(load<decltype(zero)>(y + i)), residual + i); });

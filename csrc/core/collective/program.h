@@ -1,4 +1,4 @@
-// What one host does for one collective operation: a list of steps with dependencies, as a pure value.
+// The program of one host for one collective operation: a list of steps with dependencies, as a pure value.
 //
 // compile() makes the program of one host from the communicator's topology and the request alone: no sockets, no clock.
 // The programs of all hosts fit together: the k-th message that host a sends to host b is the k-th that b receives from

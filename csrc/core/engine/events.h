@@ -1,6 +1,6 @@
 // Events of an engine for its daemon, and a descriptor that is readable while there are some.
 //
-// Thread safety: any thread; mutex_ guards the list.
+// Thread safety: any thread.
 #pragma once
 
 #include <string>

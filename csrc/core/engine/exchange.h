@@ -53,7 +53,7 @@ class Exchange {
   bool computing() const { return !ready_.empty(); }
   // How many collectives some other host has begun.
   uint64_t begun_elsewhere() const { return begun_elsewhere_; }
-  // So many collectives from the first one on are done here.
+  // Number of collectives that are done here, from the first one on.
   uint64_t done() const;
   // "all-reduce #4 of world": the oldest one in progress whose number is at least `from`; empty if there is none.
   std::string oldest(uint64_t from = 0) const;

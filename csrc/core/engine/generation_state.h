@@ -1,6 +1,6 @@
 // State shared by all parts of a generation: its members, its first error, and measurements of its links.
 //
-// Thread safety: any thread. mutex_ guards the error's text and the ring.
+// Thread safety: any thread.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ class GenerationState {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string error() const;
 
-  // What is known about the streams to host `host`.
+  // The verdict on the number of streams to host `host`.
   StreamVerdict* stream_verdict(int host) { return &stream_verdicts_[static_cast<size_t>(host)]; }
 
   // The order in which rings go round the hosts. The first one stays.

@@ -22,7 +22,7 @@
 
 namespace bagua {
 
-// What the loop drives. All of them belong to the executor.
+// Parts that the loop drives. They belong to the executor.
 struct HostParts {
   Mesh* mesh;
   ExecutorInbox* inbox;

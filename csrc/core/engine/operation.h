@@ -43,7 +43,7 @@ struct Collective {
 // overlap but those that layout.h allows. `operation` has rank, index and descriptor; `size` is the number of members.
 Status resolve(Operation* operation, int size, const SegmentTable& segments);
 
-// What a rank called, apart from the data: parts of one operation must agree on it.
+// The call of a rank, apart from the data: parts of one operation must agree on it.
 struct Signature {
   uint8_t kind = 0, dtype = 0, op = 0;
   uint64_t count = 0;

@@ -41,7 +41,7 @@ struct Mesh::Impl {
   void on_event(Stream* stream, uint32_t events);
   bool is_error(Stream* stream, uint32_t events);
   int64_t next_deadline(int64_t deadline_ns) const;
-  // What has ended meanwhile.
+  // Handles streams that have ended meanwhile.
   void settle();
 
   mesh::Shared shared;

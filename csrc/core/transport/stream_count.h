@@ -18,7 +18,7 @@
 
 namespace bagua {
 
-// What was found for one pair of hosts. Any thread.
+// The verdict for one pair of hosts. Any thread.
 class StreamVerdict {
  public:
   struct Value {

@@ -32,7 +32,7 @@ enum class ZeroCopyMode : uint8_t {
   kAlways,  // even where the kernel copies: for tests and measurements
 };
 
-// What the kernel still reads, by the numbers of calls. No system calls.
+// Buffers that the kernel still reads, by the numbers of calls. No system calls.
 class ZeroCopyLedger {
  public:
   // `first`: the number of the first call.

@@ -210,7 +210,7 @@ BAGUA_DEVICE Digit sort_by(const Interval& interval, uint32_t wanted, Sorted& so
   return found;
 }
 
-// What the thread keeps of the elements it owns, and where they go in the block's part of the message.
+// The elements that a thread keeps, of those it owns, and their places in the block's part of the message.
 struct Kept {
   uint32_t elements;
   uint32_t at;

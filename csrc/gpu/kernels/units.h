@@ -29,7 +29,7 @@ struct Unit {
   BAGUA_DEVICE uint64_t begin() const { return number * kUnit; }
 };
 
-// What a lane holds of the unit's part of a message; all lanes hold all parameters.
+// A lane's share of the unit's part of a message; all lanes hold all parameters.
 template <class C>
 struct Coded {
   uint32_t words[C::kWords];
@@ -60,7 +60,7 @@ BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
   return __reduce_max_sync(kAllLanes, bits_of(most));
 }
 
-// What is known of a unit. kWide: all of it is there, and everything is aligned to 16 bytes. kSingle: all of it is
+// Shape of a unit. kWide: all of it is there, and everything is aligned to 16 bytes. kSingle: all of it is
 // there. kPartial: nothing.
 enum class Access { kWide, kSingle, kPartial };
 

@@ -124,8 +124,9 @@ class Leg:
     def error(self) -> str:
         """The first error of the leg or its engine; empty while there is none."""
     def capabilities(self) -> dict[str, Any]:
-        """What was found: cudart, driver, nccl, kernels (paths or ""), nccl_version (int, 0: none), stream_wait_value,
-        comm_shrink, comm_grow, comm_revoke (bool), why_not (dict of name to reason, for what is missing)."""
+        """Libraries and features that were found: cudart, driver, nccl, kernels (paths or ""), nccl_version (int, 0:
+        none), stream_wait_value, comm_shrink, comm_grow, comm_revoke (bool), why_not (dict of name to reason, for what
+        is missing)."""
     def counters(self) -> dict[str, int]:
         """ops, ops_staged, ops_flat, ops_hierarchical, bytes (inputs), pinned_bytes, scratch_bytes, residual_bytes,
         in_flight, aborts, host_waits (waits of the caller inside submit or wait: larger memory had to be made)."""
@@ -134,4 +135,5 @@ class Leg:
         Idempotent. Call it before ``Rank.close``."""
 
 def libraries() -> dict[str, Any]:
-    """What a Leg would find, for ``bagua doctor``: as ``Leg.capabilities``. Raises nothing; makes no CUDA context."""
+    """Libraries and features that a Leg would find, for ``bagua doctor``: as ``Leg.capabilities``. Raises nothing;
+    makes no CUDA context."""

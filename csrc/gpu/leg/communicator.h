@@ -38,7 +38,7 @@ struct Members {
   std::string names() const;
 };
 
-// What a rank can do, sent to all members as it is before routes are chosen.
+// Capabilities of a rank, sent to all members as they lie in memory before routes are chosen.
 struct Facts {
   uint32_t version = 2;
   int32_t nccl_version = 0;  // 0: none

@@ -63,7 +63,7 @@ std::string Communicator::shape_forbids(Route route) const {
   return "";
 }
 
-// What stands against each route: the same at all members, as it is made from what all of them said.
+// The reasons against each route: the same at all members, as they follow from the facts of all.
 void Communicator::look_at(const std::vector<Facts>& all) {
   const auto name = [this](size_t i) { return "rank " + std::to_string(members_.ranks[i]); };
   std::string nccl, staged, shared;

@@ -52,7 +52,7 @@ class Leg {
   Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
   // Zeros for a ticket that was released.
   Status times(uint64_t ticket, Times* out);
-  // What this rank has been waiting for longest.
+  // The longest present wait of this rank for others.
   Waiting waiting();
 
   Status transcode(const BaguaTranscode& work, CudaStream stream);
