@@ -1,6 +1,7 @@
 """Wakes callers that watch a job, and keeps each rank's last progress in memory.
 
-A watcher is only told that something has changed, and reads the change from the store. So slow watchers cost no memory."""
+A watcher is only told that something has changed, and reads the change from the store. So slow watchers cost no memory.
+"""
 
 from __future__ import annotations
 
