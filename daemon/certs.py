@@ -21,7 +21,7 @@ def run(
     renew: Annotated[bool, typer.Option("--renew", help="Make new ones although there are some.")] = False,
 ) -> None:
     """One certificate serves every role: copy DIR to each machine, pass --tls DIR to coordinator, daemons and CLI."""
-    from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates
+    from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates  # imports cryptography: not for --help
 
     make_certificates(folder, host, renew)
     print(f"{folder}: a certificate for {', '.join(host)} and loopback, good for {VALID_DAYS} days.")

@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
@@ -238,7 +240,7 @@ class Coordinator:
                     return
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        from bagua.daemon.coordinator.metrics import serve_metrics
+        from bagua.daemon.coordinator.metrics import serve_metrics  # imports prometheus_client
 
         server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
         self._sockets.watch(server.port)
@@ -268,9 +270,6 @@ def _cannot_listen(address: str) -> str:
 
 
 async def _add_health_and_reflection(server: grpc.aio.Server) -> None:
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
-
     servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", *_SERVICES):

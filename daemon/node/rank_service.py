@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import EndedJob, Jobs
@@ -102,9 +104,6 @@ async def _refuse_ended(job_id: str, reason: str, context: Any) -> NoReturn:
 
 async def serve(path: Path, service: RankService) -> grpc.aio.Server:
     """Serves ranks, health and reflection on a Unix socket. Raises OSError if the socket can't be made."""
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
-
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE),

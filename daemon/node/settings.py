@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,8 +140,6 @@ def _kept_id(file: Path) -> str | None:
 
 def _check_data_host(host: str) -> None:
     """The data plane may listen on any address of this machine (its connections prove the job key), but on one."""
-    import socket
-
     if is_loopback(host):
         return
     try:
