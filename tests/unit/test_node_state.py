@@ -117,7 +117,7 @@ def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
 
 
 def test_ranks_that_end_after_a_failure_are_marked():
-    """Whatever they write: the coordinator looks for the cause among the others."""
+    """The coordinator looks for the cause among the others, not among their messages."""
 
     def follows(*events: ev.Event, **options: bool) -> list[bool]:
         return [rank.follows for rank in drive(running(**options), *events, now=1.0)[0].ranks]
