@@ -40,28 +40,24 @@ ADDR_NO_RANDOMIZE = 0x0040000
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
-PRECOMPILED = ("harness.h", "collective_rig.h", "engine_rig.h", "mesh_rig.h")
-"""Headers that the suites of this folder share. To read them took half of the time that a suite took to compile."""
-
-
 def core_sources() -> list[Path]:
     """The units of the core without its bindings."""
     return [path for path in sorted(CORE.rglob("*.cpp")) if CORE / "bindings" not in path.parents]  # they need Python
 
 
 def joined(sources: list[Path], folder: Path) -> list[Path]:
-    """The compiler's input: the folders of the core that csrc/build.py joins are one unit each here, too."""
-    of_folder: dict[str, list[Path]] = {}
-    for source in sources:
-        home = source.parent.relative_to(CSRC).as_posix() if CSRC in source.parents else ""
-        of_folder.setdefault(home if home in JOINED else str(source), []).append(source)
-    result = []
-    for name, units in of_folder.items():
-        text = "".join(f'#include "{unit.relative_to(CSRC).as_posix()}"\n' for unit in units if len(units) > 1)
-        path = folder / f"joined_{name.replace('/', '_')}-{content_key([], text)}.cpp" if text else units[0]
-        if text and not path.exists():
+    """The compiler's input: folders of the core that csrc/build.py joins are one unit each here, too. Half of the
+    compiler's time went into reading the same headers again for every file."""
+    result = list(sources)
+    for names in JOINED:
+        units = [unit for unit in result if any(CSRC / name in unit.parents for name in names)]
+        if len(units) < 2:
+            continue
+        text = "".join(f'#include "{unit.relative_to(CSRC).as_posix()}"\n' for unit in units)
+        path = folder / f"joined-{content_key([], text)}.cpp"
+        if not path.exists():
             path.write_text(text)
-        result.append(path)
+        result = [path, *(unit for unit in result if unit not in units)]  # the longest first
     return result
 
 
@@ -118,16 +114,6 @@ def run_compiler(arguments: list[str], output: Path) -> None:
     part.rename(output)
 
 
-def precompiled(name: str, folder: Path, flags: list[str]) -> Path:
-    """A header that includes PRECOMPILED; beside it lies its compiled form, which the compiler takes instead."""
-    paths = list(dict.fromkeys(path for header in PRECOMPILED for path in with_headers(HERE / header)))
-    header = folder / f"{name}-rigs-{content_key(paths, compiler_version(), *flags)}.h"
-    if not header.with_name(f"{header.name}.gch").exists():
-        header.write_text("".join(f'#include "{each}"\n' for each in PRECOMPILED))
-        run_compiler([*flags, "-x", "c++-header", str(header)], header.with_name(f"{header.name}.gch"))
-    return header
-
-
 def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
     """Compiles and links one build of a test program, with ``more`` flags; returns the program.
 
@@ -137,15 +123,13 @@ def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
     flags = [*COMMON, *BUILDS[name], *more, *INCLUDES, f"-I{HERE}"]
 
     def compile_unit(source: Path) -> Path:
-        rig = ["-include", str(shared)] if source.parent == HERE else []
-        key = content_key(with_headers(source), compiler_version(), *flags, *rig[:1], str(source))
+        key = content_key(with_headers(source), compiler_version(), *flags, str(source))
         output = folder / f"{name}-{source.stem}-{key}.o"
         if not output.exists():
-            run_compiler([*flags, *rig, "-c", str(source)], output)
+            run_compiler([*flags, "-c", str(source)], output)
         return output
 
     with locked(folder):
-        shared = precompiled(name, folder, flags)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(compile_unit, source) for source in joined(sources, folder)]
         errors = [str(error) for error in (future.exception() for future in futures) if error is not None]
