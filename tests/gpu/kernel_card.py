@@ -227,7 +227,7 @@ def emulated_library() -> str:
     named = os.environ.get("BAGUA_DEVICE_KERNELS")
     if named:
         return named
-    from native.cuda import emulated
+    from native.kernels import emulated
 
     return str(emulated.library(emulated.native.cache_folder(default_cache_dir() / "test-emulated")))
 

@@ -30,7 +30,7 @@ def environment(device: str, route: str = "") -> dict[str, str]:
     if route:
         found["BAGUA_DEVICE_ROUTE"] = route
     if device == "fake":
-        from native.device import fakes
+        from native.leg import fakes
 
         from bagua.csrc.build_cache import default_cache_dir
 
