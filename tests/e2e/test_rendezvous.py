@@ -248,7 +248,7 @@ def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(
         (tmp_path / name).chmod(mode)
     pair = hosts()
     pair.start(*({"BAGUA_JOB_SECRET_FILE": str(tmp_path / name)} for name in ("mine", "everybodys")))
-    refused(pair, "everybodys must be a file that others can't read", "chmod 600")
+    refused(pair, "everybodys is open to other users of this machine", "chmod 600")
     sandbox.assert_all_gone(within=SOON_S)
 
 

@@ -94,7 +94,7 @@ class Cluster(RuleBasedStateMachine):
         """Connected nodes do what they were told."""
         for name in NODES:
             if self.connected[name]:
-                self.node_says(name, phase, state, 0, "", "", None)
+                self.node_says(name, phase, state, 0, "", "", False, None)
         self.look()
 
     @precondition(lambda self: self.jobs)

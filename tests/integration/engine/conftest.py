@@ -21,7 +21,8 @@ class World(EngineJob):
     """One job: an engine for each host and, after ``run`` or ``start``, a process for each rank."""
 
     def __init__(self, folder: Path, hosts: list[list[int]], **options: Any) -> None:
-        super().__init__(folder, hosts, **{"connect_timeout_s": 10.0, "job_key": secrets.token_bytes(32), **options})
+        self.key = secrets.token_bytes(32)
+        super().__init__(folder, hosts, **{"connect_timeout_s": 10.0, "job_key": self.key, **options})
 
     def task(self, rank: int, script: str, **arguments: Any) -> dict[str, Any]:
         return super().task(rank, script, world=len(self.tokens), args=arguments)

@@ -242,13 +242,13 @@ MISTAKES = [
     "ValueError: size is [2, -1]: no dimension can be negative.",
     "ValueError: src is 4: it must be a rank from 0 to 3.",
     "ValueError: dst is ",
-    "TypeError: send_tensor has dtype torch.complex64: pass torch.view_as_real(send_tensor).",
-    "TypeError: send_tensor is sparse (torch.sparse_coo): pass send_tensor.to_dense().",
-    "TypeError: send_tensor is a list: pass a torch.Tensor.",
+    "TypeError: tensor has dtype torch.complex64: pass torch.view_as_real(tensor).",
+    "TypeError: tensor is sparse (torch.sparse_coo): pass tensor.to_dense().",
+    "TypeError: tensor is a list: pass a torch.Tensor.",
     "TypeError: torch.float32 tensors can't be reduced with BOR: it needs integers.",
     "ValueError: 5 is not a reduction. Known: SUM (0), ",
     "TypeError: bool tensors can't be reduced with SUM: use MAX (or)",
-    "TypeError: send_tensor is on device meta: pass a tensor on the CPU or a CUDA device.",
+    "TypeError: tensor is on device meta: pass a tensor on the CPU or a CUDA device.",
     "TypeError: comm is a str: pass a communicator, or None for all ranks.",
 ]
 
