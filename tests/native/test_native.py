@@ -48,7 +48,7 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     return functools.cache(lambda name: build(name, folder, SUITES if full else ALWAYS[name]))
 
 
-@pytest.mark.timeout(600)  # the first suite of a build waits for the compiler
+@pytest.mark.timeout(1200)  # the first suite of a build waits for the compiler
 @pytest.mark.parametrize(
     ("name", "suite"),
     [
