@@ -97,7 +97,17 @@ class Stage:
         return True
 
     def fail(self, job_id: str, reason: str) -> None:
-        """The job ends because the coordinator can't go on with it. One that stops already is tried again later."""
+        """The job ends because the coordinator can't go on with it. One that stops already, or can't even be ended, is
+        tried again later. Raises nothing but MemoryError."""
+        try:
+            self._fail(job_id, reason)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.faults.append(Fault(job_id, "fail", error))
+            self.wakes[job_id] = self._now + FAULT_RETRY_S
+
+    def _fail(self, job_id: str, reason: str) -> None:
         job = self.job(job_id)
         if job is None or job.state.terminal:
             return
@@ -167,11 +177,7 @@ class Stage:
             raise
         except Exception as error:
             self.faults.append(Fault(job_id, step, error, content))
-            try:
-                self.fail(job_id, fault_reason(step, error))
-            except Exception as second:
-                self.faults.append(Fault(job_id, "fail", second))
-                self.wakes[job_id] = self._now + FAULT_RETRY_S
+            self.fail(job_id, fault_reason(step, error))
 
     def place(self, shapes: Iterable[Shape] | None = None) -> None:
         """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""

@@ -16,6 +16,7 @@ from rig.desk import Desk, Time, at_work
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.decide import apply
 from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Options, Phase, RankState
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.translate import checked_spec
@@ -206,6 +207,21 @@ async def test_a_job_whose_directive_can_not_be_made_holds_up_no_other(path: Pat
         directives = [node_pb2.Directive.FromString(one) for one in told if isinstance(one, bytes)]
         assert [one.stop.job_id or one.run.job_id for one in directives] == [first.job_id, second.job_id]
         assert "in 'tell'" in desk.board.jobs[first.job_id].job.reason
+
+
+async def test_a_job_that_can_not_even_be_ended_holds_up_no_other(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(job: Any, *rest: Any) -> Any:
+        if job.spec.master_port == -1:
+            raise ValueError("broken")
+        return apply(job, *rest)
+
+    async with at_work(desk_on(path)) as desk:
+        await desk.connect("a")
+        first = await desk.service.submit(replace(spec(), master_port=-1), "")
+        monkeypatch.setattr("bagua.daemon.coordinator.stage.apply", broken)
+        second = await desk.service.submit(spec(), "")
+        await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
+        assert first.job_id in desk.board.jobs
 
 
 async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
