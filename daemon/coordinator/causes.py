@@ -21,7 +21,6 @@ class Cause:
     reason: str
 
 
-
 def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | None:
     """When the node of ``host`` was heard of last; None while its session lives. The time before the start of this
     coordinator does not count."""

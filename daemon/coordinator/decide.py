@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from bagua.daemon.coordinator.causes import Cause, Nodes, all_of, find_cause, silent_since
+from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
 from bagua.daemon.coordinator.membership import Regroup, next_generation, regrouped
 from bagua.daemon.coordinator.placement import Placement, hosts_with_ranks, names, place
@@ -22,6 +22,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
+
 
 @dataclass(frozen=True)
 class Decision:

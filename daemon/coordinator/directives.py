@@ -89,9 +89,7 @@ def _varint(number: int) -> bytes:
 
 
 def _stop_message(stop: Stop) -> bytes:
-    message = node_pb2.StopJob(
-        job_id=stop.job_id, generation=stop.generation, reason=stop.reason, grace_s=stop.grace_s
-    )
+    message = node_pb2.StopJob(job_id=stop.job_id, generation=stop.generation, reason=stop.reason, grace_s=stop.grace_s)
     return node_pb2.Directive(stop=message).SerializeToString()
 
 

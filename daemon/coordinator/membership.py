@@ -113,8 +113,8 @@ def _without(job: JobRecord, lost: Iterable[int], words: str, options: Options) 
 
 
 def _again(job: JobRecord, now: float, options: Options, wake: Sequence[float]) -> tuple[Step, float | None]:
-    """A connection broke, but nobody is known to be lost: the same members once more, after a moment. A host that others
-    have lost and that has not spoken since gets the time of a lease to do so."""
+    """A connection broke, but nobody is known to be lost: the same members once more, after a moment. A host that
+    others have lost and that has not spoken since gets the time of a lease to do so."""
     suspended = [host for host in job.hosts if host.suspended]
     accused = {index for host in suspended for index in host.lost_hosts if index < len(job.hosts)}
     alive = all(job.hosts[index].suspended for index in accused)

@@ -97,7 +97,9 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
         phase=phase,
         suspended=suspended,
         suspended_clock=suspended_clock,
-        lost_hosts=tuple(sorted({*host.lost_hosts, *fact.suspended_hosts})) if fact.suspended_hosts else host.lost_hosts,
+        lost_hosts=tuple(sorted({*host.lost_hosts, *fact.suspended_hosts}))
+        if fact.suspended_hosts
+        else host.lost_hosts,
         withdrawn=host.withdrawn or fact.withdrawn,
         engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
         error=error,
