@@ -32,9 +32,9 @@ Changed = tuple[JobRecord, tuple[Event, ...]]
 def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
     """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. ``now`` by the service clock, ``wall``
     for people. Facts of a later generation, or of a node that is not in the job, change nothing. In an elastic job a
-    fact of an older generation tells of members, and is right in this one, but for what it says of the engine. A daemon with another
-    ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost, however many hosts the
-    job has."""
+    fact of an older generation tells of members, and is right in this one, but for what it says of the engine. A
+    daemon with another ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost,
+    however many hosts the job has."""
     index = job.host_index(node_id)
     if index is None:
         return _observe_former(job, node_id, boot_id, fact, now, wall)
@@ -89,6 +89,9 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
     error, error_clock = host.error, host.error_clock
     if fact.error and not error:
         error, error_clock = fact.error[:MAX_ERROR], now
+    lost_hosts = host.lost_hosts
+    if fact.suspended_hosts:
+        lost_hosts = tuple(sorted({*lost_hosts, *fact.suspended_hosts}))
     suspended, suspended_clock = host.suspended, host.suspended_clock
     if fact.suspended and not suspended:
         suspended, suspended_clock = fact.suspended[:MAX_ERROR], now
@@ -97,9 +100,7 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
         phase=phase,
         suspended=suspended,
         suspended_clock=suspended_clock,
-        lost_hosts=tuple(sorted({*host.lost_hosts, *fact.suspended_hosts}))
-        if fact.suspended_hosts
-        else host.lost_hosts,
+        lost_hosts=lost_hosts,
         withdrawn=host.withdrawn or fact.withdrawn,
         engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
         error=error,

@@ -135,7 +135,7 @@ def _check_elastic(spec: common_pb2.JobSpec) -> None:
         return
     if spec.adopt:
         raise InvalidRequestError(
-            "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all of them when one is lost."
+            "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all when one is lost."
         )
     least, most = spec.min_nodes or 1, spec.max_nodes or spec.nnodes
     if least > most:
