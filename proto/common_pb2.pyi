@@ -215,6 +215,7 @@ class RankStatus(google.protobuf.message.Message):
     EXITED_AT_FIELD_NUMBER: builtins.int
     FOLLOWS_FIELD_NUMBER: builtins.int
     MEMBER_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
     LAST_GENERATION_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
@@ -235,6 +236,8 @@ class RankStatus(google.protobuf.message.Message):
     """Number of the process in its job: given once, never again. In a job that has lost nobody it equals rank, which
     counts from 0 in each generation.
     """
+    left: builtins.bool
+    """of an elastic job: it has taken leave of the engine, and will end by itself"""
     last_generation: builtins.int
     """of a member that is gone: the last that it was in. 0: it is in the present one"""
     def __init__(
@@ -252,9 +255,10 @@ class RankStatus(google.protobuf.message.Message):
         exited_at: builtins.float = ...,
         follows: builtins.bool = ...,
         member: builtins.int = ...,
+        left: builtins.bool = ...,
         last_generation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
 
 global___RankStatus = RankStatus
 

@@ -43,27 +43,23 @@ class Host(google.protobuf.message.Message):
 
     NODE_ID_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """by ranks; empty: the same numbers"""
-
     def __init__(
         self,
         *,
         node_id: builtins.str = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
-        members: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["members", b"members", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
 
 global___Host = Host
 
 @typing.final
 class JoinReply(google.protobuf.message.Message):
+    """As things are now. In an elastic job the core's Hello tells of the generation that is there by then."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int
@@ -72,7 +68,6 @@ class JoinReply(google.protobuf.message.Message):
     HOSTS_FIELD_NUMBER: builtins.int
     DATA_SOCKET_FIELD_NUMBER: builtins.int
     DATA_TOKEN_FIELD_NUMBER: builtins.int
-    ELASTIC_FIELD_NUMBER: builtins.int
     generation: builtins.int
     world_size: builtins.int
     host_index: builtins.int
@@ -80,8 +75,6 @@ class JoinReply(google.protobuf.message.Message):
     """path of the core's Unix socket"""
     data_token: builtins.bytes
     """32 bytes, shown to the core at connect"""
-    elastic: builtins.bool
-    """The job goes on without members that are lost. The core's Hello tells of the generation that is there by then."""
     @property
     def hosts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Host]: ...
     def __init__(
@@ -93,9 +86,8 @@ class JoinReply(google.protobuf.message.Message):
         hosts: collections.abc.Iterable[global___Host] | None = ...,
         data_socket: builtins.str = ...,
         data_token: builtins.bytes = ...,
-        elastic: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data_socket", b"data_socket", "data_token", b"data_token", "elastic", b"elastic", "generation", b"generation", "host_index", b"host_index", "hosts", b"hosts", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_socket", b"data_socket", "data_token", b"data_token", "generation", b"generation", "host_index", b"host_index", "hosts", b"hosts", "world_size", b"world_size"]) -> None: ...
 
 global___JoinReply = JoinReply
 

@@ -136,8 +136,8 @@ class Board:
         """The node's session began to count, or is gone."""
         view = self.views.get(node_id)
         if view is not None:
-            now = {"connected": connected, "hung_up": not connected}
-            self.views[node_id] = replace(view, **now, heard_clock=heard_clock, last_seen=last_seen)
+            view = replace(view, connected=connected, hung_up=not connected)
+            self.views[node_id] = replace(view, heard_clock=heard_clock, last_seen=last_seen)
             self._reasons.clear()
 
     def note_heard(self, node_id: str, heard_clock: float) -> None:

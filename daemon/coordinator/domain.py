@@ -83,6 +83,7 @@ class RankRecord:
     seen_exited_clock: float = 0.0
     follows: bool = False  # it ended after the job had failed on its node
     member: int = -1  # -1: the same number as rank, as in every job that has lost nobody
+    left: bool = False  # it has taken leave of its engine, and ends by itself
 
     @property
     def number(self) -> int:
@@ -312,6 +313,7 @@ class LocalRank:
     exited_at: float = 0.0
     follows: bool = False
     member: int = 0
+    left: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ def next_generation(job: JobRecord, nodes: Nodes, now: float, options: Options) 
         elif at is not None:
             wake.append(at)
     dead = [rank for host in job.hosts if host.index not in lost and host.failed for rank in host.failed]
+    if (lost or dead or any(host.suspended for host in job.hosts)) and _leaving(job, lost):
+        return None, min(wake, default=None)  # they can't be members, and the job must not end while they do
     if lost or dead:
         losses = [lost[index] for index in sorted(lost)] + [describe_exit(rank) for rank in dead]
         return _without(job, lost.keys(), _sentence(losses), options), None
@@ -90,6 +92,12 @@ def _host_loss(
         if witness is not None:
             return f"node {host.name} is gone: its session ended, and node {witness.node_id} has lost it, too", None
     return "", heard + options.lease_s
+
+
+def _leaving(job: JobRecord, lost: Iterable[int]) -> bool:
+    """True if a rank has taken leave in good order, and its process has not ended yet."""
+    there = (host for host in job.hosts if host.index not in lost)
+    return any(rank.left and rank.state is not RankState.EXITED for host in there for rank in host.ranks)
 
 
 def _saw_break(witness: HostRecord, host: HostRecord, nodes: Nodes, options: Options) -> bool:

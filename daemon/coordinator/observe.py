@@ -141,7 +141,7 @@ def _merge_ranks(
 def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) -> RankRecord:
     if rank.state is RankState.EXITED or fact.state < rank.state:
         return rank
-    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH])
+    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH], left=rank.left or fact.left)
     if fact.state is not RankState.EXITED:
         return rank
     tail = fact.error_tail[-MAX_TAIL:] if full_tail else fact.error_tail.rstrip().rpartition("\n")[2][-500:]

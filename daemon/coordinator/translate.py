@@ -223,6 +223,7 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         exited_at=rank.exited_at if math.isfinite(rank.exited_at) else 0.0,
         follows=rank.follows,
         member=rank.member,
+        left=rank.left,
     )
 
 
