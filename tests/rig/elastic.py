@@ -1,7 +1,7 @@
-"""A program of a rank that goes on without whoever is lost: it speaks to the engine itself, without the client library.
+"""A program of a rank that goes on without whoever is lost. It speaks to the engine itself, not to the client library.
 
-It adds up member numbers, over and over, and prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``. It
-ends well when there is a file ``stop`` in its folder."""
+It adds up member numbers, over and over, and prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``.
+It ends well when there is a file ``stop`` in its folder."""
 
 PROGRAM = """
 import os, sys, time, grpc

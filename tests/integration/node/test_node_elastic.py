@@ -1,7 +1,8 @@
-"""A daemon with an elastic job: a rank is killed, and the others go on in the next generation, in the same processes."""
+"""A daemon with an elastic job: a rank is killed, the others go on in the next generation, in the same processes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -59,8 +60,6 @@ def printed(rank):
 
 async def until_printed(end, ranks, line):
     """Their logs are files: nothing tells of a new line."""
-    import asyncio
-
     async with asyncio.timeout(60):
         for rank in ranks:
             while line(rank) not in printed(rank):
@@ -124,9 +123,8 @@ async def test_a_rank_that_is_out_is_ended(end, daemon, elastic, until_gone):
 
 
 async def test_an_exception_ends_the_job(end, daemon, elastic):
-    elastic.script.write_text(
-        PROGRAM.replace("    if numbers[1]:", "    if me == 1: raise ValueError('no')\n    if numbers[1]:")
-    )
+    end_of_step = "    if numbers[1]:"
+    elastic.script.write_text(PROGRAM.replace(end_of_step, f"    if me == 1: raise ValueError('no')\n{end_of_step}"))
     await elastic.run([0, 1, 2])
     job = await end.exited("job")
     assert job.ranks[1].exit_code == 1 and "ValueError: no" in job.ranks[1].error_tail
