@@ -184,6 +184,11 @@ class JobRecord:
         """Whatever of the job may be on a node: hosts and former ones."""
         return (*self.hosts, *self.former) if self.former else self.hosts
 
+    @property
+    def homes(self) -> dict[int, str]:
+        """Member number -> its node, also of those that are gone."""
+        return {rank.number: rank.node_id for host in self.parts for rank in host.ranks}
+
     def former_part(self, node_id: str) -> HostRecord | None:
         """Something of a former generation that may be left on this node."""
         left = (host for host in self.former if host.node_id == node_id and host.phase is not Phase.STOPPED)

@@ -204,7 +204,7 @@ def _dead_part(job: JobRecord, host: HostRecord, rank: RankRecord) -> HostRecord
 
 def _sentence(losses: Sequence[str]) -> str:
     more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
-    return f"{'; '.join(losses[:_SHOWN])}{more}"
+    return f"{'; '.join(loss.rstrip('.') for loss in losses[:_SHOWN])}{more}"
 
 
 def _reason(job: JobRecord, words: str, step: Regroup) -> str:

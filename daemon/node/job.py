@@ -270,9 +270,12 @@ class Job:
                 return
             hosts = [list(host.ranks) for host in spec.hosts]
             members = [member for host in spec.hosts for member in host.members]
-            place = {"generation": spec.generation, "host_index": spec.host_index}
             try:
-                await in_thread(lambda: engine.regroup(**place, hosts=hosts, members=members))
+                await in_thread(
+                    lambda: engine.regroup(
+                        generation=spec.generation, host_index=spec.host_index, hosts=hosts, members=members
+                    )
+                )
             except (RuntimeError, ValueError) as error:
                 self.post(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
                 return
