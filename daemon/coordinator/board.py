@@ -1,7 +1,8 @@
 """Living jobs and all nodes in memory, as the database has them, indexed for every question about them.
 
-Only the reconciler changes it, after its transaction was committed; everybody on the event loop may read. Each change
-costs what it changes, however many jobs wait and however many nodes there are.
+Only the reconciler changes it, after its transaction was committed; the intake alone notes at once whether a node's
+session lives. Everybody on the event loop may read. The cost of a change depends on its size alone, not on the numbers
+of waiting jobs and of nodes.
 """
 
 from __future__ import annotations

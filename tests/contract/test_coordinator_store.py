@@ -331,7 +331,7 @@ async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine])
         assert (await desk.service.job(job_id)).state is JobState.STARTING
         for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
             over = tuple(LocalRank(rank, RankState.EXITED) for rank in ranks)
-            desk.reconciler.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
+            desk.intake.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
         await desk.until(lambda: desk.board.job(job_id) is None)
         assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
         kinds = [event.kind for event in await desk.service.events(job_id, 0)]

@@ -112,7 +112,7 @@ class World:
         )
 
         async def call() -> None:
-            await life.reconciler.submit(job, "")
+            await life.intake.submit(job, "")
             self.acknowledged.append(job_id)
             self._must(self._stored([job_id]), f"{job_id} was acknowledged and is not stored")
 
@@ -125,7 +125,7 @@ class World:
             return
 
         async def call() -> None:
-            await life.reconciler.cancel(job_id, "cancelled")
+            await life.intake.cancel(job_id, "cancelled")
             self.cancelled.add(job_id)
 
         self._call(call())
@@ -251,7 +251,7 @@ class World:
         if life is None or not life.listens:
             return ["the coordinator is away"]
         found = [f"{len(self.calls)} calls have no answer"] if self.calls else []
-        if life.reconciler._inbox or life.worker.waiting:
+        if life.intake.inbox or life.worker.waiting:
             found.append("something is not written")
         stored_jobs = self._stored(self.submitted)
         with self.store.read() as tx:
