@@ -285,6 +285,67 @@ TEST(a_loss_while_regrouping) {
   ranks.each([](Rank& rank) { all_reduce(&rank); });
 }
 
+// Nobody answers at the address of a host that the coordinator believed to be alive.
+TEST(a_host_that_dies_while_others_regroup) {
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  std::vector<std::string> addresses;
+  for (size_t h = 0; h < 3; ++h) addresses.push_back(job->engine(h).address());
+  ranks.kill(2);
+  job->engine(2).close();
+  for (size_t h = 0; h < 2; ++h) {
+    CHECK_OK(job->engine(h).regroup(membership(4, hosts, h), {}));
+    CHECK_OK(job->engine(h).set_peers(addresses));
+  }
+  ranks.enter();
+  ranks.each([&job](Rank& rank) {
+    uint64_t ticket = 0;
+    CHECK_OK(rank.start(Kind::kBarrier, 0, -1, &ticket));
+    if (rank.rank() == 0) regroup(job.get(), 5, {{0}, {1}});
+    CHECK(rank.wait(ticket).code() == Code::kRegrouped);
+  });
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+}
+
+// Host 0 calls host 1, which is still in the last generation, until it follows.
+TEST(a_host_that_follows_late) {
+  const Hosts hosts{{0}, {1}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  const std::vector<std::string> addresses{job->engine(0).address(), job->engine(1).address()};
+  const std::atomic<uint64_t>& refused = job->engine(1).counters().frames_dropped;
+  const uint64_t before = refused.load();
+  CHECK_OK(job->engine(0).regroup(membership(4, hosts, 0), {}));
+  CHECK_OK(job->engine(0).set_peers(addresses));
+  for (const int64_t deadline = now_ns() + 20 * kNsPerS; refused.load() == before; usleep(500))
+    CHECK(now_ns() < deadline);
+  CHECK_OK(job->engine(1).regroup(membership(4, hosts, 1), {}));
+  CHECK_OK(job->engine(1).set_peers(addresses));
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  for (size_t h = 0; h < 2; ++h) EXPECT_EQ(job->engine(h).error(), std::string());
+}
+
+// The order that was measured stays when a host goes, and is measured anew when one comes.
+TEST(ring_orders_stay) {
+  const Hosts hosts{{0}, {1}, {2}, {3}, {4}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT(job->ring(0).find("slowest link") != std::string::npos);
+  ranks.kill(1);
+  await_suspended(&job->engine(1));
+  job->engine(1).close();
+  regroup(job.get(), 4, {{0}, {2}, {3}, {4}}, {0, 2, 3, 4});
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT(job->ring(0).find(", as before") != std::string::npos);
+}
+
 TEST(a_suspended_job_that_is_aborted) {
   const Hosts hosts{{0, 1}};
   const auto job = elastic_job(hosts);

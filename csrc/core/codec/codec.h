@@ -91,10 +91,10 @@ struct Transcode {
   int encodeds = 0;
   float scale = 1.0f;
   float* residual = nullptr;
-  const float* carried = nullptr;  // may be `residual`; only with one
   void* message = nullptr;
   float* const* decoded = nullptr;
   int decodeds = 0;
+  const float* carried = nullptr;  // may be `residual`; only with one
 };
 
 // One pass over memory: a tile of 1024 elements (top-k: 16384) goes through the caches once. Never reads or writes
