@@ -1,9 +1,9 @@
 """Many node daemons in one process that speak the protocol and run nothing: the control plane's cost, without ranks.
 
 Each has a connection and a stream of its own, and says what a real daemon would: a Hello, heartbeats, a LocalJob for
-each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped; of an elastic one a
-rank can be killed. They answer at once, and read of a directive only the few fields that they need: a RunJob for 1,000
-hosts has 100 KB.
+each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped, and ranks of an
+elastic one can be killed. They answer at once, and read of a directive only the few fields that they need: a RunJob for
+1,000 hosts has 100 KB.
 
 ``FleetProcess`` starts them in a process of their own, so that they don't share a lock with whoever measures.
 """
