@@ -76,6 +76,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return shares.scheduler(config, log)
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 def binaries() -> Path | None:
     """The newest PostgreSQL of the system."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
