@@ -219,6 +219,7 @@ def test_what_can_not_be_is_refused_before_anything_starts() -> None:
         assert words in done.stderr
 
 
+@pytest.mark.full  # it starts what tests/e2e/test_run.py starts
 def test_startup() -> None:
     program = [sys.executable, str(HERE / "startup.py"), "--rounds", "1", "--no-cold", "--output", "json"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)

@@ -27,6 +27,7 @@ def test_digits_on_two_nodes(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
+@pytest.mark.full  # test_algorithm_by_name looks at most of it, too
 def test_digits_as_json(sandbox: Sandbox) -> None:
     done = sandbox.bagua(
         *(
@@ -78,7 +79,10 @@ def test_algorithm_by_name(sandbox: Sandbox) -> None:
     done = sandbox.bagua(*command, "-m", "bagua.examples.digits", "--epochs", "1", "--output", "json")
     assert "below 97%" in done.text, done.text  # one epoch is too little
     line = next(line for line in done.out.splitlines() if line.startswith("[rank 0] {"))
-    assert json.loads(line.removeprefix("[rank 0] "))["replicas_identical"] is True
+    outcome = json.loads(line.removeprefix("[rank 0] "))
+    assert outcome["replicas_identical"] is True
+    assert outcome["bytes_between_hosts"] > 0
+    assert 0 <= outcome["hidden_share"] <= 1
 
 
 def test_algorithm_is_checked_before_anything_starts(sandbox: Sandbox) -> None:
