@@ -28,6 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 
 from rig import shares
 
+# For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
+# cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 START_S = 30.0
 
 
