@@ -1,9 +1,8 @@
 // The work of one warp on a unit of 512 elements, for codecs with blocks of 512 or 128 elements or without blocks.
 //
-// A lane owns 16 places of the unit, four groups of four neighbours: place 128 * q + 4 * lane + c, for q and c from 0
-// to
-// 3. So a warp accesses 512 contiguous bytes of floats, 16 per lane, and four one-byte codes of a lane are a word.
-// y[4 * q + c] is the element at that place. A codec C defines
+// A lane owns 16 places of the unit, four groups of four neighbours: 128 * q + 4 * lane + c, for q and c from 0 to 3.
+// So a warp accesses 512 contiguous bytes of floats, 16 per lane, and four one-byte codes of a lane are a word. y[4 * q
+// + c] is the element at that place. A codec C defines
 //   kWords, kVector      words of the payload that a lane owns; how many of them lie side by side
 //   kParameters          floats of parameters per unit
 //   kBatch               messages whose payloads are loaded before the first of them is decoded
