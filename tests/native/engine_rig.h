@@ -39,7 +39,8 @@ class Rank {
     return client_->submit(d, ticket);
   }
   // An all-reduce that crosses between hosts encoded, with a residual if its number is not 0.
-  Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0) {
+  Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0,
+                       ReduceOp op = ReduceOp::kSum, ResidualSides sides = kInPlace) {
     Descriptor d{};
     d.kind = static_cast<uint8_t>(Kind::kAllReduce);
     d.comm = comm;
@@ -50,6 +51,8 @@ class Rank {
     d.codec = static_cast<uint8_t>(codec);
     d.density = codec == Codec::kTopK ? 1000 : 0;
     d.residual = residual;
+    d.op = static_cast<uint8_t>(op);
+    d.residual_sides = sides;
     d.exact = 3;
     return client_->submit(d, ticket);
   }
@@ -81,7 +84,7 @@ class Rank {
 class Job {
  public:
   explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true,
-               Encryption encryption = Encryption::kBeyondLoopback)
+               Encryption encryption = Encryption::kBeyondLoopback, bool elastic = false)
       : hosts_(std::move(hosts)) {
     static std::atomic<int> next{0};
     std::vector<std::string> addresses;
@@ -98,9 +101,10 @@ class Job {
       options.chunk_bytes = chunk;
       options.threads = 2;
       options.measure_ring = measure_ring;
+      options.elastic = elastic;
       sockets_.push_back(options.data_socket);
       engines_.emplace_back();
-      CHECK_OK(Engine::create(std::move(options), {3, static_cast<int>(h), hosts_}, &engines_.back()));
+      CHECK_OK(Engine::create(std::move(options), {3, static_cast<int>(h), hosts_, {}}, &engines_.back()));
       addresses.push_back(engines_.back()->address());
     }
     for (auto& engine : engines_) CHECK_OK(engine->set_peers(addresses));

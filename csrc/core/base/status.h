@@ -14,6 +14,7 @@ enum class Code : unsigned char {
   kCorrupt,   // damaged or forged bytes
   kResource,  // memory, descriptors
   kAborted,
+  kRegrouped,  // the generation has ended: the next one may follow
   kInternal,
 };
 

@@ -118,6 +118,8 @@ class Mesh {
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
   // Makes the present or next poll() return. Any thread.
   void wake();
+  // The peer whose loss or silence was the error of poll(); -1: it was none.
+  int failed_peer() const;
 
   // `peer` has said goodbye: it starts nothing new. The end of its connections is an error only if messages from it or
   // to it are still outstanding.

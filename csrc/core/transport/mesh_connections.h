@@ -31,8 +31,8 @@ class Connections {
   bool complete() const { return missing_ == 0; }
   // Starts the connect timeout of the peer.
   void need(Peer* peer);
-  // Returns kTimeout, with a name, if a peer has not connected in time.
-  Status overdue(int64_t now) const;
+  // Returns kTimeout, with a name, if a peer has not connected in time; `peer` is its number then.
+  Status overdue(int64_t now, int* peer) const;
   // When overdue() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
 

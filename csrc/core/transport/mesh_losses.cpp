@@ -67,7 +67,7 @@ void Losses::settle(Peer* peer) {
   if (peer->let_go) peer->control.clear();  // the peer has left
   const bool missed = pending || wanted(*peer);
   peer->settled = ended && (held || peer->let_go) && !missed;
-  if (ended && !peer->settled) shared_->fail(peer->lost);
+  if (ended && !peer->settled) shared_->fail(peer->lost, shared_->index_of(*peer));
 }
 
 // True if a message from the peer or to it is still outstanding, and needed.
