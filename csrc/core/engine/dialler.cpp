@@ -24,11 +24,14 @@ bool Dialler::connect(ExecutorInbox* inbox) {
     // The control lane, number `streams`, comes first: it is the one that tells of the peer's death.
     for (int stream = state_->job().options().streams; stream >= 0; --stream) {
       const Status status = dial(peer, stream, deadline);
-      if (state_->failed()) return false;
+      if (state_->over()) return false;
       if (status) continue;
       if (inbox->closing()) return false;
-      state_->fail("no connection to " + host_text(state_->membership(), *comm_, peer) + " at " +
-                   network_->peer_address(comm_->job_hosts()[static_cast<size_t>(peer)]) + ": " + status.message());
+      const int host = comm_->job_hosts()[static_cast<size_t>(peer)];
+      const std::string text = "no connection to " + host_text(state_->membership(), *comm_, peer) + " at " +
+                               network_->peer_address(host) + ": " + status.message();
+      const bool lost = status.code() == Code::kTimeout || status.code() == Code::kUnavailable;
+      lost ? state_->lose({text, -1, host}) : state_->fail(text);
       return false;
     }
   }
@@ -37,9 +40,9 @@ bool Dialler::connect(ExecutorInbox* inbox) {
 
 bool Dialler::await_peers(ExecutorInbox* inbox) {
   const int64_t timeout = state_->job().options().connect_timeout_ns;
-  if (inbox->await([this] { return state_->failed() || network_->peers_known(); }, timeout)) return !state_->failed();
-  state_->fail("the addresses of the other hosts did not come within " + duration_text(timeout) +
-               ": is the coordinator running, and are all hosts of the job up?");
+  if (inbox->await([this] { return state_->over() || network_->peers_known(); }, timeout)) return !state_->over();
+  state_->lose({"the addresses of the other hosts did not come within " + duration_text(timeout) +
+                ": is the coordinator running, and are all hosts of the job up?"});
   return false;
 }
 
@@ -67,7 +70,7 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
     }
     // A host that is not there yet, or has died, may come back. What the two have told each other stays.
     if (status.code() != Code::kTimeout && status.code() != Code::kUnavailable) return status;
-  } while (now_ns() < deadline_ns && !state_->failed());
+  } while (now_ns() < deadline_ns && !state_->over());
   return status;
 }
 

@@ -28,7 +28,6 @@ uint64_t digest_of(const std::vector<int>& members) {
 
 Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
     : state_(state),
-      ranks_(&state->job().ranks()),
       comm_(comm),
       mesh_(mesh),
       members_digest_(digest_of(comm->members())),
@@ -254,7 +253,7 @@ void Exchange::finish(Active* active) {
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->job().busy().stop(now_ns(), &counters.comm_ns);
-  for (const Operation& part : active->operation.parts) ranks_->complete(part, active->operation.started_ns, true);
+  for (const Operation& part : active->operation.parts) RankTable::complete(part, active->operation.started_ns, Outcome::kDone);
   scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
 }
@@ -303,14 +302,15 @@ std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
 }
 
 void Exchange::abandon() {
+  const Outcome outcome = state_->outcome();
   for (const auto& active : active_) {
     for (const Operation& part : active->operation.parts) {
-      ranks_->complete(part, active->operation.started_ns, false);
+      RankTable::complete(part, active->operation.started_ns, outcome);
     }
     state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   for (const Collective& operation : queued_) {
-    for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
+    for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);
   }
   active_.clear();
   queued_.clear();
