@@ -60,7 +60,7 @@ class HeldExecution(Execution):
     """``arrived``: all that communicates is over, and ``conclude`` is to be called. ``lost``: members have changed
     since the start, and it is to be started again: ``rewind``."""
 
-    __slots__ = ("_closing", "_eager", "_undo", "arrived", "lost")
+    __slots__ = ("__weakref__", "_closing", "_eager", "_undo", "arrived", "lost")
 
     def __init__(
         self, name: str, phases: Sequence[Phase], connection: Connection, undo: Undo, eager: Callable[[], bool]

@@ -34,18 +34,18 @@ class RepeatingReducer(GradientReducer):
             self._may_start_early = False
 
     def _exchange(self) -> tuple[list[Times], Any]:
-        return self._runner.together(self._attempt, self._again, self._conclude)
+        return self._runner.together(self._attempt, self._start_over, self._conclude)
 
     def _attempt(self) -> tuple[list[Times], Any]:
         if any(bucket.execution.lost for bucket in self.buckets):
-            self._again()
+            self._start_over()
         return super()._exchange()
 
     def _end_recording(self, rearrange: Rearrange) -> None:
         self._recorded = rearrange, list(self._arrivals)
         super()._end_recording(rearrange)
 
-    def _again(self) -> None:
+    def _start_over(self) -> None:
         for bucket in self.buckets:
             bucket.execution.rewind()
         self._order.started = 0
