@@ -62,7 +62,7 @@ Status Engine::regroup(Membership next, const Tokens& tokens) {
   last->close();
   const std::vector<int> members = next.local_members();
   job_.regroup(members, tokens);
-  job_.residuals().carry_over();
+  job_.residuals().carry_over(last->membership().all_members(), next.all_members());
   const Status status = open_generation(std::move(next), last.get());
   // Those that went away meanwhile: either we see it here, or the server's thread sees the new generation.
   for (const int member : members) note_gone(member, job_.ranks().phase(member));

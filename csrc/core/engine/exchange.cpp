@@ -24,6 +24,14 @@ uint64_t digest_of(const std::vector<int>& members) {
   return digest;
 }
 
+// Ascending member numbers.
+std::vector<int> members_of(const Membership& membership, const Communicator& comm) {
+  std::vector<int> members;
+  for (const int rank : comm.members()) members.push_back(membership.member_of(rank));
+  std::sort(members.begin(), members.end());
+  return members;
+}
+
 }  // namespace
 
 Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
@@ -32,7 +40,7 @@ Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
       mesh_(mesh),
       members_digest_(digest_of(comm->members())),
       topology_(comm->topology()),
-      residuals_(state->job().residuals().take(comm->id(), comm->instance())),
+      residuals_(state->job().residuals().take(comm->id(), comm->instance(), members_of(state->membership(), *comm))),
       sends_(static_cast<size_t>(comm->hosts())),
       receives_(static_cast<size_t>(comm->hosts())),
       early_(static_cast<size_t>(comm->hosts())) {}
@@ -92,7 +100,14 @@ Status Exchange::prepare(Active* active) {
   active->scratch = scratch_.take(active->program.scratch_bytes);
   active->memory.scratch = active->scratch.data();
   if (!active->request.feedback) return Status::ok();
-  Status status = residuals_->find(descriptor.residual, descriptor.count, &active->memory.residual);
+  const collective::OwnBlock own = collective::own_block(topology_, active->request);
+  const ResidualShape shape{descriptor.count, own.begin, own.end, static_cast<uint32_t>(comm_->size()),
+                            active->request.op == ReduceOp::kAvg};
+  ResidualPlaces places;
+  const auto sides = static_cast<ResidualSides>(descriptor.residual_sides);
+  Status status = residuals_->find(descriptor.residual, shape, sides, &places);
+  active->memory.carried = places.carried;
+  active->memory.residual = places.written;
   if (status) return status;
   return {status.code(), operation_name(descriptor, active->operation.sequence) + ": " + status.message()};
 }

@@ -193,12 +193,13 @@ Signature signature_of(const Descriptor& descriptor) {
   s.density = descriptor.density;
   s.feedback = descriptor.residual != 0;
   s.exact = descriptor.exact;
+  s.sides = descriptor.residual_sides;
   return s;
 }
 
 bool operator==(const Signature& a, const Signature& b) {
   const auto all = [](const Signature& s) {
-    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact);
+    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact, s.sides);
   };
   return all(a) == all(b);
 }
@@ -243,6 +244,7 @@ std::string call_text(const Descriptor& d) {
     text += ", " + codec_text(d.codec);
     if (d.density != 0) text += " of density " + std::to_string(d.density) + "/65536";
     if (d.residual != 0) text += " with error feedback";
+    if (d.residual_sides != 0) text += std::string(", side ") + (d.residual_sides == kRead0Write1 ? "0" : "1");
     if (d.exact != 0) text += ", the last " + std::to_string(d.exact) + " exact";
   }
   return text;

@@ -57,6 +57,7 @@ struct Signature {
   uint16_t density = 0;
   bool feedback = false;  // whether there is a residual; its number is each rank's own
   uint32_t exact = 0;
+  uint8_t sides = 0;
 };
 Signature signature_of(const Descriptor& descriptor);
 bool operator==(const Signature& a, const Signature& b);

@@ -1,6 +1,7 @@
 #include "engine/options.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "channel/protocol.h"
@@ -78,6 +79,13 @@ std::vector<int> Membership::members_of(int host) const {
   std::vector<int> there;
   for (const int rank : hosts[static_cast<size_t>(host)]) there.push_back(member_of(rank));
   return there;
+}
+
+std::vector<int> Membership::all_members() const {
+  if (!members.empty()) return members;
+  std::vector<int> ranks(world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 std::string Membership::rank_text(int rank) const {

@@ -45,6 +45,7 @@ struct Membership {
   int rank_of(int member) const;  // -1: not in this generation
   int host_of(int rank) const;    // -1: not in this generation
   std::vector<int> members_of(int host) const;
+  std::vector<int> all_members() const;  // by rank
   std::vector<int> local_members() const { return members_of(host_index); }
   // "rank 2", or "rank 2 (member 5)" where the numbers differ
   std::string rank_text(int rank) const;
