@@ -1,5 +1,5 @@
-// An elastic engine whose generation ends and is followed by another one: ranks keep their channels and memory, the port
-// stays, and nothing of the old generation is in the new one.
+// An elastic engine whose generation ends and is followed by another one: ranks keep their channels and memory, the
+// port stays, and nothing of the old generation is in the new one.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -36,9 +36,7 @@ class Members {
     for (auto& [member, rank] : ranks_) rank->leave();
   }
 
-  void add(Job* job, size_t host, int member) {
-    ranks_[member] = std::make_unique<Rank>(job->socket(host), member);
-  }
+  void add(Job* job, size_t host, int member) { ranks_[member] = std::make_unique<Rank>(job->socket(host), member); }
   // Without a goodbye.
   void kill(int member) { ranks_.erase(member); }
   template <class F>
@@ -291,9 +289,8 @@ TEST(a_suspended_job_that_is_aborted) {
   const auto job = elastic_job(hosts);
   Members ranks(job.get(), hosts);
   test::Threads threads;
-  threads.start([&] {
-    CHECK_EQ(ranks[0].client().enter(-1, nullptr).message(), std::string("nobody is left on other hosts"));
-  });
+  threads.start(
+      [&] { CHECK_EQ(ranks[0].client().enter(-1, nullptr).message(), std::string("nobody is left on other hosts")); });
   ranks.kill(1);
   await_suspended(&job->engine(0));
   CHECK(ranks[0].client().enter(now_ns() + kNsPerMs, nullptr).code() == Code::kTimeout);

@@ -200,7 +200,8 @@ Status ChannelClient::join(const uint8_t* token) {
     return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
   }
   if (Status status = Mapping::open(descriptors[0].get(), sizeof(JobPage), &page_memory_); !status) return status;
-  if (Status status = Mapping::open(descriptors[2].get(), sizeof(RankChannel), &channel_memory_); !status) return status;
+  if (Status status = Mapping::open(descriptors[2].get(), sizeof(RankChannel), &channel_memory_); !status)
+    return status;
   return begin(descriptors[1].get());
 }
 

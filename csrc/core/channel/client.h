@@ -70,8 +70,8 @@ class ChannelClient {
   struct Submission {
     uint64_t generation = 0;  // to which it belongs; 0: the present one
     bool counted = false;     // meet() has been called with it
-    bool* ring = nullptr;  // the daemon is not woken; true is written if ring() is to be called, as soon as what follows
-                           // at once has been submitted
+    bool* ring = nullptr;     // the daemon is not woken; true is written if ring() is to be called, as soon as what
+                           // follows at once has been submitted
   };
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
   // kRegrouped: its generation has ended, enter() the next one.
@@ -164,7 +164,7 @@ class ChannelClient {
   // Collectives on the communicator of all ranks in this generation, with and without the daemon.
   uint32_t world_calls_ GUARDED_BY(submit_mutex_) = 0;
 
-  Mutex meeting_mutex_;               // one meeting at a time
+  Mutex meeting_mutex_;                                          // one meeting at a time
   std::unique_ptr<Meeting> meeting_ GUARDED_BY(meeting_mutex_);  // nullptr: the ranks of this generation don't meet
   std::atomic<uint32_t> meeting_ranks_{0};                       // 0: they don't
 

@@ -3,7 +3,8 @@
 // Four kinds of mapping, each a sealed memfd that the daemon makes and passes over the Unix socket (see protocol.h):
 //   JobPage         one per engine: doorbell, counters. Mapped by the daemon and all local ranks.
 //   GenerationPage  one per generation: members, the first error, and all that is keyed by rank. Mapped by the daemon
-//                   and by the ranks that have entered the generation: a rank that is late scribbles in its own old one.
+//                   and by the ranks that have entered the generation: a rank that is late scribbles in its own old
+//                   one.
 //   RankChannel     one per member: submission ring and slots. Mapped by the daemon and that rank alone.
 //   segment         tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
 //
@@ -93,9 +94,9 @@ struct Descriptor {
   int32_t root;  // -1: none
   uint32_t src_segment;
   uint32_t dst_segment;
-  uint8_t codec;     // kAllReduce of float32, SUM or AVG: how it crosses between hosts, see codec/codec.h; 0: as it is
+  uint8_t codec;  // kAllReduce of float32, SUM or AVG: how it crosses between hosts, see codec/codec.h; 0: as it is
   uint8_t residual_sides;  // ResidualSides
-  uint16_t density;  // kTopK
+  uint16_t density;        // kTopK
   uint64_t src_offset;
   uint64_t dst_offset;
   uint32_t residual;        // error feedback: number of a residual that the engine keeps for this host; 0: none
@@ -119,9 +120,9 @@ constexpr bool is_over(uint32_t state) {
 struct alignas(64) Slot {
   std::atomic<uint32_t> state;  // futex word of the waiting rank
   uint32_t generation;          // of its submission: the low half of the number
-  int64_t submitted_ns;  // CLOCK_MONOTONIC; by the rank
-  int64_t started_ns;    // by the daemon: all local members had submitted
-  int64_t done_ns;       // by the daemon
+  int64_t submitted_ns;         // CLOCK_MONOTONIC; by the rank
+  int64_t started_ns;           // by the daemon: all local members had submitted
+  int64_t done_ns;              // by the daemon
   Descriptor descriptor;
 };
 static_assert(sizeof(Slot) == 192, "part of the shared layout");

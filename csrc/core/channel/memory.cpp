@@ -66,7 +66,7 @@ Status Mapping::replace(int fd) {
   if (Status status = check_size(fd, bytes_); !status) return status;
   const int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
   return mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ? failed("mapping", bytes_)
-                                                                                  : Status::ok();
+                                                                                 : Status::ok();
 }
 
 }  // namespace bagua

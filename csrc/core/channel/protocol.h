@@ -37,7 +37,7 @@ struct Request {
   Message type = Message::kHello;
   uint32_t version = 0;  // kHello
   uint32_t member = 0;   // kHello
-  uint64_t value = 0;    // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator. kEnter: generation
+  uint64_t value = 0;  // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator. kEnter: generation
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
   uint32_t reserved = 0;
   uint8_t token[kTokenBytes] = {};  // kHello

@@ -59,9 +59,10 @@ Status Budget::allow(int member, uint64_t bytes) {
   const Headroom left = room();
   if (bytes <= left.bytes) return Status::ok();
   const std::string all = job_bytes_ > 0 ? ", and needs " + mib(job_bytes_) + " in all" : "";
-  return {Code::kResource, "rank " + std::to_string(member) + " asks for " + mib(bytes) + " of shared memory, but only " +
-                               mib(left.bytes) + " are left, bounded by " + left.bound + ". This job holds " +
-                               mib(in_use_->load()) + " on this host" + all + "." + kWayOut};
+  return {Code::kResource, "rank " + std::to_string(member) + " asks for " + mib(bytes) +
+                               " of shared memory, but only " + mib(left.bytes) + " are left, bounded by " +
+                               left.bound + ". This job holds " + mib(in_use_->load()) + " on this host" + all + "." +
+                               kWayOut};
 }
 
 void Budget::took(int member, uint64_t bytes) {

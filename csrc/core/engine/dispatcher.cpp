@@ -20,10 +20,7 @@ int spin_count(size_t local_ranks) {
 }  // namespace
 
 Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
-    : state_(state),
-      page_(&state->job().page()),
-      registry_(registry),
-      spins_(spin_count(state->locals().size())) {}
+    : state_(state), page_(&state->job().page()), registry_(registry), spins_(spin_count(state->locals().size())) {}
 
 void Dispatcher::start() {
   local_ = std::make_unique<LocalExecutor>(state_);

@@ -161,8 +161,8 @@ void Engine::note_gone(int member, Phase phase) {
     job_.page().ring_doorbell();
   } else if (phase == Phase::kLost) {
     const std::string who = process_text(membership, member, job_.ranks().pid(member));
-    present->lose({who + " went away without leaving: it crashed, was killed, or ended in the middle of the job", member,
-                   -1});
+    present->lose(
+        {who + " went away without leaving: it crashed, was killed, or ended in the middle of the job", member, -1});
   }
 }
 

@@ -27,10 +27,10 @@ class Engine final : private ChannelHandler {
   Engine& operator=(const Engine&) = delete;
 
   // Elastic: ends the present generation, suspended or not, and opens the next one. Members that stay keep their
-  // channels and memory, the port stays; what they have submitted and is not done ends as regrouped, and they enter when
-  // they are ready. `tokens`: of members that are new here. All that belongs to members that are not in it any more is
-  // freed. Residuals stay with communicators that come back with the same members. kInvalid: it can't follow, and
-  // nothing has changed. Any other error: the engine has no generation that works.
+  // channels and memory, the port stays; what they have submitted and is not done ends as regrouped, and they enter
+  // when they are ready. `tokens`: of members that are new here. All that belongs to members that are not in it any
+  // more is freed. Residuals stay with communicators that come back with the same members. kInvalid: it can't follow,
+  // and nothing has changed. Any other error: the engine has no generation that works.
   Status regroup(Membership next, const Tokens& tokens);
 
   const std::string& address() const { return job_.listener().address(); }  // empty with one host

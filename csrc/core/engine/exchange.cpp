@@ -268,7 +268,8 @@ void Exchange::finish(Active* active) {
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->job().busy().stop(now_ns(), &counters.comm_ns);
-  for (const Operation& part : active->operation.parts) RankTable::complete(part, active->operation.started_ns, Outcome::kDone);
+  for (const Operation& part : active->operation.parts)
+    RankTable::complete(part, active->operation.started_ns, Outcome::kDone);
   scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
 }

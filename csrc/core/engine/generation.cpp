@@ -62,8 +62,8 @@ Status Generation::check(int member, int* rank) const {
   if (state_.over()) return {Code::kAborted, state_.why()};
   *rank = membership().rank_of(member);
   if (*rank >= 0) return Status::ok();
-  return {Code::kInvalid, "member " + std::to_string(member) + " is not in generation " +
-                              std::to_string(membership().generation)};
+  return {Code::kInvalid,
+          "member " + std::to_string(member) + " is not in generation " + std::to_string(membership().generation)};
 }
 
 Status Generation::declare(int member, uint64_t comm, const std::vector<int>& ranks) {

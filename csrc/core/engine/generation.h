@@ -49,7 +49,8 @@ class Generation {
 
   // Every operation fails with the reason from now on; other hosts are told that this one leaves in good order.
   void end(const std::string& reason) { state_.end(reason); }
-  // After end() or retire(): joins all threads and lets go of the network. The job's parts stay as they are. Idempotent.
+  // After end() or retire(): joins all threads and lets go of the network. The job's parts stay as they are.
+  // Idempotent.
   void close();
 
  private:

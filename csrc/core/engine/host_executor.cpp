@@ -140,7 +140,8 @@ void HostExecutor::abandon() {
   for (const Collective& operation : content.collectives) {
     for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);
   }
-  for (const SendOrRecv& half : content.halves) RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
+  for (const SendOrRecv& half : content.halves)
+    RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
   // Nobody uses the communicator again: it was destroyed. One that has failed or ended may have a successor.
   if (!state_->over()) state_->job().residuals().drop(comm_->id(), comm_->instance());
 }

@@ -4,9 +4,9 @@
 // Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
 //
 // Lock order in the engine, outermost first:
-//   Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
-//   Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ ->
-//   the mutexes of this file's parts (each alone).
+//   Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ ->
+//   Registry::mutex_ -> Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ ->
+//   GenerationState::mutex_ -> the mutexes of this file's parts (each alone).
 // No lock is held while calling the kernel, polling the mesh or reading a socket.
 #pragma once
 
@@ -31,8 +31,8 @@ class JobState {
  public:
   explicit JobState(EngineOptions options) : options_(std::move(options)) {}
   Status open();
-  // A generation begins here with `local_members`, and none runs: makes ports for new ones, with their tokens, and frees
-  // all that belongs to those that are not in it any more.
+  // A generation begins here with `local_members`, and none runs: makes ports for new ones, with their tokens, and
+  // frees all that belongs to those that are not in it any more.
   void regroup(const std::vector<int>& local_members, const Tokens& tokens);
   // Gives back memory, channels and the port. No thread takes or completes operations any more.
   void close();

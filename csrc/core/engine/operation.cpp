@@ -81,7 +81,8 @@ Status check_encoding(const Operation& operation) {
     return refuse(operation, codec + " for " + op_name(operation.op()) + "; codecs take SUM and AVG");
   }
   if (d.residual_sides >= kResidualSides || (d.residual_sides != 0 && d.residual == 0)) {
-    return refuse(operation, "sides " + std::to_string(d.residual_sides) + " of residual " + std::to_string(d.residual));
+    return refuse(operation,
+                  "sides " + std::to_string(d.residual_sides) + " of residual " + std::to_string(d.residual));
   }
   if (d.exact > d.count) {
     return refuse(operation, std::to_string(d.exact) + " exact elements of a vector of " + std::to_string(d.count));

@@ -25,7 +25,11 @@ namespace bagua {
 enum class Phase : int { kAbsent, kJoined, kLeft, kLost };
 
 // How an operation that was taken ends.
-enum class Outcome : uint32_t { kDone = SlotState::kDone, kFailed = SlotState::kFailed, kRegrouped = SlotState::kRegrouped };
+enum class Outcome : uint32_t {
+  kDone = SlotState::kDone,
+  kFailed = SlotState::kFailed,
+  kRegrouped = SlotState::kRegrouped
+};
 
 // The end of one member's channel.
 struct Port {
@@ -55,12 +59,13 @@ class RankTable {
   // False: it is unknown.
   bool set_phase(int member, Phase phase);
 
-  // The next submission that has not been taken; false if there is none. kCorrupt if the counters can't be right: "wrote
-  // a ...". Dispatcher only.
+  // The next submission that has not been taken; false if there is none. kCorrupt if the counters can't be right:
+  // "wrote a ...". Dispatcher only.
   static bool take(Port* port, Operation* out, Status* status);
   // Hands the result to the rank and wakes it. Any thread, once for each operation taken.
   static void complete(const Operation& operation, int64_t started_ns, Outcome outcome);
-  // The same for many that are done, all results before the first rank is woken: it may take this thread's core at once.
+  // The same for many that are done, all results before the first rank is woken: it may take this thread's core at
+  // once.
   static void complete(const std::vector<Collective>& operations);
 
  private:

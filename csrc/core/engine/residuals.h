@@ -91,7 +91,7 @@ class ResidualStore {
 
   std::atomic<uint64_t>* const bytes_in_use_;
   Mutex mutex_;
-  std::map<Key, Entry> tables_ GUARDED_BY(mutex_);            // of the present generation
+  std::map<Key, Entry> tables_ GUARDED_BY(mutex_);             // of the present generation
   std::multimap<uint32_t, Entry> waiting_ GUARDED_BY(mutex_);  // left by the one before, by communicator
   Members gone_ GUARDED_BY(mutex_), came_ GUARDED_BY(mutex_);  // between the two
 };
