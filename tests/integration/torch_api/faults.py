@@ -66,7 +66,7 @@ class Fault:
             flags(units, members)
 
         def submit_and_die(connection: HostConnection, *request: Any) -> None:
-            connection.native.transfer(*request, timeout_s=0.0)
+            self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
             kill_self()
 
         gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
