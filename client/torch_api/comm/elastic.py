@@ -13,12 +13,12 @@ from bagua.torch_api.comm.checks import check_root
 from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tensor
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
 from bagua.torch_api.comm.units import Units, nothing
-from bagua.torch_api.join.connection import Connection
+from bagua.torch_api.join.connection import Connection, Regrouped
 from bagua.torch_api.join.session import Session
 
 
 class ElasticCommunicator(Communicator):
-    """``Communicator``. Inside a unit of something else all operations raise MembershipChanged, and are repeated with
+    """``Communicator``. Inside a unit of something else all operations raise Regrouped, and are repeated with
     it."""
 
     def __init__(
@@ -121,10 +121,11 @@ def _once(name: str) -> Callable[..., None]:
         generation = self._session().membership.generation
         try:
             plain(self, *arguments, **named)
-        except MembershipChanged as error:
+        except Regrouped as error:
             if self._units.inside:
                 raise
             self._units.recover(generation)
+            self._units.tell_program()
             raise MembershipChanged(
                 f"{error} The job goes on without it. {name} is not repeated by itself: all ranks that are left call "
                 "it again, or what they do instead. all-reduce, broadcast and barrier are repeated."

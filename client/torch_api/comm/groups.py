@@ -71,7 +71,8 @@ class BaguaProcessGroup:
         made, self._communicators = list(self._communicators.values()), {}
         for one in made:
             one.renew_ranks()
-            self._communicators.setdefault(one.ranks, one)
+            if not one.lost:
+                self._communicators.setdefault(one.ranks, one)
         _note_ranks(self)
 
     def __repr__(self) -> str:

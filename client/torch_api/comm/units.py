@@ -5,20 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.commit import Ledger
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.daemon import Membership
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.join.connection import Regrouped
+from bagua.torch_api.join.session import Session, current
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")
-OnChange = Callable[[Membership], object]
+
+
+class MembershipChange(NamedTuple):
+    """What a program is told. ``previous_world_size``: when it was told last, or joined the job."""
+
+    generation: int
+    rank: int
+    world_size: int
+    previous_world_size: int
+
+
+OnChange = Callable[[MembershipChange], object]
 
 
 def nothing() -> None:
@@ -34,7 +44,7 @@ class Units:
         self._thread = 0  # that runs a unit now
         self._flags = torch.ones(1, dtype=torch.uint8)
         self._heard_in = session.membership.generation
-        self._told_of = session.membership.generation
+        self._told_of = session.membership
         self._exchanged: dict[int, int] = {}  # by scope: the last generation in which one was exchanged
         self.on_change: list[OnChange] = []
 
@@ -72,7 +82,7 @@ class Units:
                     self._exchange_flags(members())
                     self._exchanged[scope] = generation
                     break
-                except MembershipChanged:
+                except Regrouped:
                     self.recover(generation)
                     if self._ledger.must_commit(scope):
                         break
@@ -82,8 +92,8 @@ class Units:
             commit()
         finally:
             self._thread = 0
-        if self._told_of != self._session.membership.generation:
-            self._tell_program()
+        if self._told_of is not self._session.membership:
+            self.tell_program()
         return found
 
     def exchanged_in(self, scope: int) -> bool:
@@ -96,7 +106,7 @@ class Units:
         self._exchanged.pop(scope, None)
 
     def recover(self, generation: int) -> None:
-        """After MembershipChanged in ``generation``: enters the next one, where that has not been done since, and hears
+        """After Regrouped in ``generation``: enters the next one, where that has not been done since, and hears
         how far all members are. Raises CommunicationError when the job is over."""
         while True:
             try:
@@ -105,7 +115,7 @@ class Units:
                 if self._heard_in != self._session.membership.generation:
                     self._hear()
                 return
-            except MembershipChanged as error:  # somebody was lost meanwhile
+            except Regrouped as error:  # somebody was lost meanwhile
                 LOG.debug("Generation %d ended: %s", self._session.membership.generation, error)
                 generation = self._session.membership.generation
 
@@ -132,12 +142,26 @@ class Units:
         transfer(self._session, "allgather", mine, everyone, len(data), world, recv_rows=len(ranks))
         return [bytes(row.tolist()) for row in everyone]
 
-    def _tell_program(self) -> None:
-        self._told_of = self._session.membership.generation
+    def tell_program(self) -> None:
+        """Members have changed, and what the program exchanged has been committed."""
+        before, now = self._told_of, self._session.membership
+        self._told_of = now
+        change = MembershipChange(now.generation, now.rank, now.world_size, before.world_size)
         for function in list(self.on_change):
-            function(self._session.membership)
+            function(change)
 
 
 def units(session: Session) -> Units:
     """Those of this session, the same object each time."""
     return session.keep(Units)
+
+
+def on_membership_change(function: OnChange) -> OnChange:
+    """``function(change)`` is called in the thread that communicates, each time the members of an elastic job have
+    changed: at the end of the exchange that met the change, on each rank. ``change``: ``MembershipChange``.
+
+    It must not communicate: ranks come to it at different moments. What it raises reaches the caller of the exchange.
+    Returns ``function``, so that it may be used as a decorator.
+    """
+    units(current()).on_change.append(function)
+    return function

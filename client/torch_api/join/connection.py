@@ -26,6 +26,11 @@ Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
 
 
+class Regrouped(MembershipChanged):
+    """The generation has ended, and the next one has not been entered: what waits for it repeats the operation, or
+    tells the program."""
+
+
 class Encoding(NamedTuple):
     """How an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
 
@@ -126,7 +131,7 @@ class Connection(Protocol):
 
 class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
-    MembershipChanged where the generation has ended, and the next one is to be entered.
+    Regrouped where the generation has ended.
 
     ``elastic``: that may happen in this job. ``describe_waits`` is asked when an operation takes long; its answer goes
     to the log.
@@ -159,7 +164,7 @@ class HostConnection:
             raise self._translate(error) from None
 
     def _translate(self, error: Exception) -> CommunicationError:
-        kind = MembershipChanged if isinstance(error, self._regrouped) else CommunicationError
+        kind = Regrouped if isinstance(error, self._regrouped) else CommunicationError
         return kind(str(error))
 
     def enter(self) -> Membership:

@@ -67,7 +67,7 @@ class Session:
 
     def enter(self) -> None:
         """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
-        environment are those of the new one then. Raises MembershipChanged if that has ended, too."""
+        environment are those of the new one then. Raises Regrouped if that has ended, too."""
         self.membership = self.connection.enter()
         os.environ.update(self.membership.variables)
         if self.progress is not None:

@@ -44,6 +44,7 @@ class PlanBucket:
     reserved: tuple[str, ...] = ()
     scattered: tuple[str, ...] = ()  # those of them that don't lie in one piece
     guarded = False  # whether open and shut do anything
+    repeats = False  # in an elastic job its plan is part of a unit
     starts_alone = False  # when it is full, in the order of a pass, and not at a moment of the algorithm's
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:

@@ -114,7 +114,7 @@ class GradientBucket(PlanBucket):
     sides = BUFFERS
     reserved = (FRESH, GRADIENT, RESULT)
     scattered = (FRESH,)
-    starts_alone = True
+    repeats = starts_alone = True
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bagua.algorithms.plan import WEIGHT, Local, Plan
-from bagua.base.errors import MembershipChanged
-from bagua.torch_api.join.connection import Connection, Times
+from bagua.torch_api.join.connection import Connection, Regrouped, Times
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.dataflow import changed_in_place
 from bagua.torch_api.train.execution import Execution, Phase
@@ -82,14 +81,14 @@ class HeldExecution(Execution):
         self._undo.save()
         try:
             super().start()
-        except MembershipChanged:
+        except Regrouped:
             self.started = self.lost = True
             self.starts += 1
 
     def advance(self, times: list[Times]) -> bool:
-        """See ``Execution``. Raises MembershipChanged if it is lost."""
+        """See ``Execution``. Raises Regrouped if it is lost."""
         if self.lost:
-            raise MembershipChanged(f"Bucket {self._name} was started before members changed.")
+            raise Regrouped(f"Bucket {self._name} was started before members changed.")
         if self._number + 1 < len(self._phases):
             return super().advance(times)
         self.started = False

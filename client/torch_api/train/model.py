@@ -100,6 +100,10 @@ class DistributedModel:
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
+        self._runner.may_repeat = self._follow_members
+        self._members_changed = self._anew = False
+        if self._session.elastic:
+            self._session.renew_with(self)
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
@@ -210,12 +214,14 @@ class DistributedModel:
         self._remove_hooks()
         self._layout.make()
         self._exchanged = self.bagua_algorithm.exchanged
+        self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
+        self._anew = False
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
         self._reducer = None
         if buckets:
-            make = functools.partial(RepeatingReducer, self._runner, self._layout)
+            make = functools.partial(RepeatingReducer, self._runner, self._layout, adding)
             self._reducer = (make if self._runner.repeats else GradientReducer)(
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
@@ -304,13 +310,25 @@ class DistributedModel:
             return
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
-        if self.bagua_algorithm.need_reset():
+        self._follow_members()
+        if self.bagua_algorithm.need_reset() or self._anew:
             self._runner.together(self._begin_anew)
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group)
         self._on_input(inputs)
+
+    def renew(self) -> None:
+        """The members of the job have changed."""
+        self._members_changed = True
+
+    def _follow_members(self) -> bool:
+        """Tells the algorithm, once, if members have changed. False if it begins anew in the next forward pass."""
+        if self._members_changed:
+            self._members_changed = False
+            self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
+        return not self._anew
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [

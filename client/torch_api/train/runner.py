@@ -21,7 +21,7 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.units import nothing, units
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Times
+from bagua.torch_api.join.connection import Connection, Regrouped, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
@@ -49,7 +49,9 @@ class Runner:
 
     Communicators are the model's own: their operations need no order with those of other models and of the user.
 
-    ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost.
+    ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost. ``may_repeat``: asked
+    before an exchange of weights is waited for; False: it is dropped. ``waits``: ranks are in step where they exchange
+    weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
     """
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
@@ -63,6 +65,8 @@ class Runner:
         self._places: dict[str, Communicator | None] = {}
         self._own: list[Communicator] = []
         self._own_given = 0
+        self.may_repeat: Callable[[], bool] = _always
+        self.waits = True
         self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
         if session.elastic:
             session.renew_with(self)
@@ -175,6 +179,9 @@ class Runner:
         def attempt() -> list[Times]:
             if any(bucket.execution.lost for bucket in begun):
                 again()
+            if not self.may_repeat():
+                again()
+                return []
             for bucket in begun:
                 if not bucket.execution.started:
                     bucket.start()
@@ -188,7 +195,19 @@ class Runner:
             for bucket in begun:
                 bucket.execution.conclude()
 
-        return self.together(attempt, again, commit) if begun else []
+        if not begun:
+            return []
+        if self.waits:
+            return self.together(attempt, again, commit)
+        generation = self.session.membership.generation
+        try:
+            times = join_all(begun)
+        except Regrouped:
+            units(self.session).recover(generation)
+            again()
+            return []
+        commit()
+        return times
 
     def renew(self) -> None:
         """In a new generation: what is under way is to be started again."""
@@ -199,7 +218,7 @@ class Runner:
         """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
         exchanged there: members may be at different moments of their step, and would begin in different orders."""
         running = units(self.session)
-        return running.inside or running.exchanged_in(self.everyone.id)
+        return not self.waits or running.inside or running.exchanged_in(self.everyone.id)
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
@@ -227,7 +246,7 @@ class Runner:
             work = []
         if work:
             phases.append((work, None))
-        if not self.repeats:
+        if not (self.repeats and bucket.repeats):
             bucket.execution = Execution(bucket.name, phases, self.connection)
             return
         eager = _always if bucket.starts_alone else self._may_begin
