@@ -241,7 +241,7 @@ def reference_of_models(members_of: list[list[int]], _: bool = True) -> list[tor
     "kills",
     [
         [Kill(1, 1, 0, "before"), Kill(0, 2, 1, "bucket"), Kill(4, 3, 0, "ready")],
-        [Kill(0, 0, 1, "bucket"), Kill(2, 1, 0, "ready"), Kill(3, 4, 0, "submitted")],
+        [Kill(0, 0, 0, "submitted"), Kill(2, 1, 0, "ready"), Kill(3, 4, 0, "submitted")],
     ],
     ids=lambda kills: " ".join(kill.phase for kill in kills),
 )
