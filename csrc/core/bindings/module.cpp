@@ -344,6 +344,7 @@ class Rank {
     entry["rank"] = view.rank;
     entry["hosts"] = view.hosts;
     entry["members"] = view.members;
+    entry["elastic"] = view.elastic;
     return entry;
   }
 

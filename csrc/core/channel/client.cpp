@@ -55,6 +55,7 @@ Status wait_readable(int fd, int64_t deadline_ns) {
 // What a member finds in the page of a generation; kUnavailable if it is not in it.
 Status read_view(const GenerationPage& page, int member, GenerationView* view) {
   view->generation = page.generation;
+  view->elastic = page.elastic != 0;
   const uint32_t world = page.world_size, hosts = page.hosts;
   if (world > kMaxMembers || hosts > world) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
   view->hosts.resize(hosts);

@@ -30,6 +30,7 @@ struct GenerationView {
   int rank = -1;
   std::vector<std::vector<int>> hosts;  // ranks of every host
   std::vector<int> members;             // by rank
+  bool elastic = false;                 // it may end before the job does
 };
 
 class ChannelClient {

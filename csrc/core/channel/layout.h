@@ -210,6 +210,7 @@ struct GenerationPage {
   uint32_t world_size;
   uint32_t local_ranks;
   uint32_t hosts;
+  uint32_t elastic;  // 1: a lost member suspends the generation, and another one may follow
   // GenerationStatus. Futex word of ranks that sleep until the generation fails. The words of a status are there before
   // it is, and stay.
   alignas(64) std::atomic<uint32_t> status;

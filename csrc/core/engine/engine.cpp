@@ -145,10 +145,10 @@ void Engine::left(int member) {
 
 void Engine::lost(int member, pid_t pid) {
   const bool known = job_.ranks().set_phase(member, Phase::kLost);
-  job_.segments().free_all(member);
   const std::string who = process_text(generation()->membership(), member, pid);
   job_.events().tell("lost", member, who + " went away without leaving");
   if (known) note_gone(member, Phase::kLost);
+  job_.segments().free_all(member);  // last: what it had submitted must not be taken for a mistake
 }
 
 // After its phase was set. A member that is in no generation any more is nobody's loss.

@@ -27,7 +27,7 @@ void SharedPage::tell_change() {
   futex_wake(&get()->changes);
 }
 
-Status SharedSheet::open(const Membership& membership) {
+Status SharedSheet::open(const Membership& membership, bool elastic) {
   if (Status status = Mapping::create(sizeof(GenerationPage), &descriptor_, &memory_); !status) return status;
   GenerationPage* page = new (memory_->data()) GenerationPage();
   page->version = kLayoutVersion;
@@ -35,6 +35,7 @@ Status SharedSheet::open(const Membership& membership) {
   page->generation = membership.generation;
   page->world_size = static_cast<uint32_t>(membership.world_size());
   page->hosts = static_cast<uint32_t>(membership.hosts.size());
+  page->elastic = elastic ? 1 : 0;
   const std::vector<int>& local = membership.local_ranks();
   page->local_ranks = static_cast<uint32_t>(local.size());
   for (size_t i = 0; i < local.size() && i < kArrivalRanks; ++i) page->ranks[i] = static_cast<uint32_t>(local[i]);

@@ -39,7 +39,7 @@ class SharedPage {
 // The GenerationPage: members of one generation, its first error, counters of its ranks.
 class SharedSheet {
  public:
-  Status open(const Membership& membership);
+  Status open(const Membership& membership, bool elastic);
 
   int descriptor() const { return descriptor_.get(); }
   // Ranks that wait, or submit something, see it at once.
