@@ -4,8 +4,9 @@ from typing import NoReturn
 
 from bagua import missing
 from bagua.torch_api.data.elastic_sampler import ElasticSampler
+from bagua.torch_api.data.learning_rate import scale_lr
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "scale_lr"]
 
 
 def __getattr__(name: str) -> NoReturn:
