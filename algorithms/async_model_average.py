@@ -36,6 +36,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     """
 
     follows_arrival = False
+    waits = False
 
     def __init__(
         self,
@@ -86,12 +87,17 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         own = bagua_ddp.own_communicator()
         if self.peer_selection_mode == "shift_one":
             # One step that communicates, never two: the second one would be waited for.
-            pairs = Pairs(self.process_group, hierarchical=False, private=True)
+            pairs = Pairs(self.process_group, hierarchical=False, private=True, rests=True)
             steps = mean_of_pair(bucket, pairs, self.codec, everywhere=True, keep_snapshot=True)
         else:
             steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: own, keep_snapshot=True)
         apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
         bucket.set_plan(Plan((*steps, apply)))
+
+    def follow_members(self, bagua_ddp: DataParallel) -> bool:
+        """All begin anew with rank 0's weights: some have applied an average, and others not."""
+        self._under_way = False
+        return self.exchanged == GRADIENT
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Applies the average that has arrived, and starts the next one when it is time."""

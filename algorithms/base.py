@@ -187,10 +187,14 @@ class AlgorithmImpl:
 
     ``follows_arrival``: buckets are made once more, in the order in which the gradients of the first synchronised pass
     came, as rank 0 saw it. An algorithm whose own order matters sets it to False. It has no meaning for weights.
+
+    ``waits``: ranks are in step where they exchange weights, so that in an elastic job they can agree which exchange
+    counts. False: each joins exchanges at a moment of its own.
     """
 
     exchanged: str = GRADIENT
     follows_arrival = True
+    waits = True
 
     def __init__(self, process_group: ProcessGroup) -> None:
         self.process_group = process_group
@@ -232,6 +236,13 @@ class AlgorithmImpl:
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """The returned function gets the optimizer after each of its steps."""
         return _nothing
+
+    def follow_members(self, bagua_ddp: DataParallel) -> bool:
+        """In an elastic job members were lost: called on every rank that is left, before the exchange that this cut off
+        is repeated. ``process_group`` has the new ranks. True: it is repeated with them, and the algorithm goes on.
+        False: it is dropped where it was one of weights, and all begins anew at the next forward pass, as with
+        ``need_reset``: weights become those of rank 0."""
+        return True
 
     def close(self) -> None:
         """The model is about to be unwrapped, or wrapped anew: the last chance to end what runs in the background.

@@ -60,6 +60,15 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         bucket.set_plan(Plan((*steps, Local(replace, "weights become the mean", reads=(PEER,), writes=(WEIGHT,)))))
         expose(bucket, _peer_weight=bucket.slot(PEER))
 
+    def follow_members(self, bagua_ddp: DataParallel) -> bool:
+        """Pairs are formed again. With a codec they have agreed on references that others don't know: all begin anew
+        with rank 0's weights."""
+        if self._pairs is None:
+            return True
+        self._pairs.form()
+        self._under_way = self._under_way and self.codec is None
+        return self.codec is None
+
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Starts the exchange, every ``communication_interval`` passes."""
 

@@ -44,13 +44,13 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self.communication_interval = communication_interval
         self.codec = Codec.of(codec)
         self.steps = 0
-        hosts, everyone = process_group.hosts, process_group.get_global_communicator()
-        me = everyone.ranks[everyone.rank()]
-        self._units = len(hosts) if hierarchical else everyone.nranks()
-        self._in_ring = not hierarchical or any(me == host[0] for host in hosts)
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """Raises ValueError for fused optimizers, and for parameters that no optimizer has."""
+        """Finds the ring. Raises ValueError for fused optimizers, and for parameters that no optimizer has."""
+        hosts, everyone = self.process_group.hosts, self.process_group.get_global_communicator()
+        me = everyone.ranks[everyone.rank()]
+        self._units = len(hosts) if self.hierarchical else everyone.nranks()
+        self._in_ring = not self.hierarchical or any(me == host[0] for host in hosts)
         check_optimizers(bagua_ddp, "LowPrecisionDecentralizedAlgorithm")
         return super().init_tensors(bagua_ddp)
 
@@ -107,6 +107,10 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             Neighbours(DIFFERENCE, *arrived, codec=codec, over=over),
             Local(follow, "replicas follow", (*REPLICAS, *arrived, *kept), (*REPLICAS, NOW, *kept)),
         )
+
+    def follow_members(self, bagua_ddp: DataParallel) -> bool:
+        """Neighbours are others, and nobody has replicas of their weights: all begin anew with rank 0's."""
+        return False
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients stay this rank's own."""

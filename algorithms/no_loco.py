@@ -25,7 +25,6 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings
         self.round = 0
-        self._partners: Communicator | None = None
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Steps: prepare the message, average it over the pair, apply the outer step."""
@@ -37,7 +36,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
             Plan(
                 (
                     Local(self.mix, "mix", reads=(ANCHOR, WEIGHT), writes=(MIXED,)),
-                    AllReduce("AVG", src=MIXED, dst=MIXED, codec=self.settings.codec, over=lambda: self._partners),
+                    AllReduce("AVG", src=MIXED, dst=MIXED, codec=self.settings.codec, over=self.draw),
                     Local(self.outer_step, "outer step", reads=(MIXED,), writes=(ANCHOR, VELOCITY, WEIGHT)),
                 )
             )
@@ -46,9 +45,8 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Draws the pairs of this round and exchanges."""
         if self.due(step):
-            self._partners = self.draw()
+            exchange(bagua_ddp)
             self.round += 1
-            exchange(bagua_ddp.bagua_buckets)
 
     def draw(self) -> Communicator | None:
         """This rank's pair (or the ranks of its pair of hosts) in the present round; None if it is the odd one."""

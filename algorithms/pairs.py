@@ -17,34 +17,45 @@ class Pairs:
     nobody else, and each call of ``leaders`` or ``everybody`` begins a round. Otherwise the owner counts ``round`` up,
     and communicators are the process group's, which all use in the same order.
 
-    Raises ValueError for an odd number of units above 1.
+    ``rests``: where the number of units is odd, one of them has no peer in each round. Otherwise ValueError is raised
+    for an odd number above 1.
     """
 
-    def __init__(self, process_group: ProcessGroup, hierarchical: bool, private: bool = False) -> None:
+    def __init__(
+        self, process_group: ProcessGroup, hierarchical: bool, private: bool = False, rests: bool = False
+    ) -> None:
         self._group = process_group
         self._private = private
         self.hierarchical = hierarchical
-        hosts = process_group.hosts
-        everyone = process_group.get_global_communicator()
-        mine = everyone.ranks[everyone.rank()]
-        self.units = hosts if hierarchical else tuple((rank,) for rank in everyone.ranks)
-        self.n = len(self.units)
-        if self.n > 1 and self.n % 2:
+        self.round = 0
+        self.form()
+        if self.n != len(self.units) and not rests:
             raise ValueError(
                 f"peer_selection_mode='shift_one' pairs {'hosts' if hierarchical else 'ranks'}, and there are "
-                f"{self.n}: an odd number can't be paired. Use an even number, or peer_selection_mode='all'."
+                f"{len(self.units)}: an odd number can't be paired. Use an even number, or peer_selection_mode='all'."
             )
+
+    def form(self) -> None:
+        """Forms the pairs of those ranks that the group has now."""
+        hosts = self._group.hosts
+        everyone = self._group.get_global_communicator()
+        mine = everyone.ranks[everyone.rank()]
+        self.units = hosts if self.hierarchical else tuple((rank,) for rank in everyone.ranks)
+        self.n = 1 if len(self.units) == 1 else len(self.units) + len(self.units) % 2
         self.position = next(index for index, unit in enumerate(self.units) if mine in unit)
         self.leader = mine == self.units[self.position][0]
-        self.round = 0
-        self.met = self.peer if self.n > 1 else self.position
+        self.met = self.peer
         self._host_of = {rank: index for index, host in enumerate(hosts) for rank in host}
         self._kept: dict[tuple[int, ...], Communicator] = {}
 
     @property
     def peer(self) -> int:
         """The other unit's position in this round."""
-        return peer_of(self.position, self.n, self.round)
+        return peer_of(self.position, self.n, self.round) if self.n > 1 else self.position
+
+    def is_none(self, peer: int) -> bool:
+        """Whether there is no unit at this position: its partner rests."""
+        return peer >= len(self.units)
 
     def is_far(self, peer: int) -> bool:
         """Whether that unit is on another host."""
@@ -63,15 +74,25 @@ class Pairs:
         first, second = (own, arrived) if low == self.position else (arrived, own)
         return torch.mul(first, share).add_(second, alpha=1 - share)
 
-    def everybody(self) -> Communicator:
-        """All ranks of both units of this round."""
+    def everybody(self) -> Communicator | None:
+        """All ranks of both units of this round; None where this unit rests."""
+        if self._rests():
+            return None
         return self._communicator((*self.units[self.position], *self.units[self.peer]))
 
     def leaders(self) -> Communicator | None:
-        """The first rank of each unit of this round; None on other ranks."""
-        if not self.leader:
+        """The first rank of each unit of this round; None on other ranks, and where this unit rests."""
+        if not self.leader or self._rests():
             return None
         return self._communicator((self.units[self.position][0], self.units[self.peer][0]))
+
+    def _rests(self) -> bool:
+        """Whether this unit has no peer in this round, which then begins."""
+        if self.n > 1 and not self.is_none(self.peer):
+            return False
+        self.met = self.peer
+        self.round += self._private
+        return True
 
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
         self.met = self.peer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -79,16 +79,15 @@ class PeriodicImpl(AlgorithmImpl):
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Exchanges all buckets where it is time."""
         if self.due(step):
-            exchange(bagua_ddp.bagua_buckets)
+            exchange(bagua_ddp)
 
 
-def exchange(buckets: Sequence[Bucket]) -> None:
+def exchange(bagua_ddp: DataParallel) -> None:
     """Runs the plans of all buckets side by side, and waits for them."""
     with torch.no_grad():
-        for bucket in buckets:
+        for bucket in bagua_ddp.bagua_buckets:
             bucket.start()
-        for bucket in buckets:
-            bucket.join()
+        bagua_ddp.join(bagua_ddp.bagua_buckets)
 
 
 def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucket], None]) -> None:

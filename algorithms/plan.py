@@ -15,7 +15,7 @@ of their own; an algorithm adds others with ``Bucket.add_slot``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,12 +135,16 @@ class Local:
 
     At the beginning of a plan of gradients it runs inside backward, when the bucket is full, and otherwise where the
     plan is joined, always in the user's thread. What it raises reaches the user. ``reads`` and ``writes`` name slots.
+
+    In an elastic job a step before the last one that communicates may run again: slots that it changes are put back as
+    they were, and so are the tensors that ``beside()`` returns, the same ones each time.
     """
 
     run: Callable[[Any], None]
     name: str = "local"
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = field(default=())
+    beside: Callable[[], Sequence[Any]] | None = None
 
 
 Step = AllReduce | Broadcast | Neighbours | Local

@@ -11,6 +11,9 @@ VERSION: str
 class CoreError(RuntimeError):
     """An operation failed: the first error of the engine, in words (peer, operation, time waited, what to do)."""
 
+class Regrouped(CoreError):
+    """The generation has ended before the operation was done, and the job has not: ``Rank.enter()`` the next one."""
+
 # Kinds of operation, dtypes and reductions, as small integers (csrc/core/channel/layout.h is their home).
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
@@ -19,7 +22,7 @@ OPS: dict[str, int]  # SUM PRODUCT MIN MAX BOR BAND BXOR AVG (numbers of bagua.t
 
 @final
 class Engine:
-    """Host leg of one job on one node for one generation; lives in the node daemon. Thread-safe.
+    """Host leg of one job on one node, one generation at a time; lives in the node daemon. Thread-safe.
 
     Creates the Unix socket ``data_socket`` (mode 0600) for the local ranks and a TCP listener for the other hosts.
     """
@@ -32,7 +35,7 @@ class Engine:
         host_index: int,
         hosts: Sequence[Sequence[int]],  # ranks of every host, in ring order
         data_socket: str,
-        tokens: dict[int, bytes],  # local rank -> 32 bytes that the rank shows at connect
+        tokens: dict[int, bytes],  # local member -> 32 bytes that it shows at connect
         job_key: bytes,  # 32 bytes
         listen: str,  # "address:port", port 0: any; not opened when there is one host
         streams: int = 4,
@@ -49,7 +52,21 @@ class Engine:
         # Which connections to other hosts are encrypted: "beyond loopback", "always" or "never". Both ends must come to
         # the same.
         encryption: str = "beyond loopback",
+        members: Sequence[int] | None = None,  # number of each rank's process, for life; None: the ranks
+        elastic: bool = False,  # the loss of a member suspends the generation, and another one may follow
     ) -> None: ...
+    def regroup(
+        self,
+        *,
+        generation: int,
+        host_index: int,
+        hosts: Sequence[Sequence[int]],
+        members: Sequence[int] | None = None,
+        tokens: dict[int, bytes] = ...,  # of local members that are new
+    ) -> None:
+        """Elastic engines: ends the present generation, suspended or not, and opens the next one, which waits for
+        ``set_peers``. Operations that are not done raise Regrouped, and members that stay enter the next one with their
+        memory; that of others here is freed. Raises CoreError, and nothing changes, if it can't follow."""
     def address(self) -> str:
         """``host:port`` of the TCP listener; empty with one host."""
     def set_peers(self, addresses: Sequence[str]) -> None:
@@ -57,15 +74,18 @@ class Engine:
     def event_fd(self) -> int:
         """Readable while ``events()`` has something to tell."""
     def events(self) -> list[dict[str, Any]]:
-        """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring", "rank": int (-1: none), "text": str}.
-        "ring", once: the order of the hosts in rings and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s"."""
+        """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended", "rank": int (a member's
+        number; -1: none), "host": int (-1: none), "text": str}. "ring": the order of the hosts in rings and why, "ring
+        order 0 2 1 3: slowest link 0.9 Gbit/s". "suspended", once in a generation: it lost that member or host, or
+        another host has ended it."""
     def error(self) -> str:
-        """The first error, empty while there is none."""
+        """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:
         """Operations that have waited for longer, one line each with the ranks that wait and those that are missing;
         empty if there is none."""
     def abort(self, reason: str) -> None:
-        """Fails every pending and later operation with this reason, here and on the other hosts. First call wins."""
+        """Fails every pending and later operation with this reason, here and on the other hosts (but those that are
+        suspended); no generation follows. First call wins."""
     def stats(self) -> dict[str, int]:
         """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
         residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying), bytes_encrypted (of
@@ -97,7 +117,15 @@ class PendingTransfer:
 class Rank:
     """One rank's end of the channel to its daemon; lives in the training process. Thread-safe."""
 
-    def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None: ...
+    def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None:
+        """``rank``: the number of the member, which is its rank in a job that has lost nobody."""
+    def view(self) -> dict[str, Any]:
+        """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of every
+        host), "members": list[int] (by rank), "elastic": bool}."""
+    def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
+        """Waits (GIL released, signals honoured) for a generation after this one, enters it, and returns its ``view()``.
+        Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:
+        the timeout passed. Raises CoreError: the job is over, or goes on without this rank."""
     def require(self, nbytes: int) -> None:
         """Announces that this rank is going to allocate ``nbytes`` in all. Raises CoreError with what the job needs on
         this host and what is left, if that can't be had. Ranks that have not called it count as this one."""
@@ -130,13 +158,17 @@ class Rank:
         density: int = 0,
         residual: int = 0,
         exact: int = 0,
+        residual_sides: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
 
         All-reduce of float32 with SUM or AVG may cross between hosts encoded: ``codec`` and ``density`` (``CODECS``).
         ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
-        float32) at first use and keeps until ``destroy_comm``. The last ``exact`` elements cross as they are."""
+        float32) at first use and keeps until ``destroy_comm``. ``residual_sides``: 0 changes it in place, 1 reads its
+        side 0 and writes side 1, 2 reads side 1 and writes side 0. The last ``exact`` elements cross as they are.
+
+        Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended."""
 
     def transfer(
         self,

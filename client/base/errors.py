@@ -11,6 +11,11 @@ class CommunicationError(BaguaError):
     """A collective operation failed: a rank or host was lost, ranks called different things, or the job was stopped."""
 
 
+class MembershipChanged(CommunicationError):
+    """The job is elastic and its members have changed, in the middle of something that can't be repeated by itself. The
+    process is a member of the new generation, and may go on: rank, world size and environment are current."""
+
+
 class ServiceError(BaguaError):
     """The coordinator or the node daemon refused or could not be reached."""
 

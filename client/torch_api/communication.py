@@ -41,6 +41,7 @@ from bagua.torch_api.comm.primitives import (
     statistics,
 )
 from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.comm.units import MembershipChange, on_membership_change
 from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.compat.backend import get_backend
 from bagua.torch_api.join.session import empty, is_initialized, report
@@ -51,6 +52,7 @@ __all__ = [
     "BaguaProcessGroup",
     "CommMember",
     "Communicator",
+    "MembershipChange",
     "ReduceOp",
     "Statistics",
     "_bagua_backend_comm",
@@ -85,6 +87,7 @@ __all__ = [
     "init_process_group",
     "is_initialized",
     "new_group",
+    "on_membership_change",
     "recv",
     "reduce",
     "reduce_inplace",

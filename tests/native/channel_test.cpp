@@ -29,16 +29,23 @@ class FakeEngine final : public ChannelHandler {
  public:
   FakeEngine() {
     EXPECT_OK(Mapping::create(sizeof(JobPage), &page_fd_, &page_));
+    EXPECT_OK(Mapping::create(sizeof(GenerationPage), &sheet_fd_, &sheet_));
     EXPECT_OK(Mapping::create(sizeof(RankChannel), &channel_fd_, &channel_));
     new (page_->data()) JobPage();
+    new (sheet_->data()) GenerationPage();
     new (channel_->data()) RankChannel();
-    job()->local_ranks = 64;  // clients do not spin
+    sheet()->generation = 1;
+    sheet()->hosts = 1;
+    sheet()->world_size = 64;
+    sheet()->local_ranks = 64;  // clients do not spin
+    for (uint32_t rank = 0; rank < 64; ++rank) sheet()->places[rank] = {0, rank};
   }
 
-  Status join(uint32_t rank, const uint8_t* token, pid_t, int descriptors[2]) override {
-    if (rank != 3 || token[0] != 0) return {Code::kInvalid, "who are you?"};
-    descriptors[0] = page_fd_.get();
-    descriptors[1] = channel_fd_.get();
+  Status join(uint32_t member, const uint8_t* token, pid_t, Fd descriptors[3]) override {
+    if (member != 3 || token[0] != 0) return {Code::kInvalid, "who are you?"};
+    descriptors[0] = duplicate(page_fd_.get());
+    descriptors[1] = duplicate(sheet_fd_.get());
+    descriptors[2] = duplicate(channel_fd_.get());
     return Status::ok();
   }
   Status require(int, uint64_t bytes) override {
@@ -59,11 +66,12 @@ class FakeEngine final : public ChannelHandler {
     return Status::ok();
   }
   Status destroy(int, uint64_t) override { return Status::ok(); }
+  Status enter(int, uint64_t, Fd*) override { return {Code::kTimeout, "never"}; }
   void left(int) override { ++left_count; }
   void lost(int, pid_t) override { ++lost_count; }
   void bad_connection() override { ++bad_count; }
 
-  JobPage* job() { return reinterpret_cast<JobPage*>(page_->data()); }
+  GenerationPage* sheet() { return reinterpret_cast<GenerationPage*>(sheet_->data()); }
   RankChannel* channel() { return reinterpret_cast<RankChannel*>(channel_->data()); }
 
   std::atomic<int> left_count{0}, lost_count{0}, bad_count{0};
@@ -71,8 +79,8 @@ class FakeEngine final : public ChannelHandler {
   std::vector<int> declared;
 
  private:
-  Fd page_fd_, channel_fd_;
-  std::shared_ptr<Mapping> page_, channel_;
+  Fd page_fd_, sheet_fd_, channel_fd_;
+  std::shared_ptr<Mapping> page_, sheet_, channel_;
 };
 
 struct Rig {
@@ -230,9 +238,9 @@ TEST(a_wait_can_be_interrupted) {
 TEST(the_first_error_fails_submissions) {
   Rig rig;
   auto client = rig.join();
-  memcpy(rig.engine.job()->error, "broken", 6);
-  rig.engine.job()->error_length = 6;
-  rig.engine.job()->error_state.store(kErrorSet);
+  memcpy(rig.engine.sheet()->error.text, "broken", 6);
+  rig.engine.sheet()->error.length = 6;
+  rig.engine.sheet()->status.store(kGenerationFailed);
   uint64_t ticket;
   CHECK_EQ(client->submit(Descriptor{}, &ticket).message(), std::string("broken"));
   CHECK_EQ(client->error(), std::string("broken"));

@@ -51,8 +51,9 @@ TEST(places_on_the_wire) {
   EXPECT_EQ(encode(message::RingOrder{{2, 0, 1}, "told"}).substr(kBytes), std::string("2 0 1\ntold"));
   const Control all[] = {message::Describe{}, message::Ready{},  message::Left{},      message::Failed{},
                          message::Close{},    message::Closed{}, message::Connected{}, message::Measure{},
-                         message::Probe{},    message::Probed{}, message::Measured{},  message::RingOrder{}};
-  for (uint32_t i = 0; i < 12; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
+                         message::Probe{},    message::Probed{}, message::Measured{},  message::RingOrder{},
+                         message::Suspended{}};
+  for (uint32_t i = 0; i < 13; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
 }
 
 TEST(every_field_arrives) {
@@ -67,6 +68,8 @@ TEST(every_field_arrives) {
   const auto left = there_and_back(message::Left{1, 2, "has left"});
   EXPECT(left.rank == 1 && left.sends == 2 && left.how == "has left");
   EXPECT_EQ(there_and_back(message::Failed{"why"}).why, std::string("why"));
+  const auto suspended = there_and_back(message::Suspended{3, -1, "why"});
+  EXPECT(suspended.member == 3 && suspended.host == -1 && suspended.why == "why");
   const auto close = there_and_back(message::Close{7, ""});
   EXPECT(close.done == 7 && close.why.empty());
   there_and_back(message::Closed{});
@@ -85,7 +88,7 @@ TEST(bytes_that_are_no_message) {
   Control control;
   std::string bytes = encode(message::Closed{});
   EXPECT(!decode(bytes.substr(0, kBytes - 1), &control));
-  for (const uint32_t type : {0u, 13u, UINT32_MAX}) {
+  for (const uint32_t type : {0u, 14u, UINT32_MAX}) {
     memcpy(bytes.data(), &type, sizeof type);
     EXPECT(!decode(bytes, &control));
   }

@@ -81,7 +81,7 @@ class Rank {
 class Job {
  public:
   explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true,
-               Encryption encryption = Encryption::kBeyondLoopback)
+               Encryption encryption = Encryption::kBeyondLoopback, bool elastic = false)
       : hosts_(std::move(hosts)) {
     static std::atomic<int> next{0};
     std::vector<std::string> addresses;
@@ -98,9 +98,10 @@ class Job {
       options.chunk_bytes = chunk;
       options.threads = 2;
       options.measure_ring = measure_ring;
+      options.elastic = elastic;
       sockets_.push_back(options.data_socket);
       engines_.emplace_back();
-      CHECK_OK(Engine::create(std::move(options), {3, static_cast<int>(h), hosts_}, &engines_.back()));
+      CHECK_OK(Engine::create(std::move(options), {3, static_cast<int>(h), hosts_, {}}, &engines_.back()));
       addresses.push_back(engines_.back()->address());
     }
     for (auto& engine : engines_) CHECK_OK(engine->set_peers(addresses));

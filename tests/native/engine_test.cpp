@@ -127,9 +127,11 @@ TEST(order_of_a_ring) {
   options.tokens.emplace_back(0, std::vector<uint8_t>(kTokenBytes, 1));
   options.listen = "127.0.0.1:0";
   const Membership membership{3, 0, {{0}, {1}, {2}}};
-  JobState job(options, {0});
+  JobState job(options);
   CHECK_OK(job.open());
-  GenerationState state(&job, membership);
+  job.regroup({0}, options.tokens);
+  GenerationState state(&job, membership, nullptr);
+  CHECK_OK(state.open());
   const Communicator comm(0, {0, 1, 2}, membership.hosts, 0);
   MeshOptions mesh_options;
   mesh_options.hosts = 3;

@@ -21,10 +21,11 @@ constexpr uint32_t kRanks = 4;
 constexpr int64_t kLong = 250 * kNsPerS, kNone = 0;
 
 struct Room {
-  std::unique_ptr<JobPage> page = std::make_unique<JobPage>();
+  std::unique_ptr<JobPage> job = std::make_unique<JobPage>();
+  std::unique_ptr<GenerationPage> page = std::make_unique<GenerationPage>();
 
   Meeting seat(uint32_t own, int64_t patience_ns = kLong, uint32_t ranks = kRanks) {
-    return {page.get(), own, ranks, 0, patience_ns};
+    return {&job->counters, &page->room, own, ranks, 0, patience_ns};
   }
 };
 
@@ -53,28 +54,28 @@ Status visit(Meeting meeting, uint32_t number, uint64_t count, float value, bool
 }  // namespace
 
 TEST(which_operations_are_small) {
-  Room room;
-  const Meeting meeting = room.seat(0);
-  EXPECT(meeting.takes(all_reduce(1)));
-  EXPECT(meeting.takes(all_reduce(kMeetingBytes / 4)));
-  EXPECT(meeting.takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
-  EXPECT(!meeting.takes(all_reduce(kMeetingBytes / 4 + 1)));
-  EXPECT(!meeting.takes(all_reduce(0)));
-  EXPECT(!meeting.takes(all_reduce(UINT64_MAX)));
-  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
-  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
-  EXPECT(!meeting.takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
-  EXPECT(!meeting.takes(all_reduce(1, ReduceOp{5})));
+  const auto takes = [](const Descriptor& descriptor) { return Meeting::takes(descriptor, kRanks); };
+  EXPECT(takes(all_reduce(1)));
+  EXPECT(takes(all_reduce(kMeetingBytes / 4)));
+  EXPECT(takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
+  EXPECT(!takes(all_reduce(kMeetingBytes / 4 + 1)));
+  EXPECT(!takes(all_reduce(0)));
+  EXPECT(!takes(all_reduce(UINT64_MAX)));
+  EXPECT(!takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
+  EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
+  EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
+  EXPECT(!takes(all_reduce(1, ReduceOp{5})));
   for (const auto change : {+[](Descriptor* d) { d->comm = 1; }, +[](Descriptor* d) { d->codec = 1; },
                             +[](Descriptor* d) { d->kind = static_cast<uint8_t>(Kind::kReduce); }}) {
     Descriptor other = all_reduce(1);
     change(&other);
-    EXPECT(!meeting.takes(other));
+    EXPECT(!takes(other));
   }
-  const Meeting many = room.seat(0, kLong, kMeetingRanks);  // each would read a lot
-  EXPECT(many.takes(all_reduce(kMeetingBytes / 16)));
-  EXPECT(!many.takes(all_reduce(kMeetingBytes / 16 + 1)));
-  EXPECT(!room.seat(0, kLong, 2).takes(all_reduce(kMeetingBytes / 4 + 1)));
+  // Each of many would read a lot.
+  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 16), kMeetingRanks));
+  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 16 + 1), kMeetingRanks));
+  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 4 + 1), 2));
+  EXPECT(!Meeting::takes(all_reduce(1), 0));  // they don't meet
 }
 
 // The same bits as one call of the kernel, for every rank.
@@ -102,8 +103,8 @@ TEST(results_are_the_kernels) {
   }
   threads.join();
   for (const auto& result : results) EXPECT(memcmp(result.data(), expected.data(), kCount * 4) == 0);
-  EXPECT_EQ(room.page->counters.ops.load(), 1u);
-  EXPECT_EQ(room.page->counters.bytes_local.load(), kRanks * kCount * 4);
+  EXPECT_EQ(room.job->counters.ops.load(), 1u);
+  EXPECT_EQ(room.job->counters.bytes_local.load(), kRanks * kCount * 4);
 }
 
 // Many meetings one after another, numbers with gaps and across the end of the counter; some ranks have no patience.

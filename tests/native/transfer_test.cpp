@@ -289,8 +289,7 @@ TEST(scribbled_arrival_counters_cost_only_time) {
   Job job(2);
   job.each([](int rank, ChannelClient* client, StagePool* pool) {
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-    JobPage* page = reinterpret_cast<JobPage*>(const_cast<char*>(reinterpret_cast<const char*>(client->counters())) -
-                                               offsetof(JobPage, counters));
+    GenerationPage* const page = client->sheet();
     std::vector<float> data(100, 1);
     for (const uint64_t garbage : {uint64_t{0}, UINT64_MAX, uint64_t{7}}) {
       for (std::atomic<uint64_t>& count : page->arrivals[0].submitted) count.store(garbage);

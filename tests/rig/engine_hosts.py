@@ -30,6 +30,7 @@ from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
 from rig import forking
 from rig.engines import open_engine
+from rig.regrouping import Regrouper
 
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
@@ -37,7 +38,15 @@ RANK_MAIN = Path(__file__).with_name("rank_main.py")
 class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
 
-    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], index: int, memory_limit: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: Sequence[Sequence[int]],
+        index: int,
+        memory_limit: int = 0,
+        regrouper: Regrouper | None = None,
+    ) -> None:
+        """``regrouper``: the job is elastic."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.index = index
         self.socket = str(folder / f"rank-{index}.sock")
@@ -45,9 +54,18 @@ class EngineHost(RankServiceServicer):
         self.tokens = {rank: os.urandom(32) for rank in hosts[index]}
         self.progress: list[common_pb2.Progress] = []
         self.told: list[dict[str, Any]] = []
+        self.regrouper = regrouper
         self.engine = open_engine(
-            csrc.load(), self.hosts, index, self.data_socket, self.tokens, memory_limit=memory_limit
+            csrc.load(),
+            self.hosts,
+            index,
+            self.data_socket,
+            self.tokens,
+            memory_limit=memory_limit,
+            elastic=regrouper is not None,
         )
+        if regrouper is not None:
+            regrouper.engines[index] = self.engine
         self._stop_read, self._stop_write = os.pipe()
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
@@ -58,11 +76,14 @@ class EngineHost(RankServiceServicer):
         self._server.start()
 
     def _watch(self) -> None:
-        """A rank that is lost ends the job, as the node daemon does it."""
+        """A rank that is lost ends the job, as the node daemon does it. In an elastic job the others go on."""
         while self._stop_read not in select.select([self.engine.event_fd(), self._stop_read], [], [])[0]:
             for event in self.engine.events():
                 self.told.append(event)
-                if event["kind"] == "lost":
+                if self.regrouper is not None:
+                    if event["kind"] == "suspended":
+                        self.regrouper.suspended(event)
+                elif event["kind"] == "lost":
                     self.engine.abort(f"rank {event['rank']} was lost")
 
     def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
@@ -120,6 +141,7 @@ class Ranks:
     folder: Path
     hosts: list[EngineHost] = field(default_factory=list)
     started: list[RankProcess] = field(default_factory=list)
+    regrouper: Regrouper | None = None
 
     def start(
         self,
@@ -128,13 +150,18 @@ class Ranks:
         hosts: Sequence[Sequence[int]] | None = None,
         environment: dict[str, str] | None = None,
         memory_limits: Sequence[int] | None = None,
+        elastic: bool = False,
         **arguments: Any,
     ) -> list[RankProcess]:
         """One process for each rank, all of which run ``function(**arguments)`` of the test's file. ``memory_limits``:
-        bytes of shared memory of each host, 0: all there is."""
+        bytes of shared memory of each host, 0: all there is. ``elastic``: the job goes on without ranks that are
+        killed."""
         layout = [list(ranks) for ranks in hosts] if hosts else [list(range(nprocs or 2))]
         limits = memory_limits or [0] * len(layout)
-        self.hosts = [EngineHost(self.folder, layout, index, limit) for index, limit in enumerate(limits)]
+        self.regrouper = Regrouper(layout) if elastic else None
+        self.hosts = [
+            EngineHost(self.folder, layout, index, limit, self.regrouper) for index, limit in enumerate(limits)
+        ]
         if len(layout) > 1:
             for host in self.hosts:
                 host.engine.set_peers([other.engine.address() for other in self.hosts])

@@ -46,7 +46,7 @@ class Group:
         self.rank = rank
         self.made: list[Comm] = []
 
-    def new_communicator(self, ranks: Sequence[int] | None = None) -> Comm:
+    def new_communicator(self, ranks: Sequence[int] | None = None, shrinks: bool = False) -> Comm:
         self.made.append(Comm(len(self.made) + 1, ranks or range(4), self.rank))
         return self.made[-1]
 
@@ -87,7 +87,8 @@ class Rig:
         session: Any = SimpleNamespace(
             connection=self.connection,
             memory=SimpleNamespace(place_empty=self.allocate),
-            membership=SimpleNamespace(rank=rank, local_ranks=(0, 1) if rank < 2 else (2, 3)),
+            membership=SimpleNamespace(rank=rank, local_ranks=(0, 1) if rank < 2 else (2, 3), generation=1),
+            elastic=False,
         )
         self.runner = Runner(session, self.group)  # type: ignore[arg-type]
 

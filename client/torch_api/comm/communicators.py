@@ -6,19 +6,30 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
+from bagua.torch_api.comm.elastic import ElasticCommunicator
 from bagua.torch_api.comm.members import hashed_number
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import CURRENT, Session, current
 
 
 class Communicators:
-    """Those of one session. ``world``: all ranks of the job."""
+    """Those of one session. ``world``: all ranks of the job.
+
+    ``shrinks``: in an elastic job the communicator goes on without members that are lost. Keys that follow from ranks
+    have their member numbers, which don't change.
+    """
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._connection = session.connection
-        self._rank = session.membership.rank
-        self.world = self.attach(0, sorted(rank for ranks in session.membership.hosts for rank in ranks))
+        self.world = self.attach(0, range(session.membership.world_size), shrinks=True)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
+
+    def numbers(self, ranks: Sequence[int]) -> list[int]:
+        """Member numbers of these ranks."""
+        members = self._session.membership.members
+        return [members[rank] for rank in ranks]
 
     def new(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of its own for ``ranks`` (global, this one among them). All members must make theirs in the
@@ -26,17 +37,32 @@ class Communicators:
         members = sorted(ranks)
         if tuple(members) == self.world.ranks:
             return self.attach(self.next_world_id(), members)
-        return self.make(f"{members} {self.count(str(members))}", members)
+        numbers = self.numbers(members)
+        return self.make(f"{numbers} {self.count(str(numbers))}", members)
 
-    def make(self, key: str, members: Sequence[int]) -> Communicator:
+    def make(self, key: str, members: Sequence[int], *, shrinks: bool = False) -> Communicator:
         """A communicator of some of the ranks whose number follows from ``key``, which its members choose alike and
         nobody chooses again. Raises CommunicationError if another one has the same number, as one in two thousand
         million pairs does."""
-        return self.attach(hashed_number(key), members)
+        return self.attach(hashed_number(key), members, shrinks=shrinks)
 
-    def attach(self, id: int, members: Sequence[int]) -> Communicator:
+    def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False) -> Communicator:
         """This rank's end of communicator ``id``."""
-        return Communicator(id, members, self._rank, self._connection)
+        session, rank = self._session, self._session.membership.rank
+        if not session.elastic:
+            return Communicator(id, members, rank, self._connection)
+        made = ElasticCommunicator(id, members, rank, self._connection, units(session), shrinks)
+        session.renew_with(made)
+        return made
+
+    def mark(self) -> tuple[int, Counter[str]]:
+        """What numbers have been given: for ``rewind``."""
+        return self._world_ids, Counter(self._counts)
+
+    def rewind(self, mark: tuple[int, Counter[str]]) -> None:
+        """Numbers given since ``mark`` are given again: all ranks do again what took them, and some had got
+        further."""
+        self._world_ids, self._counts = mark[0], Counter(mark[1])
 
     def next_world_id(self) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are

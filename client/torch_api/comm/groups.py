@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import distributed
 
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator
 from bagua.torch_api.comm.communicators import communicator_of, communicators
 from bagua.torch_api.join.session import Session, current
@@ -28,6 +28,10 @@ class BaguaProcessGroup:
 
     Communicators are made when they are first asked for. A process that is no member of the group, or of the part asked
     for, gets ``CommMember.NON_COMM_MEMBER``, which is false, and primitives on it return at once.
+
+    In an elastic job ``ranks`` are those of the members that are left, in the present generation. A group that lost one
+    gives out no communicators any more, but for that of all ranks (``init_process_group``) and for models that were
+    wrapped with it.
     """
 
     def __init__(self, ranks: Sequence[int], stream: Any = None, group_name: str = "", *, key: str = "") -> None:
@@ -38,11 +42,16 @@ class BaguaProcessGroup:
         self.group_name = group_name
         self.contains_this_rank = self._session.membership.rank in self.ranks
         self._everyone = tuple(self.ranks) == self._made.world.ranks
-        self._key = f"{key} {self.ranks}"
+        self._numbers = self._made.numbers(self.ranks)
+        self._shrinks = False
+        self._lost: list[int] = []
+        self._key = f"{key} {self._numbers}"
         self._key += f" {self._made.count(self._key)}"
         # Taken here, where all ranks are in the same order, and not when a communicator is first asked for.
         self._world_id = self._made.next_world_id() if self._everyone and not key else None
         self._communicators: dict[tuple[int, ...], Communicator] = {}
+        if self._session.elastic:
+            self._session.renew_with(self)
 
     @classmethod
     def _of_world(cls) -> BaguaProcessGroup:
@@ -50,7 +59,21 @@ class BaguaProcessGroup:
         world = communicators(current()).world
         made = cls(world.ranks, None, "0", key="default")
         made._communicators[world.ranks] = world
+        made._shrinks = True
         return made
+
+    def renew(self) -> None:
+        """In a new generation of the job. Its communicators have been renewed before, or will be."""
+        present = self._session.membership.members
+        self.ranks = [rank for rank, member in enumerate(present) if member in self._numbers]
+        if not self._shrinks:
+            self._lost = sorted(set(self._numbers) - set(present))
+        made, self._communicators = list(self._communicators.values()), {}
+        for one in made:
+            one.renew_ranks()
+            if not one.lost:
+                self._communicators.setdefault(one.ranks, one)
+        _note_ranks(self)
 
     def __repr__(self) -> str:
         return f"BaguaProcessGroup(ranks={self.ranks}, group_name={self.group_name!r})"
@@ -81,16 +104,17 @@ class BaguaProcessGroup:
         self._check_members(ranks)
         return self._part(sorted(ranks))
 
-    def new_communicator(self, ranks: Sequence[int] | None = None) -> Communicator:
+    def new_communicator(self, ranks: Sequence[int] | None = None, *, shrinks: bool = False) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
-        make theirs in the same order. It ends with the last reference to it."""
+        make theirs in the same order. It ends with the last reference to it. ``shrinks``: in an elastic job it goes on
+        without members that are lost."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
         if tuple(members) == self._made.world.ranks:
-            made = self._made.new(members)
+            made = self._made.attach(self._made.next_world_id(), members, shrinks=shrinks)
         else:
-            key = f"{self._key} own {members}"
-            made = self._made.make(f"{key} {self._made.count(key)}", members)
+            key = f"{self._key} own {self._made.numbers(members)}"
+            made = self._made.make(f"{key} {self._made.count(key)}", members, shrinks=shrinks)
         made.stream = self.stream
         return made
 
@@ -103,6 +127,12 @@ class BaguaProcessGroup:
 
     def _part(self, ranks: Sequence[int]) -> Communicator:
         members = tuple(ranks)
+        if self._lost:
+            lost = ", ".join(map(str, self._lost))
+            raise MembershipChanged(
+                f"The group of ranks {self.ranks} has lost members: {lost}. Make a new group of the ranks that are "
+                "left: all of them call new_group()."
+            )
         if self._session.membership.rank not in members:
             return NON_COMM_MEMBER
         found = self._communicators.get(members)
@@ -110,9 +140,10 @@ class BaguaProcessGroup:
             if self._session is not current():
                 raise BaguaError("This group was made before destroy_process_group(): make a new one.")
             if self._world_id is not None and members == self._made.world.ranks:
-                found = self._made.attach(self._world_id, members)
+                found = self._made.attach(self._world_id, members, shrinks=self._shrinks)
             else:
-                found = self._made.make(f"{self._key} part {members}", members)
+                key = f"{self._key} part {self._made.numbers(members)}"
+                found = self._made.make(key, members, shrinks=self._shrinks)
             found.stream = self.stream
             self._communicators[members] = found
         return found
@@ -132,8 +163,12 @@ _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[Any, BaguaProcessGroup] = weak
 def _remember(group: BaguaProcessGroup) -> BaguaProcessGroup:
     """Enters it where programs for the original look things up. It stays alive only as long as somebody holds it."""
     _pg_map[group.group_name] = group
-    _pg_group_ranks[group] = {rank: position for position, rank in enumerate(group.ranks)}
+    _note_ranks(group)
     return group
+
+
+def _note_ranks(group: BaguaProcessGroup) -> None:
+    _pg_group_ranks[group] = {rank: position for position, rank in enumerate(group.ranks)}
 
 
 def _get_default_group() -> BaguaProcessGroup:

@@ -43,7 +43,12 @@ class Members:
 
     One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
+
+    In an elastic job ``ranks`` are those of the present generation. ``shrinks``: it goes on without members that were
+    lost; otherwise ``lost`` are their numbers, and it can't be used any more.
     """
+
+    shrinks = False
 
     def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
         self.id = id
@@ -53,6 +58,8 @@ class Members:
         self._twins: dict[int, Members] = {}  # by device
         self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
         self._aborted = False
+        self._numbers = () if connection is None else tuple(connection.membership.members[rank] for rank in self.ranks)
+        self.lost: tuple[int, ...] = ()
         self._destroy = None
         if connection is not None and id != 0:
             connection.create_comm(id, self.ranks)
@@ -91,6 +98,22 @@ class Members:
             number = twin_number(self.id, len(self._twins))
             found = self._twins[device.index] = Members(number, self.ranks, device.membership.rank, device)
         return found
+
+    def renew(self) -> None:
+        """In a new generation of the job: the members that are left, by their new ranks."""
+        self.renew_ranks()
+        self._twins.clear()
+        if self.connection is not None and self._destroy is not None and self._destroy.alive and not self.lost:
+            self.connection.create_comm(self.id, self.ranks)
+
+    def renew_ranks(self) -> None:
+        """``renew`` without telling the daemon."""
+        if self.connection is not None:
+            present = self.connection.membership
+            self.ranks = tuple(rank for rank, member in enumerate(present.members) if member in self._numbers)
+            self._rank = self.ranks.index(present.rank)
+            if not self.shrinks:
+                self.lost = tuple(sorted(set(self._numbers) - set(present.members)))
 
     def destroy(self) -> None:
         """Gives it back to the daemon: this rank will not use it any more. Idempotent."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from bagua import csrc
-from bagua.base.errors import BuildError, CommunicationError, ConfigError, ServiceError
+from bagua.base.errors import BuildError, CommunicationError, ConfigError, MembershipChanged, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import Membership
 
@@ -26,12 +26,18 @@ Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
 
 
+class Regrouped(MembershipChanged):
+    """The generation has ended, and the next one has not been entered: what waits for it repeats the operation, or
+    tells the program."""
+
+
 class Encoding(NamedTuple):
     """How an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
 
     codec: int = 0
     density: int = 0
     residual: int = 0
+    residual_sides: int = 0
     exact: int = 0
 
 
@@ -54,6 +60,7 @@ class Request(TypedDict):
     codec: int
     density: int
     residual: int
+    residual_sides: int
     exact: int
 
 
@@ -86,6 +93,7 @@ def request(
         "codec": encoding.codec,
         "density": encoding.density,
         "residual": encoding.residual,
+        "residual_sides": encoding.residual_sides,
         "exact": encoding.exact,
     }
 
@@ -122,9 +130,11 @@ class Connection(Protocol):
 
 
 class HostConnection:
-    """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words.
+    """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
+    Regrouped where the generation has ended.
 
-    ``describe_waits`` is asked when an operation takes long; its answer goes to the log.
+    ``elastic``: that may happen in this job. ``describe_waits`` is asked when an operation takes long; its answer goes
+    to the log.
     """
 
     def __init__(
@@ -141,15 +151,40 @@ class HostConnection:
         self._describe_waits = describe_waits
         self._wait_limit_s = environment.get_wait_timeout()
         self._error: type[Exception] = module.CoreError
+        self._regrouped: type[Exception] = module.Regrouped
         with self._translated():
-            self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.rank)
+            self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.member)
+            self.elastic: bool = self._rank.view()["elastic"]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
+
+    def _translate(self, error: Exception) -> CommunicationError:
+        kind = Regrouped if isinstance(error, self._regrouped) else CommunicationError
+        return kind(str(error))
+
+    def enter(self) -> Membership:
+        """Waits for the next generation, and enters it: communicators but that of all ranks are to be made again.
+        Long waits are logged, and end, as those of operations. Raises CommunicationError when the job is over."""
+        with self._translated():
+            waited = self.first_warning_s
+            found = self._rank.enter(waited)
+            while found is None:
+                more = self.go_on(waited, more="It waits for the members that are left to go on together.")
+                found = self._rank.enter(more)
+                waited += more
+        self.membership = Membership(
+            found["rank"],
+            tuple(map(tuple, found["hosts"])),
+            self.membership.job_id,
+            found["generation"],
+            tuple(found["members"]),
+        )
+        return self.membership
 
     @property
     def native(self) -> core.Rank:
@@ -188,7 +223,7 @@ class HostConnection:
         try:
             return self._rank.submit(**request)
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
 
     def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
         """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
@@ -207,7 +242,7 @@ class HostConnection:
                     return
                 waited += more
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
 
     @property
     def first_warning_s(self) -> float:
@@ -242,7 +277,7 @@ class HostConnection:
                 waited += more
             return times
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
 
     def done(self, ticket: int) -> bool:
         """Whether ``wait`` for this operation would return, or raise, at once."""

@@ -27,12 +27,26 @@ CALL_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Membership:
-    """The ranks that take part: this one, and those of every host in order."""
+    """The ranks that take part in one generation of a job: this one, and those of every host in order.
+
+    ``numbers``: the member number of each rank, which a process keeps for life. Empty: the same as the ranks.
+    """
 
     rank: int
     hosts: tuple[tuple[int, ...], ...]
     job_id: str = ""
     generation: int = 1
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The member number of each rank."""
+        return self.numbers or tuple(range(self.world_size))
+
+    @property
+    def member(self) -> int:
+        """That of this process."""
+        return self.members[self.rank]
 
     @property
     def world_size(self) -> int:
@@ -51,6 +65,18 @@ class Membership:
     @property
     def local_rank(self) -> int:
         return self.local_ranks.index(self.rank)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables in which programs, and the rank getters, read it."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": len(self.local_ranks),
+            "NODE_RANK": self.node_rank,
+        }
+        return {name: str(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ProgressReporter:
     def __init__(self, daemon: DaemonClient, rank: int, last_step: Callable[[], StepTimes | None]) -> None:
         self._daemon = daemon
         self._last_step = last_step
-        self._rank = rank
+        self.rank = rank
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
@@ -61,7 +61,7 @@ class ProgressReporter:
         try:
             progress = Progress(
                 job_id=self._daemon.job_id,
-                rank=self._rank,
+                rank=self.rank,
                 step=max(0, int(step)),
                 total=max(0, int(total)),
                 metrics=self._with_figures({name: _number(value) for name, value in metrics.items()}),

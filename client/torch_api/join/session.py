@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -19,8 +20,20 @@ from bagua.torch_api.join.statistics import StatisticsRecorder
 T = TypeVar("T")
 
 
+class Renewable(Protocol):
+    """What knows ranks, or has operations under way."""
+
+    def renew(self) -> None:
+        """The session has entered a new generation: operations of the old one are over, ranks are others."""
+        ...
+
+
 class Session:
-    """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself."""
+    """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself.
+
+    ``membership``: of the present generation. ``elastic``: the job goes on without members that it loses, in another
+    generation.
+    """
 
     def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
         self.pid = os.getpid()
@@ -28,6 +41,7 @@ class Session:
         self.data_socket = admission.data_socket
         describe = daemon.describe_waits if daemon is not None else None
         self.connection = HostConnection(admission.membership, admission.data_socket, admission.token, describe)
+        self.elastic = self.connection.elastic
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
@@ -35,6 +49,7 @@ class Session:
         self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
         self._closings: list[Callable[[], None]] = []
+        self._renewed: weakref.WeakKeyDictionary[Renewable, None] = weakref.WeakKeyDictionary()
 
     def keep(self, make: Callable[[Session], T]) -> T:
         """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep objects
@@ -44,6 +59,21 @@ class Session:
         except KeyError:
             found = self._kept[make] = make(self)
             return found
+
+    def renew_with(self, one: Renewable) -> None:
+        """``one.renew()`` is called in each new generation, as long as somebody else holds it. Those that were
+        registered first come first."""
+        self._renewed[one] = None
+
+    def enter(self) -> None:
+        """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
+        environment are those of the new one then. Raises Regrouped if that has ended, too."""
+        self.membership = self.connection.enter()
+        os.environ.update(self.membership.variables)
+        if self.progress is not None:
+            self.progress.rank = self.membership.rank
+        for one in list(self._renewed):
+            one.renew()
 
     def end_first(self, key: object, end: Callable[[], None]) -> None:
         """``end()`` is called before this rank leaves the job in good order. All ranks that it concerns have the same

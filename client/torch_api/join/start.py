@@ -77,15 +77,8 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
 
 def _export(membership: Membership) -> None:
     """Completes the environment, which the rank getters read: launchers set different variables."""
-    local = membership.local_ranks
-    for name, value in (
-        ("RANK", membership.rank),
-        ("WORLD_SIZE", membership.world_size),
-        ("LOCAL_RANK", membership.local_rank),
-        ("LOCAL_WORLD_SIZE", len(local)),
-        ("NODE_RANK", membership.node_rank),
-    ):
-        os.environ.setdefault(name, str(value))
+    for name, value in membership.variables.items():
+        os.environ.setdefault(name, value)
 
 
 def _begin(session: Session, torch_wanted: bool) -> None:

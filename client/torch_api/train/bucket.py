@@ -44,6 +44,8 @@ class PlanBucket:
     reserved: tuple[str, ...] = ()
     scattered: tuple[str, ...] = ()  # those of them that don't lie in one piece
     guarded = False  # whether open and shut do anything
+    repeats = False  # in an elastic job its plan is part of a unit
+    starts_alone = False  # when it is full, in the order of a pass, and not at a moment of the algorithm's
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         """``parameters``: names and tensors, of one dtype, at least one."""
@@ -58,6 +60,7 @@ class PlanBucket:
         self.side = 0
         self.plan: Plan | None = None
         self.execution: Execution | NotReady = NotReady(name)
+        self.join_buckets: Callable[[Sequence[PlanBucket]], object] = join_all
         self._allocate = allocate
         self._added: dict[str, Region] = {}
 
@@ -138,7 +141,7 @@ class PlanBucket:
 
     def join(self) -> None:
         """Waits, and runs the rest of the plan. Nothing if it has not been started."""
-        join_all([self])
+        self.join_buckets([self])
 
     def refresh(self) -> None:
         """Called before a plan starts: brings the slots with a meaning up to date."""

@@ -45,6 +45,7 @@ class ModelBuckets:
         self._names: dict[torch.Tensor, str] = {}
         self._tensors: list[torch.Tensor] = []  # in the order of buckets
         self._arrival: list[str] = []  # rank 0's order, once it is known
+        self._anew = False  # buckets are made again whatever their order
 
     @property
     def _algorithm(self) -> AlgorithmImpl:
@@ -98,11 +99,17 @@ class ModelBuckets:
             raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters.")
         self._tensors = [self._tensors[number] for number in numbers]
         self._arrival = [self._name(tensor) for tensor in self._tensors]
-        if numbers == sorted(numbers):
+        if numbers == sorted(numbers) and not self._anew:
             return None
+        self._anew = False
         self.release()
         self._fill(self._layouts())
         return self.gradient_buckets
+
+    def forget_arrival(self) -> None:
+        """In an elastic job: ``follow`` is to be called again, and some ranks had got further than others."""
+        self._arrival = []
+        self._anew = True
 
     def _of_rank_0(self, numbers: list[int]) -> list[int]:
         """The numbers that rank 0 passes; as many on all ranks."""

@@ -45,6 +45,17 @@ def repeatable(plan: Plan) -> bool:
     return not any(kept & set(step.writes) for step in plan.steps)
 
 
+def changed_in_place(plan: Plan) -> tuple[str, ...]:
+    """Slots that the plan reads as they were before it, and writes, up to its last step that communicates."""
+    communicating = [number for number, step in enumerate(plan.steps) if not isinstance(step, Local)]
+    made: set[str] = set()
+    kept: set[str] = set()
+    for step in plan.steps[: max(communicating, default=-1) + 1]:
+        kept |= set(step.reads) - made
+        made |= set(step.writes)
+    return tuple(sorted(kept & made))
+
+
 def adds_up(plan: Plan) -> bool:
     """Whether results grow with the number of ranks, as a sum does and a mean does not."""
     by_user = any(isinstance(step, Local) and RESULT in step.writes for step in plan.steps)

@@ -133,12 +133,29 @@ class Execution:
                 self._connection.wait(ticket)
         return under_way
 
+    # In an elastic job: see ``held.py``
+
+    arrived = lost = False
+
+    def rewind(self) -> None:
+        """Forgets a run that can't be repeated."""
+        self.abandon()
+
+    def conclude(self) -> None:
+        """Nothing was held back."""
+
+    def renew(self) -> None:
+        """Members have changed: operations raise MembershipChanged when they are joined."""
+
 
 class Action(Protocol):
     """One step of one bucket that communicates."""
 
     finish: Work | None
     """Called when all has arrived; None where there is nothing to do."""
+
+    commit: Work | None
+    """In an elastic job: called when the run counts, and the next one will not repeat it; None likewise."""
 
     def begin(self) -> Tickets | None:
         """Submits. None where this rank has no part in the step."""
@@ -152,7 +169,7 @@ Phase = tuple[Sequence[Work], Action | None]
 class Submit:
     """The action that submits one prepared operation: everything is known beforehand, and one call does it."""
 
-    __slots__ = ("_bucket", "_requests", "_submit")
+    __slots__ = ("_bucket", "_requests", "_submit", "commit")
     finish: Work | None = None
 
     def __init__(self, bucket: Sided, requests: Sequence[Request], connection: Connection) -> None:
@@ -160,16 +177,26 @@ class Submit:
         self._bucket = bucket
         self._requests = requests
         self._submit = connection.submit
+        self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
+
+    def _turn(self) -> None:
+        for one in self._requests:
+            one["residual_sides"] = other_sides(one["residual_sides"])
 
     def begin(self) -> Tickets:
         """See ``Action``."""
         return (self._submit(self._requests[self._bucket.side]),)
 
 
+def other_sides(sides: int) -> int:
+    """``residual_sides`` of the next operation that counts: what this one wrote, that one reads."""
+    return 3 - sides
+
+
 class NotReady:
     """The execution of a bucket that has no plan yet, or belongs to no model any more."""
 
-    started = False
+    started = arrived = lost = False
     starts = 0
 
     def __init__(self, name: str) -> None:
@@ -186,6 +213,15 @@ class NotReady:
     def advance(self, _: list[Times]) -> bool:
         """There is no phase."""
         return False
+
+    def rewind(self) -> None:
+        """There is nothing to forget."""
+
+    def conclude(self) -> None:
+        """Nothing follows."""
+
+    def renew(self) -> None:
+        """There is nothing to start again."""
 
     def abandon(self) -> bool:
         """There is nothing to forget."""

@@ -114,6 +114,7 @@ class GradientBucket(PlanBucket):
     sides = BUFFERS
     reserved = (FRESH, GRADIENT, RESULT)
     scattered = (FRESH,)
+    repeats = starts_alone = True
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
@@ -340,17 +341,7 @@ class GradientReducer:
         """
         if not self._touched:
             return
-        if self._rearrange is not None:
-            self._end_recording(self._rearrange)
-        self.buckets[-1].again = self._again
-        self._order.start_rest()
-        begin = self._clock()
-        times = join_all(self.buckets)
-        if self._asks_again():
-            self._early = False
-            self._order.started = 0
-            self._order.start_rest()
-            times += join_all(self.buckets)
+        times, begin = self._exchange()
         end = self._clock()
         for bucket in self.buckets:
             bucket.show_results(self._keep_own_memory)
@@ -358,11 +349,27 @@ class GradientReducer:
         if self._on_finished is not None:
             self._on_finished(times, begin, end)
 
-    def _asks_again(self) -> bool:
-        """Whether a gradient came too late on some rank, so that all reduce again."""
+    def _exchange(self) -> tuple[list[Times], Any]:
+        """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""
+        if self._rearrange is not None:
+            self._end_recording(self._rearrange)
+        self.buckets[-1].again = self._again
+        self._order.start_rest()
+        begin = self._clock()
+        times = join_all(self.buckets)
         last = self.buckets[-1]
-        asked = last.asks_again() if last.informed else self._again
-        if asked and not (self._repeatable and last.informed):
+        if last.asks_again() if last.informed else self._again:
+            self._refuse_late()
+            self._early = False
+            self._order.started = 0
+            self._order.start_rest()
+            times += join_all(self.buckets)
+        return times, begin
+
+    def _refuse_late(self) -> None:
+        """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""
+        last = self.buckets[-1]
+        if not (self._repeatable and last.informed):
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
@@ -370,7 +377,6 @@ class GradientReducer:
                 "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
                 "others. Use checkpoint(..., use_reentrant=False)."
             )
-        return asked
 
     def abandon(self) -> bool:
         """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other

@@ -27,7 +27,6 @@ from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
-from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
@@ -42,6 +41,7 @@ from bagua.torch_api.train.parameters import (
     shared_state,
     trainable_parameters,
 )
+from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
 
 LOG = logging.getLogger("bagua")
@@ -100,6 +100,10 @@ class DistributedModel:
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
+        self._runner.may_repeat = self._follow_members
+        self._members_changed = self._anew = False
+        if self._session.elastic:
+            self._session.renew_with(self)
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
@@ -109,10 +113,7 @@ class DistributedModel:
         self._reducer: GradientReducer | None = None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         try:
-            self._compare_ranks(algorithm)
-            self._find_device()
-            self._take_state_of_rank_0()
-            self._reset_algorithm()
+            self._runner.together(lambda: self._wrap(algorithm), again=self._layout.release)
         except BaseException:
             with suppress(CommunicationError):
                 self.close()
@@ -147,6 +148,12 @@ class DistributedModel:
         """The buckets in which gradients, or weights, travel. Those of gradients follow, after the first synchronised
         pass, the order in which gradients came."""
         return self._layout.buckets
+
+    def _wrap(self, algorithm: Algorithm | None) -> None:
+        self._compare_ranks(algorithm)
+        self._find_device()
+        self._take_state_of_rank_0()
+        self._reset_algorithm()
 
     def _compare_ranks(self, algorithm: Algorithm | None) -> None:
         """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. All are told a
@@ -207,12 +214,15 @@ class DistributedModel:
         self._remove_hooks()
         self._layout.make()
         self._exchanged = self.bagua_algorithm.exchanged
+        self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
+        self._anew = False
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
         self._reducer = None
         if buckets:
-            self._reducer = GradientReducer(
+            make = functools.partial(RepeatingReducer, self._runner, self._layout, adding)
+            self._reducer = (make if self._runner.repeats else GradientReducer)(
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
@@ -225,7 +235,10 @@ class DistributedModel:
     def _begin_anew(self) -> None:
         """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
         optimizers where their state is the same on all ranks."""
-        self._release()
+        if self._runner.repeats:
+            self._layout.release()  # communicators stay: other ranks may be in an operation on them
+        else:
+            self._release()
         self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
         if self._exchanged == WEIGHT:
@@ -297,13 +310,25 @@ class DistributedModel:
             return
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
-        if self.bagua_algorithm.need_reset():
-            self._begin_anew()
+        self._follow_members()
+        if self.bagua_algorithm.need_reset() or self._anew:
+            self._runner.together(self._begin_anew)
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group)
         self._on_input(inputs)
+
+    def renew(self) -> None:
+        """The members of the job have changed."""
+        self._members_changed = True
+
+    def _follow_members(self) -> bool:
+        """Tells the algorithm, once, if members have changed. False if it begins anew in the next forward pass."""
+        if self._members_changed:
+            self._members_changed = False
+            self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
+        return not self._anew
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [
@@ -397,7 +422,7 @@ class DistributedModel:
         """Waits for buckets that have been started (None: all of the model), and runs the rest of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         begin = self._runner.clock()
-        times = join_all(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        times = self._runner.join(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
         if times:
             self._runner.record(times, begin, self._runner.clock())
 

@@ -7,7 +7,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,15 +15,18 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.units import nothing, units
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Times
+from bagua.torch_api.join.connection import Connection, Regrouped, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
-from bagua.torch_api.train.execution import Action, Execution, Phase, Tickets, Work
+from bagua.torch_api.train.execution import Action, Execution, Phase, Tickets, Work, join_all
+from bagua.torch_api.train.held import HeldExecution, Undo
 from bagua.torch_api.train.steps import (
     AllReduceAction,
     BroadcastAction,
@@ -33,14 +36,22 @@ from bagua.torch_api.train.steps import (
 )
 from bagua.torch_api.train.transcoding import Transcoder
 
+T = TypeVar("T")
+
 # Numbers of residuals are given once, by communicator. Its members set their plans in the same order, and so agree.
-_RESIDUALS: weakref.WeakKeyDictionary[Members, Iterator[int]] = weakref.WeakKeyDictionary()
+# Where members have changed some may have got further: each generation has numbers of its own.
+_RESIDUALS: weakref.WeakKeyDictionary[Members, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
+RESIDUALS_OF_A_GENERATION = 1 << 16
 
 
 class Runner:
     """Compiles plans, and has the communicators over which they go. One per wrapped model.
 
     Communicators are the model's own: their operations need no order with those of other models and of the user.
+
+    ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost. ``may_repeat``: asked
+    before an exchange of weights is waited for; False: it is dropped. ``waits``: ranks are in step where they exchange
+    weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
     """
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
@@ -49,16 +60,22 @@ class Runner:
         self.allocate: Allocate = session.memory.place_empty
         self.transcoder: NewTranscoder = Transcoder
         self._device: CudaConnection | None = None
+        self.repeats = session.elastic
         self._group = group
-        self._rank = session.membership.rank
-        self._local = frozenset(session.membership.local_ranks)
         self._places: dict[str, Communicator | None] = {}
         self._own: list[Communicator] = []
+        self._own_given = 0
+        self.may_repeat: Callable[[], bool] = _always
+        self.waits = True
+        self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
+        if session.elastic:
+            session.renew_with(self)
 
     def use_device_of(self, tensor: torch.Tensor) -> None:
         """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError that
         names a missing part."""
         device = devices(self.session).of(tensor)
+        self.repeats = False  # a GPU's communicators can't be made again yet
         self._device = self.connection = device
         self.allocate = functools.partial(device.place_empty, device=tensor.device)
         self.transcoder = functools.partial(device.transcoder, device=tensor.device)
@@ -103,7 +120,11 @@ class Runner:
             members = list(next(host for host in hosts if self._rank in host))
         else:
             members = [host[0] for host in hosts]
-        return self._group.new_communicator(members) if self._rank in members else None
+        return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
+
+    @property
+    def _rank(self) -> int:
+        return self.session.membership.rank
 
     @property
     def has_own(self) -> bool:
@@ -112,16 +133,92 @@ class Runner:
 
     def own_communicator(self) -> Communicator:
         """Another communicator of all ranks of the model, which lives until ``release``."""
-        self._own.append(self._group.new_communicator())
-        return self._own[-1]
+        if self._own_given == len(self._own):
+            self._own.append(self._group.new_communicator(shrinks=True))
+        self._own_given += 1
+        return self._own[self._own_given - 1]
 
     def new_residual(self, communicator: Members) -> int:
         """See ``Surroundings``."""
-        return next(_RESIDUALS.setdefault(communicator, itertools.count(1)))
+        generation = self.session.membership.generation
+        if communicator not in _RESIDUALS or _RESIDUALS[communicator][0] != generation:
+            first = 1 + (generation - 1) * RESIDUALS_OF_A_GENERATION
+            _RESIDUALS[communicator] = generation, itertools.count(first)
+        return next(_RESIDUALS[communicator][1])
 
     def one_host(self, communicator: Members) -> bool:
         """See ``Surroundings``."""
-        return self._local.issuperset(communicator.ranks)
+        return set(self.session.membership.local_ranks).issuperset(communicator.ranks)
+
+    # In an elastic job
+
+    def together(self, attempt: Callable[[], T], again: Work = nothing, commit: Work = nothing) -> T:
+        """``attempt``, then ``commit``. In an elastic job a unit of all ranks of the model: see ``Units.run``."""
+        if not self.repeats:
+            found = attempt()
+            commit()
+            return found
+        made = communicators(self.session)
+        mark = made.mark()
+
+        def begin_again() -> None:
+            made.rewind(mark)
+            self._own_given = 0
+            again()
+
+        found = units(self.session).run(self.everyone.id, lambda: self.everyone, attempt, begin_again, commit)
+        return found
+
+    def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
+        """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
+        the same on all ranks; in an elastic job as a unit. Returns the times of the operations."""
+        if not self.repeats:
+            return join_all(buckets)
+        begun = [bucket for bucket in buckets if bucket.execution.started]
+
+        def attempt() -> list[Times]:
+            if any(bucket.execution.lost for bucket in begun):
+                again()
+            if not self.may_repeat():
+                again()
+                return []
+            for bucket in begun:
+                if not bucket.execution.started:
+                    bucket.start()
+            return join_all(begun)
+
+        def again() -> None:
+            for bucket in begun:
+                bucket.execution.rewind()
+
+        def commit() -> None:
+            for bucket in begun:
+                bucket.execution.conclude()
+
+        if not begun:
+            return []
+        if self.waits:
+            return self.together(attempt, again, commit)
+        generation = self.session.membership.generation
+        try:
+            times = join_all(begun)
+        except Regrouped:
+            units(self.session).recover(generation)
+            again()
+            return []
+        commit()
+        return times
+
+    def renew(self) -> None:
+        """In a new generation: what is under way is to be started again."""
+        for execution in list(self._held):
+            execution.renew()
+
+    def _may_begin(self) -> bool:
+        """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
+        exchanged there: members may be at different moments of their step, and would begin in different orders."""
+        running = units(self.session)
+        return not self.waits or running.inside or running.exchanged_in(self.everyone.id)
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
@@ -130,6 +227,7 @@ class Runner:
                 communicator.destroy()
         self._places.clear()
         self._own.clear()
+        self._own_given = 0
 
     def adopt(self, bucket: PlanBucket) -> None:
         """Makes the bucket ready to run. Raises BaguaError if it has no plan."""
@@ -148,7 +246,13 @@ class Runner:
             work = []
         if work:
             phases.append((work, None))
-        bucket.execution = Execution(bucket.name, phases, self.connection)
+        if not (self.repeats and bucket.repeats):
+            bucket.execution = Execution(bucket.name, phases, self.connection)
+            return
+        eager = _always if bucket.starts_alone else self._may_begin
+        held = HeldExecution(bucket.name, phases, self.connection, Undo(bucket, bucket.plan), eager)
+        self._held.add(held)
+        bucket.execution, bucket.join_buckets = held, self.join
 
     def _action(self, bucket: PlanBucket, step: Step, carried: int, first: bool) -> Action:
         if isinstance(step, Broadcast):
@@ -175,6 +279,7 @@ class _Guarded:
         self._action = action
         self._takes_part = False
         self.finish: Work | None = self._finish
+        self.commit: Work | None = self._commit
 
     def begin(self) -> Tickets | None:
         """See ``Action``."""
@@ -183,10 +288,18 @@ class _Guarded:
         self._takes_part = tickets is not None
         return tickets
 
+    def _commit(self) -> None:
+        if self._action.commit is not None:
+            self._action.commit()
+
     def _finish(self) -> None:
         if self._action.finish is not None:
             self._action.finish()
         self._bucket.shut(self._step, changed=self._takes_part)
+
+
+def _always() -> bool:
+    return True
 
 
 def _run_local(bucket: PlanBucket, step: Local) -> None:

@@ -14,16 +14,17 @@ from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
-from bagua.torch_api.train.execution import Submit, Tickets
+from bagua.torch_api.train.execution import Submit, Tickets, Work, other_sides
 from bagua.torch_api.train.transcoding import Transcoder
 
 NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 
 
 class Surroundings(Protocol):
-    """The rank, as steps see it."""
+    """The rank, as steps see it. ``repeats``: operations may be repeated, until ``Action.commit``."""
 
     connection: Connection
+    repeats: bool
     allocate: Allocate
     """Makes memory that can be communicated."""
     transcoder: NewTranscoder
@@ -46,7 +47,8 @@ class OneOperation:
     """One operation for one step, among members that may be others each time. ``carried``: elements of the tail that go
     along."""
 
-    finish: Callable[[], None] | None = None
+    finish: Work | None = None
+    commit: Work | None = None
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -110,6 +112,7 @@ class AllReduceAction(OneOperation):
         super().__init__(around, bucket, step, carried)
         self.codec = step.codec if bucket.dtype is torch.float32 else None
         self.encodings: dict[Members, Encoding] = {}
+        self.used: Members | None = None  # in the last run
         self.fetches_tail = first and self.source != GRADIENT
 
     def request(self, members: Members, side: int) -> Request:
@@ -125,17 +128,28 @@ class AllReduceAction(OneOperation):
         if self.codec is None:
             return AS_IT_IS
         if members not in self.encodings:
+            repeats = self.codec.error_feedback and self.around.repeats
             self.encodings[members] = Encoding(
                 self.around.connection.codecs[self.codec.name],
                 self.codec.density_units,
                 residual=self.around.new_residual(members) if self.codec.error_feedback else 0,
+                residual_sides=1 if repeats else 0,
                 exact=self.carried,
             )
+            if repeats:
+                self.commit = self._turn
         return self.encodings[members]
+
+    def _turn(self) -> None:
+        """The next operation that counts reads the residuals that this one wrote."""
+        if self.used is not None:
+            last = self.encodings[self.used]
+            self.encodings[self.used] = last._replace(residual_sides=other_sides(last.residual_sides))
 
     def send(self, members: Members) -> Tickets:
         """See ``OneOperation``."""
         bucket = self.bucket
+        self.used = members
         if self.fetches_tail:
             bucket.region(self.source, bucket.side).tail.copy_(bucket.region(GRADIENT, bucket.side).tail)
         return super().send(members)
@@ -156,13 +170,16 @@ class EverywhereAction(AllReduceAction):
         self._transcoder = around.transcoder(step.codec, count)
         self._message = self._transcoder.new_message()
         self._encoded, self._place = around.allocate(count + carried, bucket.dtype)
-        lost = [torch.zeros(count, device=bucket.device) if step.codec.error_feedback else None for _ in range(2)]
+        feedback = step.codec.error_feedback
+        lost = [Residual(count, bucket.device, around.repeats) if feedback else NO_RESIDUAL for _ in range(2)]
         self._lost, self._lost_of_result = lost
         self._encodes_result = False
         super().__init__(around, bucket, step, carried, first)
         self.fetches_tail = False  # done here
         self._tail_from = GRADIENT if first else step.src
         self.finish = self._finish
+        if feedback and around.repeats:
+            self.commit = self._turn
 
     def source_place(self, side: int) -> Place:
         """See ``OneOperation``."""
@@ -172,7 +189,7 @@ class EverywhereAction(AllReduceAction):
         """See ``OneOperation``."""
         bucket = self.bucket
         source = bucket.region(self.source, bucket.side).flat
-        self._transcoder.encode(source, self._message, self._lost, self._encoded)
+        self._transcoder.encode(source, self._message, self._lost.begin(), self._encoded)
         if self.carried:
             self._encoded[source.numel() :] = bucket.region(self._tail_from, bucket.side).tail
         self._encodes_result = self.around.one_host(communicator)
@@ -181,14 +198,51 @@ class EverywhereAction(AllReduceAction):
     def _finish(self) -> None:
         if self._encodes_result:
             result = self.bucket.region(self.step.dst, self.bucket.side).flat
-            self._transcoder.encode(result, self._message, self._lost_of_result, result)
+            self._transcoder.encode(result, self._message, self._lost_of_result.begin(), result)
             self._encodes_result = False
+
+    def _turn(self) -> None:
+        super()._turn()
+        self._lost.turn()
+        self._lost_of_result.turn()
+
+
+class Residual:
+    """What a rank's own encoding has lost so far. ``repeats``: a run writes another copy than it reads, until it
+    counts."""
+
+    def __init__(self, count: int, device: torch.device, repeats: bool) -> None:
+        self._sides = [torch.zeros(count, device=device) for _ in range(2 if repeats else 1)]
+
+    def begin(self) -> torch.Tensor | None:
+        """For one encoding, which reads and writes it."""
+        if len(self._sides) > 1:
+            self._sides[1].copy_(self._sides[0])
+        return self._sides[-1]
+
+    def turn(self) -> None:
+        """The last encoding counts."""
+        self._sides.reverse()
+
+
+class _NoResidual(Residual):
+    """That of a codec without error feedback."""
+
+    def __init__(self) -> None:
+        self._sides = []
+
+    def begin(self) -> None:
+        """There is none."""
+
+
+NO_RESIDUAL = _NoResidual()
 
 
 class NeighboursAction:
     """``Neighbours``: messages are encoded once, sent to both sides and decoded by all who get them."""
 
-    finish: Callable[[], None] | None
+    finish: Work | None
+    commit: Work | None
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
@@ -198,6 +252,7 @@ class NeighboursAction:
         self.finish = self._finish
         encoded = step.codec is not None and bucket.dtype is torch.float32
         self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
+        self.commit = None if self._coding is None else self._coding.turn
 
     def begin(self) -> Tickets | None:
         """See ``Action``."""
@@ -253,7 +308,9 @@ class _NeighboursCoding:
         assert step.codec is not None
         length = bucket.region(step.src, 0).flat.numel()
         self._transcoder = around.transcoder(step.codec, length)
-        self._lost = torch.zeros(length, device=bucket.device) if step.codec.error_feedback else None
+        feedback = step.codec.error_feedback
+        self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
+        self.turn = self._lost.turn
         self.count = self._transcoder.message_bytes
         made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
         self._mine, self._left, self._right = (memory for memory, _ in made)
@@ -261,7 +318,7 @@ class _NeighboursCoding:
 
     def encode(self, source: torch.Tensor, own: torch.Tensor) -> tuple[Place, Place, Place]:
         """Makes the message, and ``own`` of it. Returns where it lies, and where the neighbours' are to arrive."""
-        self._transcoder.encode(source, self._mine, self._lost, own)
+        self._transcoder.encode(source, self._mine, self._lost.begin(), own)
         return self._places
 
     def decode(self, left: torch.Tensor, right: torch.Tensor | None) -> None:

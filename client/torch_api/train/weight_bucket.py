@@ -22,6 +22,7 @@ class WeightBucket(PlanBucket):
     """
 
     reserved = (WEIGHT,)
+    repeats = True
 
     def __init__(
         self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate, flatten: bool

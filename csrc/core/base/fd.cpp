@@ -16,6 +16,10 @@ void Fd::reset(int fd) {
   fd_ = fd;
 }
 
+Fd duplicate(int fd) {
+  return Fd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
 Status set_nonblocking(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0) return Status::ok();

@@ -29,6 +29,9 @@ class Fd {
   int fd_ = -1;
 };
 
+// Another descriptor of the same file; not valid if there is none to be had.
+Fd duplicate(int fd);
+
 Status set_nonblocking(int fd);
 Status set_cloexec(int fd);
 

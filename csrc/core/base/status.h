@@ -14,6 +14,7 @@ enum class Code : unsigned char {
   kCorrupt,   // bytes that can't be what the peer meant
   kResource,  // memory, descriptors
   kAborted,
+  kRegrouped,  // the generation has ended: the next one may follow
   kInternal,
 };
 

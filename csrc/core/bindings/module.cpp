@@ -37,7 +37,13 @@ struct CoreError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The generation has ended, and the job has not.
+struct Regrouped : CoreError {
+  using CoreError::CoreError;
+};
+
 void check(const Status& status) {
+  if (status.code() == Code::kRegrouped) throw Regrouped(status.message());
   if (!status) throw CoreError(status.message());
 }
 
@@ -82,20 +88,30 @@ Encryption encryption_of(const std::string& name) {
   throw py::value_error("encryption must be 'beyond loopback', 'always' or 'never'");
 }
 
+Tokens tokens_of(const std::map<int, py::bytes>& tokens) {
+  Tokens all;
+  for (const auto& [member, token] : tokens) {
+    const std::string bytes = token;
+    all.emplace_back(member, std::vector<uint8_t>(bytes.begin(), bytes.end()));
+  }
+  return all;
+}
+
+using Members = std::optional<std::vector<int>>;
+
 std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int host_index,
                                     std::vector<std::vector<int>> hosts, std::string data_socket,
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
-                                    bool measure_ring, bool zero_copy, const std::string& encryption) {
+                                    bool measure_ring, bool zero_copy, const std::string& encryption, Members members,
+                                    bool elastic) {
   EngineOptions options;
   options.credentials.job_id = std::move(job_id);
-  Membership membership{generation, host_index, std::move(hosts)};
+  Membership membership{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
   options.data_socket = std::move(data_socket);
-  for (const auto& [rank, token] : tokens) {
-    const std::string bytes = token;
-    options.tokens.emplace_back(rank, std::vector<uint8_t>(bytes.begin(), bytes.end()));
-  }
+  options.tokens = tokens_of(tokens);
+  options.elastic = elastic;
   JobKey& key = options.credentials.key;
   if (job_key.size() != key.size()) throw py::value_error("job_key must have 32 bytes");
   std::copy(job_key.begin(), job_key.end(), key.begin());
@@ -116,12 +132,25 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   return engine;
 }
 
+void regroup(Engine* engine, uint64_t generation, int host_index, std::vector<std::vector<int>> hosts, Members members,
+             const std::map<int, py::bytes>& tokens) {
+  Membership next{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
+  const Tokens shown = tokens_of(tokens);
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = engine->regroup(std::move(next), shown);
+  }
+  check(status);
+}
+
 py::list take_events(Engine* engine) {
   py::list events;
   for (const Event& event : engine->events()) {
     py::dict entry;
     entry["kind"] = event.kind;
     entry["rank"] = event.rank;
+    entry["host"] = event.host;
     entry["text"] = text(event.text);
     events.append(entry);
   }
@@ -135,7 +164,10 @@ void bind_engine(py::module_* module) {
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
-           py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback")
+           py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback",
+           py::arg("members") = Members(), py::arg("elastic") = false)
+      .def("regroup", &regroup, py::kw_only(), py::arg("generation"), py::arg("host_index"), py::arg("hosts"),
+           py::arg("members") = Members(), py::arg("tokens") = std::map<int, py::bytes>{})
       .def("address", &Engine::address)
       .def(
           "set_peers", [](Engine& engine, const std::vector<std::string>& peers) { check(engine.set_peers(peers)); },
@@ -207,10 +239,10 @@ struct PendingTransfer {
 // The client, and what it needs of Python.
 class Rank {
  public:
-  Rank(const std::string& socket, const std::string& token, int rank, double timeout_s) {
+  Rank(const std::string& socket, const std::string& token, int member, double timeout_s) {
     if (token.size() != kTokenBytes) throw py::value_error("token must have 32 bytes");
     py::gil_scoped_release release;
-    check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), rank, seconds(timeout_s),
+    check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), member, seconds(timeout_s),
                                  &client_));
     stages_ = std::make_unique<StagePool>(client_.get());
     host_api_ = bagua::host_api(client_.get());
@@ -231,7 +263,7 @@ class Rank {
   uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
                   const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
-                  uint32_t residual, uint32_t exact) {
+                  uint32_t residual, uint32_t exact, int residual_sides) {
     if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
@@ -251,6 +283,7 @@ class Rank {
     descriptor.density = static_cast<uint16_t>(density);
     descriptor.residual = residual;
     descriptor.exact = exact;
+    descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
     uint64_t ticket = 0;
     check(client_->submit(descriptor, &ticket));
     return ticket;
@@ -304,6 +337,29 @@ class Rank {
     return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
   }
 
+  py::dict view() {
+    const GenerationView view = client_->view();
+    py::dict entry;
+    entry["generation"] = view.generation;
+    entry["rank"] = view.rank;
+    entry["hosts"] = view.hosts;
+    entry["members"] = view.members;
+    entry["elastic"] = view.elastic;
+    return entry;
+  }
+
+  std::optional<py::dict> enter(double timeout_s) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->enter(deadline_after(timeout_s), &signalled);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return std::nullopt;
+    check(status);
+    return view();
+  }
+
   ChannelClient& client() { return *client_; }
   // For the GPU leg, which keeps this object alive.
   py::capsule host_api() { return py::capsule(&host_api_, kHostApiCapsule); }
@@ -342,11 +398,14 @@ void bind_rank(py::module_* module) {
       .def("submit", &Rank::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),
            py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
-           py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0)
+           py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
+           py::arg("residual_sides") = 0)
       .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
            py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
            py::keep_alive<0, 1>())
+      .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
+      .def("view", &Rank::view)
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
@@ -444,9 +503,12 @@ void bind_names(py::module_* module) {
 PYBIND11_MODULE(bagua_core_native, module) {
   module.doc() = "The native core of Bagua; see csrc/core.pyi.";
   static py::exception<bagua::CoreError> core_error(module, "CoreError", PyExc_RuntimeError);
+  static py::exception<bagua::Regrouped> regrouped(module, "Regrouped", core_error.ptr());
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
+    } catch (const bagua::Regrouped& error) {
+      PyErr_SetObject(regrouped.ptr(), bagua::text(error.what()).ptr());
     } catch (const bagua::CoreError& error) {
       PyErr_SetObject(core_error.ptr(), bagua::text(error.what()).ptr());
     }

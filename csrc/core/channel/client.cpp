@@ -52,57 +52,138 @@ Status wait_readable(int fd, int64_t deadline_ns) {
   }
 }
 
+// What a member finds in the page of a generation; kUnavailable if it is not in it.
+Status read_view(const GenerationPage& page, int member, GenerationView* view) {
+  view->generation = page.generation;
+  view->elastic = page.elastic != 0;
+  const uint32_t world = page.world_size, hosts = page.hosts;
+  if (world > kMaxMembers || hosts > world) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
+  view->hosts.resize(hosts);
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const Place place = page.places[rank];
+    if (place.host >= hosts) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
+    view->hosts[place.host].push_back(static_cast<int>(rank));
+    view->members.push_back(static_cast<int>(place.member));
+    if (static_cast<int>(place.member) == member) view->rank = static_cast<int>(rank);
+  }
+  if (view->rank >= 0) return Status::ok();
+  return {Code::kUnavailable, "generation " + std::to_string(page.generation) + " goes on without this process"};
+}
+
+std::string text_of(const Words& words) {
+  return std::string(words.text, std::min<size_t>(words.length, kErrorBytes));
+}
+
 }  // namespace
 
-ChannelClient::ChannelClient(int rank, int64_t timeout_ns) : rank_(rank), pid_(getpid()), timeout_ns_(timeout_ns) {
+ChannelClient::ChannelClient(int member, int64_t timeout_ns)
+    : member_(member), pid_(getpid()), timeout_ns_(timeout_ns) {
   for (uint32_t i = kSlots; i > 0; --i) free_.push_back(i - 1);
   tickets_.assign(kSlots, 0);
 }
 
 ChannelClient::~ChannelClient() = default;
 
-Status ChannelClient::connect(const std::string& socket, const uint8_t* token, int rank, int64_t timeout_ns,
+Status ChannelClient::connect(const std::string& socket, const uint8_t* token, int member, int64_t timeout_ns,
                               std::unique_ptr<ChannelClient>* out) {
-  std::unique_ptr<ChannelClient> client(new ChannelClient(rank, timeout_ns));
+  std::unique_ptr<ChannelClient> client(new ChannelClient(member, timeout_ns));
   if (Status status = dial(socket, now_ns() + timeout_ns, &client->socket_); !status) return status;
   client->socket_fd_.store(client->socket_.get());
   if (Status status = client->join(token); !status) return status;
-  // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  client->spins_ = cores > 2 * client->page()->local_ranks ? 2000 : 0;
-  client->find_members();
   *out = std::move(client);
   return Status::ok();
 }
 
-// Read once: whoever scribbles on the page later changes nothing here.
-void ChannelClient::find_members() {
-  const uint32_t n = page()->local_ranks;
-  one_host_ = n == page()->world_size;
-  if (n > kArrivalRanks) return;
-  for (uint32_t i = 0; i < n; ++i) local_ranks_.push_back(static_cast<int>(page()->ranks[i]));
+// The page is read once: whoever scribbles on it later changes nothing here.
+Status ChannelClient::begin(int page) {
+  std::shared_ptr<Mapping> memory;
+  if (Status status = Mapping::open(page, sizeof(GenerationPage), &memory); !status) return status;
+  const GenerationPage& sheet = *reinterpret_cast<const GenerationPage*>(memory->data());
+  GenerationView view;
+  if (Status status = read_view(sheet, member_, &view); !status) return status;
+  const Lock meeting(meeting_mutex_);
+  const Lock lock(submit_mutex_);
+  const bool joins = sheet_memory_ == nullptr;
+  if (!joins && view.generation <= generation()) return Status::ok();  // another thread was first
+  std::vector<int> local;
+  const uint32_t here = sheet.local_ranks;
+  for (uint32_t i = 0; i < here && here <= kArrivalRanks; ++i) local.push_back(static_cast<int>(sheet.ranks[i]));
+  if (joins) {
+    sheet_memory_ = std::move(memory);
+    // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
+    spins_ = std::max(1u, std::thread::hardware_concurrency()) > 2 * here ? 2000 : 0;
+  } else if (Status status = sheet_memory_->replace(page); !status) {
+    return status;
+  }
+  local_ranks_ = std::move(local);
+  world_calls_ = 0;
+  groups_.clear();
+  view_ = std::move(view);
   note_members(0, local_ranks_);
-  const auto own = std::find(local_ranks_.begin(), local_ranks_.end(), rank_);
-  if (!one_host_ || n < 2 || n > kMeetingRanks || own == local_ranks_.end()) return;
-  meeting_ = std::make_unique<Meeting>(page(), static_cast<uint32_t>(own - local_ranks_.begin()), n, spins_);
+  const auto own = std::find(local_ranks_.begin(), local_ranks_.end(), view_.rank);
+  const bool meets = view_.hosts.size() == 1 && here >= 2 && here <= kMeetingRanks && own != local_ranks_.end();
+  const auto seat = static_cast<uint32_t>(own - local_ranks_.begin());
+  meeting_.reset();
+  if (meets) {
+    meeting_ = std::make_unique<Meeting>(&this->page()->counters, &this->sheet()->room, seat, here, spins_);
+  }
+  meeting_ranks_.store(meets ? here : 0, std::memory_order_relaxed);
+  generation_.store(view_.generation, std::memory_order_relaxed);
+  return Status::ok();
 }
 
-void ChannelClient::note_members(uint32_t comm, const std::vector<int>& members) {
+Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
+  for (;;) {
+    if (getpid() != pid_) return check_usable();
+    const uint32_t seen = page()->changes.load();
+    Request request;
+    request.type = Message::kEnter;
+    request.value = generation();
+    Reply reply;
+    std::vector<Fd> descriptors;
+    const Status status = ask(request, {}, timeout_ns_, &reply, &descriptors);
+    if (!status) {
+      const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;
+      return {Code::kUnavailable, failed ? text_of(sheet()->error) : status.message()};
+    }
+    if (!descriptors.empty()) return begin(descriptors.front().get());
+    if (Status waited = await_change(seen, deadline_ns, interrupt); !waited) return waited;
+  }
+}
+
+Status ChannelClient::await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt) {
+  std::atomic<uint32_t>* const changes = &page()->changes;
+  while (changes->load() == seen) {
+    const int64_t now = now_ns(), slice = now + kSliceNs;
+    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "there is no next generation yet"};
+    const Wake wake = futex_wait(changes, seen, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    if (wake == Wake::kWoken) continue;
+    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
+    if (daemon_gone()) return Status::ok();  // the next question says so
+  }
+  return Status::ok();
+}
+
+GenerationView ChannelClient::view() {
   const Lock lock(submit_mutex_);
+  return view_;
+}
+
+void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks) {
   Group group;
   bool found = false;
   for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
     const int rank = local_ranks_[i];
-    if (std::find(members.begin(), members.end(), rank) == members.end()) continue;
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
     ++group.local_members;
-    found = found || rank == rank_;
-    if (rank == rank_) {
+    found = found || rank == view_.rank;
+    if (rank == view_.rank) {
       group.own = i;
     } else {
       group.others.push_back(i);
     }
   }
-  group.one_host = comm == 0 ? one_host_ : group.local_members == members.size();
+  group.one_host = comm == 0 ? view_.hosts.size() == 1 : group.local_members == ranks.size();
   group.counted = found && comm < kArrivalComms;
   groups_[comm] = std::move(group);
 }
@@ -111,16 +192,18 @@ Status ChannelClient::join(const uint8_t* token) {
   Request request;
   request.type = Message::kHello;
   request.version = kLayoutVersion;
-  request.rank = static_cast<uint32_t>(rank_);
+  request.member = static_cast<uint32_t>(member_);
   memcpy(request.token, token, kTokenBytes);
   Reply reply;
   std::vector<Fd> descriptors;
   if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
-  if (descriptors.size() != 2 || reply.bytes != sizeof(RankChannel)) {
+  if (descriptors.size() != 3 || reply.bytes != sizeof(RankChannel)) {
     return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
   }
   if (Status status = Mapping::open(descriptors[0].get(), sizeof(JobPage), &page_memory_); !status) return status;
-  return Mapping::open(descriptors[1].get(), sizeof(RankChannel), &channel_memory_);
+  if (Status status = Mapping::open(descriptors[2].get(), sizeof(RankChannel), &channel_memory_); !status)
+    return status;
+  return begin(descriptors[1].get());
 }
 
 Status ChannelClient::ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
@@ -215,17 +298,18 @@ Status ChannelClient::free_segment(uint64_t id) {
   return ask(request, {}, timeout_ns_, &reply, nullptr);
 }
 
-Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns) {
-  if (members.empty() || members.size() > kMaxMembers) {
+Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, int64_t timeout_ns) {
+  if (ranks.empty() || ranks.size() > kMaxMembers) {
     return {Code::kInvalid, "a communicator has 1 to " + std::to_string(kMaxMembers) + " members"};
   }
   Request request;
   request.type = Message::kComm;
   request.value = comm;
-  request.members = static_cast<uint32_t>(members.size());
+  request.members = static_cast<uint32_t>(ranks.size());
   Reply reply;
-  if (Status status = ask(request, members, timeout_ns, &reply, nullptr); !status) return status;
-  note_members(comm, members);
+  if (Status status = ask(request, ranks, timeout_ns, &reply, nullptr); !status) return status;
+  const Lock lock(submit_mutex_);
+  note_members(comm, ranks);
   return Status::ok();
 }
 
@@ -247,29 +331,28 @@ bool ChannelClient::daemon_gone() const {
 }
 
 std::string ChannelClient::error() const {
-  const JobPage* job = page();
-  if (job->error_state.load(std::memory_order_acquire) == kErrorSet) {
-    return std::string(job->error, std::min<size_t>(job->error_length, kErrorBytes));
-  }
+  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
+  if (status == kGenerationFailed) return text_of(sheet()->error);
+  if (status == kGenerationSuspended) return text_of(sheet()->suspension);
   if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
   return "";
 }
 
 Status ChannelClient::wait_failure(int64_t deadline_ns) {
-  std::atomic<uint32_t>* const state = &page()->error_state;
+  std::atomic<uint32_t>* const state = &sheet()->status;
   for (;;) {
     if (Status status = check_usable(); !status) return status;
     if (daemon_gone()) return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
     const int64_t now = now_ns();
     if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
     const int64_t slice = now + kSliceNs;
-    const Wake wake = futex_wait(state, kNoError, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kNoError) return Status::ok();
+    const Wake wake = futex_wait(state, kRunning, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kRunning) return Status::ok();
   }
 }
 
 void ChannelClient::nudge() {
-  futex_wake(&page()->error_state);
+  futex_wake(&sheet()->status);
 }
 
 Status ChannelClient::check_usable() const {
@@ -277,7 +360,9 @@ Status ChannelClient::check_usable() const {
     return {Code::kInvalid, "this channel belongs to process " + std::to_string(pid_) +
                                 ": collective operations can't be called in a forked child"};
   }
-  if (page()->error_state.load(std::memory_order_acquire) == kErrorSet) return {Code::kUnavailable, error()};
+  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
+  if (status == kGenerationFailed) return {Code::kUnavailable, text_of(sheet()->error)};
+  if (status == kGenerationSuspended) return {Code::kRegrouped, text_of(sheet()->suspension)};
   if (socket_fd_.load() < 0) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
   return Status::ok();
 }
@@ -293,7 +378,7 @@ bool ChannelClient::completes(const Descriptor& descriptor) {
   const auto found = groups_.find(descriptor.comm);
   if (found == groups_.end() || !found->second.counted) return true;
   Group& group = found->second;
-  std::atomic<uint64_t>* const counts = page()->arrivals[descriptor.comm].submitted;
+  std::atomic<uint64_t>* const counts = sheet()->arrivals[descriptor.comm].submitted;
   const uint64_t mine = ++group.submitted;
   counts[group.own].store(mine);
   for (const uint32_t other : group.others) {
@@ -302,10 +387,15 @@ bool ChannelClient::completes(const Descriptor& descriptor) {
   return true;
 }
 
-Status ChannelClient::meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt,
-                           bool* met) {
+Status ChannelClient::left_behind() const {
+  return {Code::kRegrouped, "this operation began in a generation before " + std::to_string(generation())};
+}
+
+Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
+                           const Interrupt& interrupt, bool* met) {
   if (Status status = check_usable(); !status) return status;
   const Lock one(meeting_mutex_);
+  if (generation != this->generation() || meeting_ == nullptr) return left_behind();
   uint32_t number;
   {
     const Lock lock(submit_mutex_);
@@ -318,11 +408,12 @@ Status ChannelClient::meet(const Descriptor& descriptor, const char* src, char* 
   return meeting_->attend(number, descriptor, src, dst, usable, interrupt, met);
 }
 
-Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, bool counted, bool* ring) {
+Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how) {
   if (Status status = check_usable(); !status) return status;
   bool complete = false;
   {
     const Lock lock(submit_mutex_);
+    if (how.generation != 0 && how.generation != generation()) return left_behind();
     if (free_.empty()) {
       return {Code::kResource, std::to_string(kSlots) +
                                    " operations have been submitted and not been waited for: wait for the older ones"};
@@ -333,17 +424,18 @@ Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, boo
     tickets_[index] = *ticket;
     Slot* slot = &channel()->slots[index];
     slot->descriptor = descriptor;
+    slot->generation = static_cast<uint32_t>(generation());
     slot->submitted_ns = now_ns();
     slot->state.store(kSubmitted, std::memory_order_relaxed);
     const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
     channel()->ring[tail % kSlots] = index;
     channel()->tail.store(tail + 1, std::memory_order_release);
-    if (descriptor.comm == 0 && !counted && matched(descriptor)) ++world_calls_;
+    if (descriptor.comm == 0 && !how.counted && matched(descriptor)) ++world_calls_;
     complete = completes(descriptor);
   }
-  if (!complete && page()->error_state.load() == kNoError) return Status::ok();
-  if (ring != nullptr) {
-    *ring = true;
+  if (!complete && sheet()->status.load() == kRunning) return Status::ok();
+  if (how.ring != nullptr) {
+    *how.ring = true;
   } else {
     this->ring();
   }
@@ -376,7 +468,7 @@ Status ChannelClient::done(uint64_t ticket, bool* done) {
   uint32_t index;
   if (Status status = slot_of(ticket, &index); !status) return status;
   const uint32_t state = channel()->slots[index].state.load(std::memory_order_acquire);
-  *done = state == kDone || state == kFailed || daemon_gone();
+  *done = is_over(state) || daemon_gone();
   return Status::ok();
 }
 
@@ -392,7 +484,7 @@ Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt
 Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state) {
   for (int spin = 0;; ++spin) {
     *state = slot->state.load(std::memory_order_acquire);
-    if (*state == kDone || *state == kFailed) return Status::ok();
+    if (is_over(*state)) return Status::ok();
     if (spin >= spins_) break;
     spin_pause();
   }
@@ -408,7 +500,7 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
       wake = futex_wait(&slot->state, kSubmittedWaiting, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
     }
     *state = slot->state.load(std::memory_order_acquire);
-    if (*state == kDone || *state == kFailed) return Status::ok();
+    if (is_over(*state)) return Status::ok();
     if (late) return {Code::kTimeout, "not done yet"};
     if (wake == Wake::kWoken) continue;
     if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
@@ -426,9 +518,13 @@ Status ChannelClient::finish(uint32_t slot, uint32_t state, Times* times) {
   times->done_ns = done.done_ns;
   // Read the reason first: the slot may be taken by another thread once it is released.
   std::string why = state == kDone ? "" : error();
-  const bool gone = state != kDone && daemon_gone();
+  const bool gone = state == kFailed && daemon_gone();
+  const uint32_t generation = done.generation;
   if (!gone) release(slot);  // else the daemon may be dying and still write: leave the slot alone
   if (state == kDone) return Status::ok();
+  if (state == kRegrouped) {
+    return {Code::kRegrouped, why.empty() ? "generation " + std::to_string(generation) + " has ended" : why};
+  }
   if (why.empty()) why = gone ? "this rank has closed its channel to the node daemon" : "the operation failed";
   return {Code::kUnavailable, why};
 }

@@ -1,4 +1,5 @@
-// The rank's end of the channel: joins the daemon, gets memory, submits operations and waits for them.
+// The rank's end of the channel: joins the daemon, gets memory, submits operations and waits for them, and enters one
+// generation after the other.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
 // meeting_mutex_ before submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else; none but meeting_mutex_ is
@@ -23,6 +24,15 @@
 
 namespace bagua {
 
+// A generation as a rank sees it.
+struct GenerationView {
+  uint64_t generation = 0;
+  int rank = -1;
+  std::vector<std::vector<int>> hosts;  // ranks of every host
+  std::vector<int> members;             // by rank
+  bool elastic = false;                 // it may end before the job does
+};
+
 class ChannelClient {
  public:
   struct Times {
@@ -35,7 +45,7 @@ class ChannelClient {
   // Called every few ms of a long wait, and after a signal; true ends the wait with kAborted.
   using Interrupt = std::function<bool()>;
 
-  static Status connect(const std::string& socket, const uint8_t* token, int rank, int64_t timeout_ns,
+  static Status connect(const std::string& socket, const uint8_t* token, int member, int64_t timeout_ns,
                         std::unique_ptr<ChannelClient>* out);
   ~ChannelClient();  // without close() the daemon takes the rank for lost
   ChannelClient(const ChannelClient&) = delete;
@@ -47,35 +57,54 @@ class ChannelClient {
   Status free_segment(uint64_t id);
   // Keeps the mapping until free_segment(), for a caller that holds no shared_ptr.
   void keep(Allocation allocation);
-  Status create_comm(uint32_t comm, const std::vector<int>& members, int64_t timeout_ns);
+  Status create_comm(uint32_t comm, const std::vector<int>& ranks, int64_t timeout_ns);
   Status destroy_comm(uint32_t comm);
 
+  // Waits until there is a generation after the one that this rank is in, and enters it: its communicators are gone
+  // but the world, memory and tickets stay. kTimeout: not by the deadline (< 0: none). kUnavailable: the job is over,
+  // or this rank is not in the next generation, in words. kAborted: interrupted.
+  Status enter(int64_t deadline_ns, const Interrupt& interrupt);
+  GenerationView view();
+  uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
+
+  // How an operation is submitted.
+  struct Submission {
+    uint64_t generation = 0;  // to which it belongs; 0: the present one
+    bool counted = false;     // meet() has been called with it
+    bool* ring = nullptr;     // the daemon is not woken; true is written if ring() is to be called, as soon as what
+                           // follows at once has been submitted
+  };
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
-  // `counted`: meet() has been called with it. `ring`: the daemon is not woken; true is written if ring() is to be
-  // called, as soon as what follows at once has been submitted.
-  Status submit(const Descriptor& descriptor, uint64_t* ticket, bool counted = false, bool* ring = nullptr);
+  // kRegrouped: its generation has ended, enter() the next one.
+  Status submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how);
+  Status submit(const Descriptor& descriptor, uint64_t* ticket) { return submit(descriptor, ticket, Submission()); }
   void ring();
   // Whether meet() is to be called before this operation is submitted: the same on all ranks.
-  bool meets(const Descriptor& descriptor) const { return meeting_ != nullptr && meeting_->takes(descriptor); }
+  bool meets(const Descriptor& descriptor) const {
+    return Meeting::takes(descriptor, meeting_ranks_.load(std::memory_order_relaxed));
+  }
   // Tries a small all-reduce without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
   // to be submitted. One at a time: others wait until the ranks have met.
-  Status meet(const Descriptor& descriptor, const char* src, char* dst, const Interrupt& interrupt, bool* met);
+  Status meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst, const Interrupt& interrupt,
+              bool* met);
   // All members of the communicator are ranks of this host; false if it is unknown.
   bool on_one_host(uint32_t comm);
   // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
   bool locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset);
   // kTimeout: not done by the deadline, it goes on. Any other outcome frees the ticket, but kAborted (interrupted) and
-  // kInvalid (no such ticket).
+  // kInvalid (no such ticket). kRegrouped: its generation ended before it was done.
   Status wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times);
   Status done(uint64_t ticket, bool* done);
 
-  // The engine's first error, or that the daemon is gone; empty while all is well.
+  // The engine's first error, why the generation is suspended, or that the daemon is gone; empty while all is well.
   std::string error() const;
-  // Sleeps until error() is not empty: kUnavailable with it. kTimeout: not by the deadline (< 0: none). May return for
-  // no reason, and does after nudge().
+  // Sleeps until error() is not empty: kUnavailable or kRegrouped with it. kTimeout: not by the deadline (< 0: none).
+  // May return for no reason, and does after nudge().
   Status wait_failure(int64_t deadline_ns);
   void nudge();
   const Counters* counters() const { return &page()->counters; }
+  // The page of the present generation; always at the same address.
+  GenerationPage* sheet() const { return reinterpret_cast<GenerationPage*>(sheet_memory_->data()); }
   // Says goodbye and closes the socket. Idempotent. In a forked child it only closes.
   void close();
 
@@ -93,13 +122,15 @@ class ChannelClient {
     uint64_t bytes, id;
   };
 
-  ChannelClient(int rank, int64_t timeout_ns);
+  ChannelClient(int member, int64_t timeout_ns);
 
   Status join(const uint8_t* token);
+  // Takes the page of a generation, and forgets the one before.
+  Status begin(int page);
+  Status await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt);
   Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
              std::vector<Fd>* descriptors);
-  void find_members();
-  void note_members(uint32_t comm, const std::vector<int>& members);
+  void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);
   // Counts one submission; true if the daemon must be woken for it.
   bool completes(const Descriptor& descriptor) REQUIRES(submit_mutex_);
   Status check_usable() const;
@@ -108,32 +139,35 @@ class ChannelClient {
   void release(uint32_t slot);
   Status await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state);
   bool daemon_gone() const;
+  Status left_behind() const;
   JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
   RankChannel* channel() const { return reinterpret_cast<RankChannel*>(channel_memory_->data()); }
 
   // constant after connect()
-  const int rank_;
+  const int member_;
   const pid_t pid_;
   const int64_t timeout_ns_;
   int spins_ = 0;
-  bool one_host_ = false;         // the whole job is here
-  std::vector<int> local_ranks_;  // empty if there are too many for arrival counters
-  std::shared_ptr<Mapping> page_memory_, channel_memory_;
+  std::shared_ptr<Mapping> page_memory_, sheet_memory_, channel_memory_;
 
   Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
   Fd socket_;
   std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
 
   Mutex submit_mutex_;
+  std::atomic<uint64_t> generation_{0};  // changes with both meeting_mutex_ and submit_mutex_
+  GenerationView view_ GUARDED_BY(submit_mutex_);
+  std::vector<int> local_ranks_ GUARDED_BY(submit_mutex_);  // empty if there are too many for arrival counters
   std::vector<uint32_t> free_ GUARDED_BY(submit_mutex_);
   std::vector<uint64_t> tickets_ GUARDED_BY(submit_mutex_);  // of every slot; 0: none
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
-  uint32_t world_calls_ GUARDED_BY(submit_mutex_) =
-      0;  // collectives on the communicator of all ranks, with and without the daemon
+  // Collectives on the communicator of all ranks in this generation, with and without the daemon.
+  uint32_t world_calls_ GUARDED_BY(submit_mutex_) = 0;
 
-  Mutex meeting_mutex_;               // one meeting at a time
-  std::unique_ptr<Meeting> meeting_;  // constant after connect(); nullptr: this job's ranks don't meet
+  Mutex meeting_mutex_;                                          // one meeting at a time
+  std::unique_ptr<Meeting> meeting_ GUARDED_BY(meeting_mutex_);  // nullptr: the ranks of this generation don't meet
+  std::atomic<uint32_t> meeting_ranks_{0};                       // 0: they don't
 
   Mutex areas_mutex_;
   std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);                  // segments of this rank, by address

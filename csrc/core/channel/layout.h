@@ -1,16 +1,23 @@
 // The shared memory between a node daemon and its ranks: fixed layout, no pointers, every field readable by both sides.
 //
-// Three kinds of mapping, each a sealed memfd that the daemon makes and passes over the Unix socket (see protocol.h):
-//   JobPage      one per engine: doorbell, counters, the first error. Mapped by the daemon and all local ranks.
-//   RankChannel  one per rank: submission ring and slots. Mapped by the daemon and that rank alone.
-//   segment      tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
+// Four kinds of mapping, each a sealed memfd that the daemon makes and passes over the Unix socket (see protocol.h):
+//   JobPage         one per engine: doorbell, counters. Mapped by the daemon and all local ranks.
+//   GenerationPage  one per generation: members, the first error, and all that is keyed by rank. Mapped by the daemon
+//                   and by the ranks that have entered the generation: a rank that is late scribbles in its own old
+//                   one.
+//   RankChannel     one per member: submission ring and slots. Mapped by the daemon and that rank alone.
+//   segment         tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
+//
+// A process has a member number for life. Its rank, 0 to n-1, is that of a generation.
 //
 // Hand-over of an operation. The rank takes a free slot, fills `descriptor`, sets `state` to kSubmitted, writes the
 // slot's number into `ring[tail % kSlots]`, publishes `tail` (release) and rings the doorbell. The daemon reads `tail`
 // (acquire), copies the descriptor to private memory before it believes anything in it, and at the end writes the times
-// and sets `state` to kDone or kFailed (release); it wakes the futex only if the state was kSubmittedWaiting. The rank
-// that waits frees the slot. Slots are freed in any order; `tail` only grows, and at most kSlots operations are in
-// flight, so the ring never overflows. All futexes are non-private.
+// and sets `state` to kDone, kFailed or kRegrouped (release); it wakes the futex only if the state was
+// kSubmittedWaiting. The rank that waits frees the slot. Slots are freed in any order; `tail` only grows, and at most
+// kSlots operations are in flight, so the ring never overflows. All futexes are non-private.
+//
+// An operation belongs to the generation in which its rank submitted it. What a newer one finds ends as kRegrouped.
 //
 // Ringing the doorbell. A collective can't run before all local members have submitted it, so only the last of them
 // wakes the daemon: each counts its collectives of a communicator in `arrivals` and looks at the others' counts
@@ -28,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "6";
-constexpr uint32_t kLayoutVersion = 6;
+constexpr const char* kCoreVersion = "7";
+constexpr uint32_t kLayoutVersion = 7;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -68,6 +75,7 @@ bool kind_rooted(Kind kind);
 bool op_known(uint8_t op);
 
 constexpr uint32_t kSlots = 1024;
+constexpr uint32_t kMaxMembers = 8192;
 constexpr int kMaxDims = 8;
 constexpr size_t kLabelBytes = 40;
 constexpr size_t kErrorBytes = 3072;
@@ -86,9 +94,9 @@ struct Descriptor {
   int32_t root;  // -1: none
   uint32_t src_segment;
   uint32_t dst_segment;
-  uint8_t codec;     // kAllReduce of float32, SUM or AVG: how it crosses between hosts, see codec/codec.h; 0: as it is
-  uint8_t reserved;  // 0
-  uint16_t density;  // kTopK
+  uint8_t codec;  // kAllReduce of float32, SUM or AVG: how it crosses between hosts, see codec/codec.h; 0: as it is
+  uint8_t residual_sides;  // ResidualSides
+  uint16_t density;        // kTopK
   uint64_t src_offset;
   uint64_t dst_offset;
   uint32_t residual;        // error feedback: number of a residual that the engine keeps for this host; 0: none
@@ -98,21 +106,30 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 160, "part of the shared layout");
 
-enum SlotState : uint32_t { kFree = 0, kSubmitted = 1, kSubmittedWaiting = 2, kDone = 3, kFailed = 4 };
+// Where an operation reads and writes its residual. A rank that may have to repeat the operation names two sides, and
+// swaps them when the step counts; so that a repeated step reads what the first attempt read.
+enum ResidualSides : uint8_t { kInPlace = 0, kRead0Write1 = 1, kRead1Write0 = 2 };
+constexpr uint8_t kResidualSides = 3;
+
+// kRegrouped: its generation has ended; the rank enters the next one, and submits it again if it still wants it.
+enum SlotState : uint32_t { kFree = 0, kSubmitted = 1, kSubmittedWaiting = 2, kDone = 3, kFailed = 4, kRegrouped = 5 };
+constexpr bool is_over(uint32_t state) {
+  return state >= kDone && state <= kRegrouped;
+}
 
 struct alignas(64) Slot {
   std::atomic<uint32_t> state;  // futex word of the waiting rank
-  uint32_t reserved;
-  int64_t submitted_ns;  // CLOCK_MONOTONIC; by the rank
-  int64_t started_ns;    // by the daemon: all local members had submitted
-  int64_t done_ns;       // by the daemon
+  uint32_t generation;          // of its submission: the low half of the number
+  int64_t submitted_ns;         // CLOCK_MONOTONIC; by the rank
+  int64_t started_ns;           // by the daemon: all local members had submitted
+  int64_t done_ns;              // by the daemon
   Descriptor descriptor;
 };
 static_assert(sizeof(Slot) == 192, "part of the shared layout");
 
 struct RankChannel {
   uint32_t version;
-  uint32_t rank;
+  uint32_t member;
   alignas(64) std::atomic<uint64_t> tail;  // operations handed over so far; written by the rank
   alignas(64) uint32_t ring[kSlots];       // slot numbers, in the order of submission; written by the rank
   Slot slots[kSlots];
@@ -164,22 +181,42 @@ struct MeetingRoom {
   Seat seats[kMeetingRanks];  // by position among the ranks of the host
 };
 
-enum ErrorState : uint32_t { kNoError = 0, kErrorWriting = 1, kErrorSet = 2 };
-
 struct JobPage {
+  uint32_t version;
+  // Grows when a generation begins, and when the job ends. Futex word of ranks that wait for the next generation.
+  alignas(64) std::atomic<uint32_t> changes;
+  alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatcher: grows with every submission
+  alignas(64) std::atomic<uint32_t> sleeping;  // 1 while the dispatcher sleeps or is about to
+  alignas(64) Counters counters;
+};
+
+// kGenerationSuspended: it has lost somebody, and the next one follows; it may still fail.
+enum GenerationStatus : uint32_t { kRunning = 0, kGenerationSuspended = 1, kGenerationFailed = 2 };
+
+struct Words {
+  uint32_t length;
+  char text[kErrorBytes];
+};
+
+// Where a rank is, and who.
+struct Place {
+  uint32_t host, member;
+};
+
+struct GenerationPage {
   uint32_t version;
   uint32_t host_index;
   uint64_t generation;
   uint32_t world_size;
   uint32_t local_ranks;
-  alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatcher: grows with every submission
-  alignas(64) std::atomic<uint32_t> sleeping;  // 1 while the dispatcher sleeps or is about to
-  alignas(64) Counters counters;
-  // ErrorState; `error` may be read once it is kErrorSet. Futex word of ranks that sleep until the engine fails.
-  alignas(64) std::atomic<uint32_t> error_state;
-  uint32_t error_length;
-  char error[kErrorBytes];
-  uint32_t ranks[kArrivalRanks];  // global numbers of the host's ranks, if there are not more
+  uint32_t hosts;
+  uint32_t elastic;  // 1: a lost member suspends the generation, and another one may follow
+  // GenerationStatus. Futex word of ranks that sleep until the generation fails. The words of a status are there before
+  // it is, and stay.
+  alignas(64) std::atomic<uint32_t> status;
+  Words suspension, error;
+  uint32_t ranks[kArrivalRanks];  // of this host, if there are not more
+  Place places[kMaxMembers];      // by rank
   Arrivals arrivals[kArrivalComms];
   MeetingRoom room;
 };

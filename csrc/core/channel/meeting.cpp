@@ -35,13 +35,12 @@ std::atomic<uint32_t>* futex_word(std::atomic<uint64_t>* verdict) {
 
 }  // namespace
 
-bool Meeting::takes(const Descriptor& descriptor) const {
-  if (descriptor.kind != static_cast<uint8_t>(Kind::kAllReduce) || descriptor.comm != 0 || descriptor.codec != 0) {
-    return false;
-  }
+bool Meeting::takes(const Descriptor& descriptor, uint32_t ranks) {
+  if (ranks == 0 || descriptor.comm != 0 || descriptor.codec != 0) return false;
+  if (descriptor.kind != static_cast<uint8_t>(Kind::kAllReduce)) return false;
   if (descriptor.dtype >= kDTypes || !op_known(descriptor.op)) return false;  // the daemon says why not
   const DType dtype = static_cast<DType>(descriptor.dtype);
-  const size_t bytes = std::min<size_t>(kMeetingBytes, kMostRead / ranks_);
+  const size_t bytes = std::min<size_t>(kMeetingBytes, kMostRead / ranks);
   return descriptor.count > 0 && descriptor.count <= bytes / dtype_size(dtype) &&
          op_supported(dtype, static_cast<ReduceOp>(descriptor.op));
 }
@@ -127,7 +126,7 @@ void Meeting::reduce_all(uint32_t number, const MeetingCall& call, char* dst) {
   reduce(dtype, static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), &target, 1, call.count, ranks_,
          false);
   if (own_ != 0) return;
-  Counters& counters = page_->counters;
+  Counters& counters = *counters_;
   counters.bytes_local.fetch_add(ranks_ * call.count * dtype_size(dtype), std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   counters.comm_ns.fetch_add(static_cast<uint64_t>(now_ns() - started), std::memory_order_relaxed);
@@ -145,6 +144,10 @@ void Meeting::sleep(uint64_t seen, int64_t deadline_ns) {
     futex_wait(futex_word(&room_->verdict), static_cast<uint32_t>(seen), deadline_ns);
   }
   room_->sleepers.fetch_sub(1);
+}
+
+void Meeting::disturb(MeetingRoom* room) {
+  futex_wake(futex_word(&room->verdict));
 }
 
 }  // namespace bagua

@@ -38,11 +38,14 @@ class Meeting {
   static constexpr int64_t kPatienceNs = 20'000'000;
 
   // This rank sits at `own` of `ranks` seats.
-  Meeting(JobPage* page, uint32_t own, uint32_t ranks, int spins, int64_t patience_ns = kPatienceNs)
-      : page_(page), room_(&page->room), own_(own), ranks_(ranks), spins_(spins), patience_ns_(patience_ns) {}
+  Meeting(Counters* counters, MeetingRoom* room, uint32_t own, uint32_t ranks, int spins,
+          int64_t patience_ns = kPatienceNs)
+      : counters_(counters), room_(room), own_(own), ranks_(ranks), spins_(spins), patience_ns_(patience_ns) {}
 
-  // Whether operations like this one are done here: every rank answers alike.
-  bool takes(const Descriptor& descriptor) const;
+  // Wakes the ranks that wait in a room: they ask whether it is still usable.
+  static void disturb(MeetingRoom* room);
+  // Whether operations like this one are done in meetings of so many ranks: every rank answers alike.
+  static bool takes(const Descriptor& descriptor, uint32_t ranks);
 
   // Waits for the others; *met: dst has the result. Otherwise the operation goes to the daemon. `usable` and
   // `interrupted` are asked after each sleep; their error, or kAborted, is returned after the meeting has been ended.
@@ -64,7 +67,7 @@ class Meeting {
   void decide(uint64_t seen, uint32_t number, MeetingState state);
   void sleep(uint64_t seen, int64_t deadline_ns);
 
-  JobPage* const page_;
+  Counters* const counters_;
   MeetingRoom* const room_;
   const uint32_t own_, ranks_;
   const int spins_;

@@ -20,6 +20,13 @@ Status failed(const std::string& what, size_t bytes) {
   return {Code::kResource, what + " " + std::to_string(bytes) + " bytes of shared memory failed: " + errno_text(errno)};
 }
 
+Status check_size(int fd, size_t bytes) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return failed("looking at", bytes);
+  if (info.st_size >= 0 && static_cast<size_t>(info.st_size) >= bytes) return Status::ok();
+  return {Code::kCorrupt, "the daemon passed a shared-memory file that is too small"};
+}
+
 }  // namespace
 
 Mapping::~Mapping() {
@@ -48,15 +55,18 @@ Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out) {
 }
 
 Status Mapping::open(int fd, size_t bytes, std::shared_ptr<Mapping>* out) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return failed("looking at", bytes);
-  if (info.st_size < 0 || static_cast<size_t>(info.st_size) < bytes) {
-    return {Code::kCorrupt, "the daemon passed a shared-memory file that is too small"};
-  }
+  if (Status status = check_size(fd, bytes); !status) return status;
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (data == MAP_FAILED) return failed("mapping", bytes);
   *out = std::make_shared<Mapping>(data, bytes);
   return Status::ok();
+}
+
+Status Mapping::replace(int fd) {
+  if (Status status = check_size(fd, bytes_); !status) return status;
+  const int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+  return mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ? failed("mapping", bytes_)
+                                                                                 : Status::ok();
 }
 
 }  // namespace bagua

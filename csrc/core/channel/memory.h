@@ -11,7 +11,7 @@
 namespace bagua {
 
 // One mapping; unmapped by the destructor. Shared by shared_ptr: an operation in flight keeps its memory mapped
-// although its owner gave it back. Immutable, so usable from any thread.
+// although its owner gave it back. Its address and size never change, so it is usable from any thread.
 class Mapping {
  public:
   Mapping(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
@@ -24,6 +24,8 @@ class Mapping {
   static Status create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out);
   // Maps `bytes` of a descriptor that came from the daemon; checks that the file is that large.
   static Status open(int fd, size_t bytes, std::shared_ptr<Mapping>* out);
+  // Puts another file of that size in the place of this one, at once: other threads find the one or the other there.
+  Status replace(int fd);
 
   char* data() const { return static_cast<char*>(data_); }
   size_t bytes() const { return bytes_; }

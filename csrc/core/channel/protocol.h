@@ -1,8 +1,9 @@
 // Messages between a rank and its daemon on the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
 //
-// rank -> daemon  Hello, first; then Require, Alloc, Free, Comm, DestroyComm in any order; Bye, last.
-// daemon -> rank  one Reply to each, in order. The reply to Hello carries two descriptors (JobPage, RankChannel), the
-//                 reply to Alloc one (the segment).
+// rank -> daemon  Hello, first; then Require, Alloc, Free, Comm, DestroyComm, Enter in any order; Bye, last.
+// daemon -> rank  one Reply to each, in order. The reply to Hello carries three descriptors (JobPage, GenerationPage,
+//                 RankChannel), the reply to Alloc one (the segment), that to Enter one (the page of a generation that
+//                 is newer than the rank's) or none (there is none yet; JobPage::changes tells when to ask again).
 // Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.
 #pragma once
 
@@ -12,12 +13,12 @@
 
 #include "base/fd.h"
 #include "base/status.h"
+#include "channel/layout.h"
 
 namespace bagua {
 
 constexpr uint32_t kProtocolMagic = 0x41475542;  // "BUGA", little-endian
 constexpr size_t kTokenBytes = 32;
-constexpr uint32_t kMaxMembers = 8192;
 constexpr size_t kReplyText = 1024;
 
 enum class Message : uint32_t {
@@ -27,15 +28,16 @@ enum class Message : uint32_t {
   kComm = 4,
   kDestroyComm = 5,
   kBye = 6,
-  kRequire = 7
+  kRequire = 7,
+  kEnter = 8
 };
 
 struct Request {
   uint32_t magic = kProtocolMagic;
   Message type = Message::kHello;
   uint32_t version = 0;  // kHello
-  uint32_t rank = 0;     // kHello
-  uint64_t value = 0;    // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator
+  uint32_t member = 0;   // kHello
+  uint64_t value = 0;  // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator. kEnter: generation
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
   uint32_t reserved = 0;
   uint8_t token[kTokenBytes] = {};  // kHello

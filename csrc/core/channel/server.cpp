@@ -68,7 +68,7 @@ void ChannelServer::run() {
     for (const Connection& connection : connections_) {
       watched.push_back({connection.socket.get(), POLLIN, 0});
       watched.push_back({connection.process.get(), POLLIN, 0});  // -1 is ignored
-      strangers = strangers || connection.rank < 0;
+      strangers = strangers || connection.member < 0;
     }
     if (poll(watched.data(), watched.size(), strangers ? 1000 : -1) < 0 && errno != EINTR) break;
     const size_t known = connections_.size();
@@ -98,7 +98,7 @@ void ChannelServer::accept_all() {
       handler_->bad_connection();
       continue;
     }
-    const auto stranger = [](const Connection& c) { return c.rank < 0 && !c.gone; };
+    const auto stranger = [](const Connection& c) { return c.member < 0 && !c.gone; };
     if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), stranger)) >= kMaxStrangers) {
       close(&*std::find_if(connections_.begin(), connections_.end(), stranger), true);  // the oldest
     }
@@ -112,7 +112,7 @@ void ChannelServer::accept_all() {
 
 void ChannelServer::drop_idle(int64_t now) {
   for (Connection& connection : connections_) {
-    if (!connection.gone && connection.rank < 0 && now - connection.since_ns > kHelloDeadlineNs) {
+    if (!connection.gone && connection.member < 0 && now - connection.since_ns > kHelloDeadlineNs) {
       close(&connection, true);
     }
   }
@@ -128,47 +128,54 @@ void ChannelServer::read(Connection* connection) {
       return;
     }
     Request request;
-    std::vector<int> members;
+    std::vector<int> ranks;
     bool fits = bytes >= sizeof request;
     if (fits) {
       memcpy(&request, buffer_.data(), sizeof request);
       const uint32_t n = request.type == Message::kComm ? request.members : 0;
       fits = request.magic == kProtocolMagic && n <= kMaxMembers && bytes == sizeof request + n * sizeof(uint32_t);
       for (uint32_t i = 0; fits && i < n; ++i) {
-        uint32_t member;
-        memcpy(&member, buffer_.data() + sizeof request + i * sizeof member, sizeof member);
-        members.push_back(member > INT32_MAX ? -1 : static_cast<int>(member));
+        uint32_t rank;
+        memcpy(&rank, buffer_.data() + sizeof request + i * sizeof rank, sizeof rank);
+        ranks.push_back(rank > INT32_MAX ? -1 : static_cast<int>(rank));
       }
     }
-    if (!fits || !handle(connection, request, members)) close(connection, true);
+    if (!fits || !handle(connection, request, ranks)) close(connection, true);
   }
 }
 
-bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& members) {
+bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& ranks) {
   if (request.type == Message::kHello) return hello(connection, request);
-  if (connection->rank < 0) return false;
-  const int rank = connection->rank;
+  if (connection->member < 0) return false;
+  const int member = connection->member;
   switch (request.type) {
     case Message::kAlloc: {
       Fd descriptor;
       uint64_t id = 0, size = 0;
-      const Status status = handler_->alloc(rank, request.value, &descriptor, &id, &size);
+      const Status status = handler_->alloc(member, request.value, &descriptor, &id, &size);
       const int fd = descriptor.get();
       return reply(connection, status, id, size, &fd, status ? 1 : 0);
     }
     case Message::kRequire:
-      return reply(connection, handler_->require(rank, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->require(member, request.value), 0, 0, nullptr, 0);
     case Message::kFree:
-      return reply(connection, handler_->free_segment(rank, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->free_segment(member, request.value), 0, 0, nullptr, 0);
     case Message::kComm:
-      return reply(connection, handler_->declare(rank, request.value, members), 0, 0, nullptr, 0);
+      return reply(connection, handler_->declare(member, request.value, ranks), 0, 0, nullptr, 0);
     case Message::kDestroyComm:
-      return reply(connection, handler_->destroy(rank, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->destroy(member, request.value), 0, 0, nullptr, 0);
+    case Message::kEnter: {
+      Fd page;
+      const Status status = handler_->enter(member, request.value, &page);
+      const int fd = page.get();
+      const bool none = status.code() == Code::kTimeout;
+      return reply(connection, none ? Status::ok() : status, 0, 0, &fd, status ? 1 : 0);
+    }
     case Message::kBye:
       reply(connection, Status::ok(), 0, 0, nullptr, 0);
-      connection->rank = -1;
+      connection->member = -1;
       close(connection, false);
-      handler_->left(rank);
+      handler_->left(member);
       return true;
     default:
       return false;
@@ -176,15 +183,15 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
 }
 
 bool ChannelServer::hello(Connection* connection, const Request& request) {
-  if (connection->rank >= 0) return false;
+  if (connection->member >= 0) return false;
   Status status;
-  int descriptors[2] = {-1, -1};
+  Fd descriptors[3];
   if (request.version != kLayoutVersion) {
     status = {Code::kInvalid, "this process has version " + std::to_string(request.version) +
                                   " of the native core, the node daemon " + std::to_string(kLayoutVersion) +
                                   ": restart the daemon, or install the same version of bagua for both"};
   } else {
-    status = handler_->join(request.rank, request.token, connection->pid, descriptors);
+    status = handler_->join(request.member, request.token, connection->pid, descriptors);
   }
   if (!status) {
     handler_->bad_connection();
@@ -192,11 +199,12 @@ bool ChannelServer::hello(Connection* connection, const Request& request) {
     close(connection, false);
     return true;
   }
-  connection->rank = static_cast<int>(request.rank);
+  connection->member = static_cast<int>(request.member);
   if (connection->pid > 0 && connection->pid != getpid()) {
     connection->process = Fd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
   }
-  return reply(connection, status, 0, sizeof(RankChannel), descriptors, 2);
+  const int fds[3] = {descriptors[0].get(), descriptors[1].get(), descriptors[2].get()};
+  return reply(connection, status, 0, sizeof(RankChannel), fds, 3);
 }
 
 bool ChannelServer::reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds,
@@ -215,7 +223,7 @@ void ChannelServer::close(Connection* connection, bool misbehaved) {
   connection->socket.reset();
   connection->process.reset();
   if (misbehaved) handler_->bad_connection();
-  if (connection->rank >= 0) handler_->lost(connection->rank, connection->pid);
+  if (connection->member >= 0) handler_->lost(connection->member, connection->pid);
 }
 
 }  // namespace bagua

@@ -22,15 +22,18 @@ namespace bagua {
 class ChannelHandler {
  public:
   virtual ~ChannelHandler() = default;
-  // Checks the token; gives descriptors of the job page and of the rank's channel (owned by the handler).
-  virtual Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) = 0;
-  virtual Status require(int rank, uint64_t bytes) = 0;
-  virtual Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
-  virtual Status free_segment(int rank, uint64_t id) = 0;
-  virtual Status declare(int rank, uint64_t comm, const std::vector<int>& members) = 0;
-  virtual Status destroy(int rank, uint64_t comm) = 0;
-  virtual void left(int rank) = 0;             // said goodbye
-  virtual void lost(int rank, pid_t pid) = 0;  // died, or broke the protocol
+  // Checks the token; gives descriptors of the job's page, the present generation's, and the member's channel.
+  virtual Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) = 0;
+  virtual Status require(int member, uint64_t bytes) = 0;
+  virtual Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
+  virtual Status free_segment(int member, uint64_t id) = 0;
+  // `ranks`: of the present generation.
+  virtual Status declare(int member, uint64_t comm, const std::vector<int>& ranks) = 0;
+  virtual Status destroy(int member, uint64_t comm) = 0;
+  // The page of a generation after `generation`; kTimeout: there is none yet.
+  virtual Status enter(int member, uint64_t generation, Fd* descriptor) = 0;
+  virtual void left(int member) = 0;             // said goodbye
+  virtual void lost(int member, pid_t pid) = 0;  // died, or broke the protocol
   virtual void bad_connection() = 0;
 };
 
@@ -51,7 +54,7 @@ class ChannelServer {
     Fd socket;
     Fd process;  // pidfd: a forked child may keep the socket open after the rank's death
     pid_t pid = 0;
-    int rank = -1;  // -1: has not joined
+    int member = -1;  // -1: has not joined
     int64_t since_ns = 0;
     bool gone = false;
   };
@@ -60,7 +63,7 @@ class ChannelServer {
   void accept_all();
   void drop_idle(int64_t now);
   void read(Connection* connection);
-  bool handle(Connection* connection, const Request& request, const std::vector<int>& members);
+  bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks);
   bool hello(Connection* connection, const Request& request);
   bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);
   void close(Connection* connection, bool misbehaved);

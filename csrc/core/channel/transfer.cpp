@@ -55,7 +55,8 @@ Transfer::Transfer(ChannelClient* client, StagePool* pool, const TransferRequest
     : client_(client),
       pool_(pool),
       request_(request),
-      element_(dtype_size(static_cast<DType>(request.descriptor.dtype))) {
+      element_(dtype_size(static_cast<DType>(request.descriptor.dtype))),
+      generation_(client->generation()) {
   plan();
 }
 
@@ -116,7 +117,7 @@ Status Transfer::submit(uint64_t number, bool* ring) {
     descriptor.dst_offset = descriptor.src_offset;
   }
   uint64_t ticket = 0;
-  if (Status status = client_->submit(descriptor, &ticket, met_, ring); !status) return status;
+  if (Status status = client_->submit(descriptor, &ticket, {generation_, met_, ring}); !status) return status;
   flying_.push_back({ticket, number});
   return Status::ok();
 }
@@ -137,7 +138,7 @@ Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {
   const bool whole = request_.src != nullptr && request_.dst != nullptr && pieces_ == 1;
   if (met_ || !whole || !client_->meets(request_.descriptor)) return Status::ok();
   met_ = true;
-  return client_->meet(request_.descriptor, request_.src, request_.dst, interrupt, &over_);
+  return client_->meet(request_.descriptor, generation_, request_.src, request_.dst, interrupt, &over_);
 }
 
 Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {

@@ -95,7 +95,8 @@ class Transfer {
   bool streaming_ = false;           // the result is too large for the caches
 
   ChannelClient::Allocation stage_;
-  uint64_t next_ = 0;  // piece to submit
+  const uint64_t generation_;  // of all pieces
+  uint64_t next_ = 0;          // piece to submit
   std::deque<Piece> flying_;
   bool met_ = false;  // meet() has been tried
   bool over_ = false;

@@ -77,7 +77,7 @@ size_t encoded_bytes(Encoding encoding, size_t count);
 
 // Sources and results of one pass over a vector. Everything but `encoded` messages is float32. All pointers are aligned
 // to 4 bytes, messages to 64. A `decoded` may be one of `raw`; no other overlap.
-//   y = (sum of raw + sum of encoded) * scale [+ residual]
+//   y = (sum of raw + sum of encoded) * scale [+ carried, or residual if that is not given]
 //   message  = encode(y)                          if given
 //   residual = y - decode(message)                if given (and message is)
 //   decoded[j] = decode(message), or y without one
@@ -91,6 +91,7 @@ struct Transcode {
   int encodeds = 0;
   float scale = 1.0f;
   float* residual = nullptr;
+  const float* carried = nullptr;  // may be `residual`; only with one
   void* message = nullptr;
   float* const* decoded = nullptr;
   int decodeds = 0;

@@ -53,7 +53,7 @@ struct Streams {
       each(count, [=](size_t i, auto zero) { store(load<decltype(zero)>(from + i) * scale, to + i); });
       return;
     }
-    const float* residual = work.residual + at;
+    const float* residual = (work.carried != nullptr ? work.carried : work.residual) + at;
     each(count, [=](size_t i, auto zero) {
       using T = decltype(zero);
       store(rounded(load<T>(from + i) * scale) + load<T>(residual + i), to + i);

@@ -33,6 +33,17 @@ constexpr size_t kLeadBytes = 2 << 20;      // partials on their way before the 
 constexpr size_t kLeastLead = 4, kMostLead = 32;        // a round trip
 constexpr size_t kMessageWindow = 8, kSmallWindow = 4;  // messages of one peer that wait; with more than two peers
 
+uint64_t units_of(uint64_t elements, uint64_t unit) {
+  return std::max<uint64_t>(1, (elements + unit - 1) / unit);
+}
+
+// What host `host` owns of `count` elements.
+Range encoded_block(uint64_t count, uint64_t unit, int hosts, int host) {
+  const Range part = part_of(units_of(count, unit), hosts, host);
+  const uint64_t begin = std::min(part.begin * unit, count);
+  return {begin, std::min((part.begin + part.count) * unit, count) - begin};
+}
+
 class Compressed {
  public:
   Compressed(Builder* b, Range range)
@@ -80,12 +91,11 @@ class Compressed {
     chunk_ = std::min({chunk_, piece, units(block(0).count) * unit_});
   }
 
-  uint64_t units(uint64_t elements) const { return std::max<uint64_t>(1, (elements + unit_ - 1) / unit_); }
+  uint64_t units(uint64_t elements) const { return units_of(elements, unit_); }
 
   Range block(int host) const {
-    const Range part = part_of(units(range_.count), b_->hosts(), host);
-    const uint64_t begin = std::min(part.begin * unit_, range_.count);
-    return {range_.begin + begin, std::min((part.begin + part.count) * unit_, range_.count) - begin};
+    const Range block = encoded_block(range_.count, unit_, b_->hosts(), host);
+    return {range_.begin + block.begin, block.count};
   }
 
   std::vector<Range> chunks_of(Range block) const {
@@ -181,6 +191,12 @@ class Compressed {
 
 void build_compressed(Builder* b, Range range) {
   Compressed(b, range).build();
+}
+
+OwnBlock own_block(const Topology& topology, const Request& request) {
+  const Range mine =
+      encoded_block(request.count - request.exact, unit_of(request.encoding), topology.hosts(), topology.host);
+  return {mine.begin, mine.begin + mine.count};
 }
 
 }  // namespace bagua::collective

@@ -12,7 +12,7 @@ const char* source_of(const Memory& memory, const Ref& ref) {
     case Space::kDst:
       return memory.dst[ref.member] + ref.offset;
     case Space::kResidual:
-      return memory.residual + ref.offset;
+      return (memory.carried != nullptr ? memory.carried : memory.residual) + ref.offset;
     case Space::kScratch:
       break;
   }
@@ -46,7 +46,10 @@ void run_transcode(const Step& step, const Ref* refs, const Request& request, in
   }
   for (uint32_t i = 0; i < step.encoded; ++i) encoded.push_back(source_of(memory, *refs++));
   Transcode work;
-  if (step.residual) work.residual = reinterpret_cast<float*>(target_of(memory, *refs++));
+  if (step.residual) {
+    work.carried = reinterpret_cast<const float*>(source_of(memory, *refs));
+    work.residual = reinterpret_cast<float*>(target_of(memory, *refs++));
+  }
   if (step.message) work.message = target_of(memory, *refs++);
   for (uint32_t i = 0; i < step.destinations; ++i) {
     decoded.push_back(reinterpret_cast<float*>(target_of(memory, *refs++)));

@@ -12,7 +12,8 @@ struct Memory {
   std::vector<const char*> src;
   std::vector<char*> dst;
   char* scratch = nullptr;   // aligned to 64 bytes
-  char* residual = nullptr;  // Request::count float32, if the request has error feedback
+  char* residual = nullptr;  // Request::count float32, if the request has error feedback: written, and read if there is
+  const char* carried = nullptr;  // no other to read
 };
 
 const char* source_of(const Memory& memory, const Ref& ref);

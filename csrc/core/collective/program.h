@@ -95,4 +95,11 @@ struct Program {
 // valid: see engine/operation.h.
 Program compile(const Topology& topology, const Request& request, size_t chunk_bytes);
 
+// Elements of an encoded all-reduce whose results this host makes: [begin, end). Its residual there is what results
+// lost, elsewhere what its own contribution lost.
+struct OwnBlock {
+  uint64_t begin = 0, end = 0;
+};
+OwnBlock own_block(const Topology& topology, const Request& request);
+
 }  // namespace bagua::collective

@@ -30,8 +30,15 @@ Headroom Budget::room() const {
   return room;
 }
 
-Status Budget::require(int rank, uint64_t bytes) {
-  announced_[rank] = bytes;
+void Budget::regroup(size_t local_ranks, const std::vector<int>& gone) {
+  const Lock lock(mutex_);
+  local_ranks_ = local_ranks;
+  for (const int member : gone) announced_.erase(member);
+}
+
+Status Budget::require(int member, uint64_t bytes) {
+  const Lock lock(mutex_);
+  announced_[member] = bytes;
   uint64_t needed = 0;
   for (const auto& [known, more] : announced_) needed = sum(needed, more);
   const uint64_t silent = local_ranks_ - std::min(local_ranks_, announced_.size());
@@ -40,24 +47,27 @@ Status Budget::require(int rank, uint64_t bytes) {
   job_bytes_ = sum(held, needed);
   const Headroom left = room();
   if (needed <= left.bytes) return Status::ok();
-  announced_.erase(rank);
+  announced_.erase(member);
   return {Code::kResource, "this job needs " + mib(job_bytes_) + " of shared memory on this host (" +
                                std::to_string(local_ranks_) + " ranks, " + mib(bytes) + " for rank " +
-                               std::to_string(rank) + "): it holds " + mib(held) + " and can get " + mib(left.bytes) +
+                               std::to_string(member) + "): it holds " + mib(held) + " and can get " + mib(left.bytes) +
                                " more, bounded by " + left.bound + "." + kWayOut};
 }
 
-Status Budget::allow(int rank, uint64_t bytes) {
+Status Budget::allow(int member, uint64_t bytes) {
+  const Lock lock(mutex_);
   const Headroom left = room();
   if (bytes <= left.bytes) return Status::ok();
   const std::string all = job_bytes_ > 0 ? ", and needs " + mib(job_bytes_) + " in all" : "";
-  return {Code::kResource, "rank " + std::to_string(rank) + " asks for " + mib(bytes) + " of shared memory, but only " +
-                               mib(left.bytes) + " are left, bounded by " + left.bound + ". This job holds " +
-                               mib(in_use_->load()) + " on this host" + all + "." + kWayOut};
+  return {Code::kResource, "rank " + std::to_string(member) + " asks for " + mib(bytes) +
+                               " of shared memory, but only " + mib(left.bytes) + " are left, bounded by " +
+                               left.bound + ". This job holds " + mib(in_use_->load()) + " on this host" + all + "." +
+                               kWayOut};
 }
 
-void Budget::took(int rank, uint64_t bytes) {
-  const auto found = announced_.find(rank);
+void Budget::took(int member, uint64_t bytes) {
+  const Lock lock(mutex_);
+  const auto found = announced_.find(member);
   if (found != announced_.end()) found->second -= std::min(found->second, bytes);
 }
 

@@ -124,6 +124,16 @@ void from_wire(const Wire& w, message::RingOrder* m) {
   if (end != std::string::npos) m->text = w.text.substr(end + 1);
 }
 
+void to_wire(const message::Suspended& m, Wire* w) {
+  w->fixed.rank = m.member;
+  w->fixed.number = static_cast<uint64_t>(int64_t{m.host});
+  w->text = m.why;
+}
+
+void from_wire(const Wire& w, message::Suspended* m) {
+  *m = {w.fixed.rank, static_cast<int32_t>(static_cast<int64_t>(w.fixed.number)), w.text};
+}
+
 template <size_t kIndex = 0>
 bool read_nth(size_t index, const Wire& wire, Control* control) {
   if constexpr (kIndex < std::variant_size_v<Control>) {

@@ -42,6 +42,13 @@ struct Failed {
   std::string why;
 };
 
+// The generation is suspended there: it has lost somebody, or the next one begins.
+struct Suspended {
+  int32_t member = -1;
+  int32_t host = -1;
+  std::string why;
+};
+
 // In good order, nothing more is begun there.
 struct Close {
   uint64_t done = 0;  // collectives
@@ -89,7 +96,7 @@ struct RingOrder {
 // Their numbers on the wire are their places here, from 1.
 using Control = std::variant<message::Describe, message::Ready, message::Left, message::Failed, message::Close,
                              message::Closed, message::Connected, message::Measure, message::Probe, message::Probed,
-                             message::Measured, message::RingOrder>;
+                             message::Measured, message::RingOrder, message::Suspended>;
 
 // Little-endian, as every platform of the core is.
 std::string encode(const Control& control);

@@ -99,6 +99,10 @@ void Departures::tell_error(const std::string& why) {
   tell_all(message::Failed{why});
 }
 
+void Departures::tell_loss(const Loss& loss) {
+  tell_all(message::Suspended{loss.member, loss.host, loss.text});
+}
+
 void Departures::tell_all(const Control& control) {
   const std::string bytes = encode(control);
   for (size_t peer = 0; peer < peers_.size(); ++peer) {

@@ -43,6 +43,8 @@ class Departures {
   void tell_close(const std::string& why);
   // Tells the others why the generation has failed.
   void tell_error(const std::string& why);
+  // Tells the others why it is suspended.
+  void tell_loss(const Loss& loss);
   // Answers a goodbye when this host is ending, too: neither needs the other any more.
   void part(int peer);
   // The same for all that said goodbye while this host was at work.

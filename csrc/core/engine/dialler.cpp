@@ -1,7 +1,10 @@
 #include "engine/dialler.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -13,33 +16,59 @@ namespace bagua {
 
 namespace {
 
-constexpr int64_t kDialSliceNs = 2 * kNsPerS;  // how often a dialler looks whether the generation has failed
+constexpr int64_t kDialSliceNs = 2 * kNsPerS;  // how often a dialler looks whether the generation is over
+constexpr size_t kCallers = 16;                // connections that are made at the same time
+constexpr int kPauseMs = 2;                    // before a host that has not followed yet is dialled again
 
 }  // namespace
 
 bool Dialler::connect(ExecutorInbox* inbox) {
   if (!await_peers(inbox)) return false;
   const int64_t deadline = now_ns() + state_->job().options().connect_timeout_ns;
-  for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) {
-    // The control lane, number `streams`, comes first: it is the one that tells of the peer's death.
-    for (int stream = state_->job().options().streams; stream >= 0; --stream) {
-      const Status status = dial(peer, stream, deadline);
-      if (state_->failed()) return false;
-      if (status) continue;
-      if (inbox->closing()) return false;
-      state_->fail("no connection to " + host_text(state_->membership(), *comm_, peer) + " at " +
-                   network_->peer_address(comm_->job_hosts()[static_cast<size_t>(peer)]) + ": " + status.message());
-      return false;
-    }
+  std::vector<Call> calls;
+  // Control lanes, with number `streams`, come first: they tell of a peer's death.
+  for (int stream = state_->job().options().streams; stream >= 0; --stream) {
+    for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) calls.push_back({peer, stream, {}});
   }
-  return true;
+  std::vector<std::thread> helpers;
+  for (size_t i = 1; i < std::min(calls.size(), kCallers); ++i) {
+    helpers.emplace_back([this, &calls, deadline] { work(&calls, deadline); });
+  }
+  work(&calls, deadline);
+  for (std::thread& helper : helpers) helper.join();
+  if (state_->over()) return false;
+  const auto refused = std::find_if(calls.begin(), calls.end(), [](const Call& call) { return !call.status; });
+  if (refused == calls.end()) return true;
+  if (!inbox->closing()) give_up(*refused);
+  return false;
+}
+
+void Dialler::work(std::vector<Call>* calls, int64_t deadline_ns) {
+  for (size_t i = next_++; i < calls->size() && !failed_.load() && !state_->over(); i = next_++) {
+    Call& call = (*calls)[i];
+    call.status = dial(call.peer, call.stream, deadline_ns);
+    if (!call.status) failed_.store(true);
+  }
+}
+
+void Dialler::give_up(const Call& call) {
+  const int host = comm_->job_hosts()[static_cast<size_t>(call.peer)];
+  const std::string text = "no connection to " + host_text(state_->membership(), *comm_, call.peer) + " at " +
+                           network_->peer_address(host) + ": " + call.status.message();
+  worth_retrying(call.status) ? state_->lose({text, -1, host}) : state_->fail(text);
+}
+
+// A host that is not there yet, or has died, may come back; one that is in an earlier generation may follow.
+bool Dialler::worth_retrying(const Status& status) const {
+  if (status.code() == Code::kAborted) return state_->job().options().elastic;
+  return status.code() == Code::kTimeout || status.code() == Code::kUnavailable;
 }
 
 bool Dialler::await_peers(ExecutorInbox* inbox) {
   const int64_t timeout = state_->job().options().connect_timeout_ns;
-  if (inbox->await([this] { return state_->failed() || network_->peers_known(); }, timeout)) return !state_->failed();
-  state_->fail("the addresses of the other hosts did not come within " + duration_text(timeout) +
-               ": is the coordinator running, and are all hosts of the job up?");
+  if (inbox->await([this] { return state_->over() || network_->peers_known(); }, timeout)) return !state_->over();
+  state_->lose({"the addresses of the other hosts did not come within " + duration_text(timeout) +
+                ": is the coordinator running, and are all hosts of the job up?"});
   return false;
 }
 
@@ -65,9 +94,9 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
       mesh_->attach(peer, stream, std::move(connection));
       return status;
     }
-    // A host that is not there yet, or has died, may come back. What the two have told each other stays.
-    if (status.code() != Code::kTimeout && status.code() != Code::kUnavailable) return status;
-  } while (now_ns() < deadline_ns && !state_->failed());
+    if (!worth_retrying(status)) return status;  // what the two have told each other stays
+    poll(nullptr, 0, kPauseMs);
+  } while (now_ns() < deadline_ns && !state_->over() && !failed_.load());
   return status;
 }
 

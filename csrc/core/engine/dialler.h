@@ -1,10 +1,15 @@
 // Connects the mesh of one communicator: waits for the addresses of the other hosts, then dials those with a higher
 // number. The others dial this host (network.h).
 //
-// Thread safety: the executor's thread only.
+// Several connections are made at the same time: each takes some round trips, and a generation waits for all of them. A
+// host that is in the generation before is dialled again until it follows.
+//
+// Thread safety: the executor's thread only; it starts helpers, and joins them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/communicator.h"
@@ -25,13 +30,24 @@ class Dialler {
   bool connect(ExecutorInbox* inbox);
 
  private:
+  struct Call {
+    int peer, stream;
+    Status status;
+  };
+
   bool await_peers(ExecutorInbox* inbox);
+  // Makes calls of the list until none is left, or one has failed.
+  void work(std::vector<Call>* calls, int64_t deadline_ns);
   Status dial(int peer, int stream, int64_t deadline_ns);
+  bool worth_retrying(const Status& status) const;
+  void give_up(const Call& call);
 
   GenerationState* const state_;
   const Network* const network_;
   const Communicator* const comm_;
   Mesh* const mesh_;
+  std::atomic<size_t> next_{0};      // call to make
+  std::atomic<bool> failed_{false};  // one of them
 };
 
 }  // namespace bagua

@@ -20,11 +20,7 @@ int spin_count(size_t local_ranks) {
 }  // namespace
 
 Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
-    : state_(state),
-      page_(&state->job().page()),
-      ranks_(&state->job().ranks()),
-      registry_(registry),
-      spins_(spin_count(ranks_->size())) {}
+    : state_(state), page_(&state->job().page()), registry_(registry), spins_(spin_count(state->locals().size())) {}
 
 void Dispatcher::start() {
   local_ = std::make_unique<LocalExecutor>(state_);
@@ -49,7 +45,7 @@ void Dispatcher::run() {
     registry_->reap();
     rounds_.fetch_add(1);
     if (lookers_.load() > 0) futex_wake(&rounds_);
-    if (state_->failed()) {
+    if (state_->over()) {
       flush();
     } else {
       check_departed(departed);
@@ -86,21 +82,29 @@ void Dispatcher::sleep(uint32_t seen) {
 bool Dispatcher::take_all() {
   bool worked = false;
   std::vector<std::shared_ptr<Communicator>> touched;  // advanced when all is taken: what came in pieces runs as one
-  for (size_t port = 0; port < ranks_->size(); ++port) {
+  for (const GenerationState::Local& local : state_->locals()) {
     Operation operation;
     Status status;
-    while (ranks_->take(port, &operation, &status)) {
+    while (RankTable::take(local.port, &operation, &status)) {
       worked = true;
+      operation.rank = local.rank;
       handle(std::move(operation), &touched);
     }
-    if (!status) state_->fail(status.message());
+    if (!status) state_->fail(state_->membership().rank_text(local.rank) + " " + status.message());
   }
   for (const auto& comm : touched) advance(comm);
   return worked;
 }
 
+void Dispatcher::reject(const Operation& operation) const {
+  RankTable::complete(operation, operation.submitted_ns, state_->outcome());
+}
+
 void Dispatcher::handle(Operation operation, std::vector<std::shared_ptr<Communicator>>* touched) {
-  if (state_->failed()) return reject(operation);
+  if (operation.generation != static_cast<uint32_t>(state_->membership().generation)) {
+    return RankTable::complete(operation, operation.submitted_ns, Outcome::kRegrouped);
+  }
+  if (state_->over()) return reject(operation);
   std::shared_ptr<Communicator> comm;
   if (!touched->empty() && touched->back()->id() == operation.descriptor.comm && operation.descriptor.comm == 0) {
     comm = touched->back();
@@ -163,8 +167,8 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
 
 std::vector<int> Dispatcher::departed_ranks() const {
   std::vector<int> departed;
-  for (size_t port = 0; port < ranks_->size(); ++port) {
-    if (ranks_->phase(ranks_->rank(port)) == Phase::kLeft) departed.push_back(ranks_->rank(port));
+  for (const auto& [rank, port] : state_->locals()) {
+    if (port->phase.load(std::memory_order_acquire) == Phase::kLeft) departed.push_back(rank);
   }
   return departed;
 }

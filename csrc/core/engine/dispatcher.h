@@ -22,7 +22,7 @@ class Dispatcher {
   ~Dispatcher() { stop(); }
 
   void start();
-  // Ends the threads; what is still pending is completed as failed if the generation has failed. Idempotent.
+  // Ends the threads; what is still pending is ended if the generation is over. Idempotent.
   void stop();
   // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
   // to submit do not wake it. Returns at once when the thread has ended. Any thread.
@@ -37,11 +37,10 @@ class Dispatcher {
   void check_departed(const std::vector<int>& departed);
   void flush();
   void sleep(uint32_t seen);
-  void reject(const Operation& operation) { ranks_->complete(operation, operation.submitted_ns, false); }
+  void reject(const Operation& operation) const;
 
   GenerationState* const state_;
   SharedPage* const page_;
-  RankTable* const ranks_;
   Registry* const registry_;
   std::unique_ptr<LocalExecutor> local_;  // has threads of its own, from start() to stop()
   const int spins_;

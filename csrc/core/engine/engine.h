@@ -26,12 +26,12 @@ class Engine final : private ChannelHandler {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Ends the present generation and opens the next one. Ranks keep their channels and memory, the port stays; what they
-  // have submitted and is not done fails, and communicators but the world are to be declared anew. Other hosts may be
-  // told of each other (set_peers()) when all of them have done this. Residuals stay with communicators that come back
-  // with the same members. kInvalid: it can't follow, and nothing has changed. Any other error: the engine has no
-  // generation that works.
-  Status regroup(Membership next);
+  // Elastic: ends the present generation, suspended or not, and opens the next one. Members that stay keep their
+  // channels and memory, the port stays; what they have submitted and is not done ends as regrouped, and they enter
+  // when they are ready. `tokens`: of members that are new here. All that belongs to members that are not in it any
+  // more is freed. Residuals stay with communicators that come back with the same members. kInvalid: it can't follow,
+  // and nothing has changed. Any other error: the engine has no generation that works.
+  Status regroup(Membership next, const Tokens& tokens);
 
   const std::string& address() const { return job_.listener().address(); }  // empty with one host
   Status set_peers(const std::vector<std::string>& addresses) { return generation()->set_peers(addresses); }
@@ -39,25 +39,28 @@ class Engine final : private ChannelHandler {
   std::vector<Event> events() { return job_.events().take(); }
   std::string error() const { return generation()->error(); }
   std::string waiting(int64_t longer_than_ns) const { return generation()->waiting(longer_than_ns); }
-  void abort(const std::string& reason) { generation()->fail(reason); }
+  // The job is over, suspended or not.
+  void abort(const std::string& reason);
   const Counters& counters() const { return job_.page().counters(); }
   void close();
 
  private:
-  Engine(EngineOptions options, const Membership& first) : job_(std::move(options), first.local_ranks()) {}
+  explicit Engine(EngineOptions options) : job_(std::move(options)) {}
   Status open(Membership first);
-  Status open_generation(Membership membership);
+  Status open_generation(Membership membership, const Generation* last);
+  void note_gone(int member, Phase phase);
   std::shared_ptr<Generation> generation() const;
 
   // ChannelHandler, on the server's thread
-  Status join(uint32_t rank, const uint8_t* token, pid_t pid, int descriptors[2]) override;
-  Status require(int rank, uint64_t bytes) override;
-  Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
-  Status free_segment(int rank, uint64_t id) override;
-  Status declare(int rank, uint64_t comm, const std::vector<int>& members) override;
-  Status destroy(int rank, uint64_t comm) override;
-  void left(int rank) override;
-  void lost(int rank, pid_t pid) override;
+  Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) override;
+  Status require(int member, uint64_t bytes) override;
+  Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
+  Status free_segment(int member, uint64_t id) override;
+  Status declare(int member, uint64_t comm, const std::vector<int>& ranks) override;
+  Status destroy(int member, uint64_t comm) override;
+  Status enter(int member, uint64_t generation, Fd* descriptor) override;
+  void left(int member) override;
+  void lost(int member, pid_t pid) override;
   void bad_connection() override;
 
   JobState job_;
@@ -66,6 +69,7 @@ class Engine final : private ChannelHandler {
   std::unique_ptr<ChannelServer> server_;                                 // constant from open() to close()
 
   Mutex lifecycle_mutex_;  // one regroup() or close() at a time; guards closed_
+  Mutex regroup_mutex_;    // a generation that is aborted is the one that stays
   bool closed_ GUARDED_BY(lifecycle_mutex_) = false;
 };
 

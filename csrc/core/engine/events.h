@@ -13,9 +13,10 @@
 namespace bagua {
 
 struct Event {
-  const char* kind;  // "joined", "left", "lost", "error", "ring"
-  int rank;          // -1: none
+  const char* kind;  // "joined", "left", "lost", "error", "ring", "suspended"
+  int rank;          // member number; -1: none
   std::string text;
+  int host = -1;  // "suspended": the host that was lost
 };
 
 class EventList {
@@ -23,7 +24,7 @@ class EventList {
   Status open() { return ready_.open(); }
   // Readable while there are events.
   int fd() const { return ready_.fd(); }
-  void tell(const char* kind, int rank, const std::string& text);
+  void tell(const char* kind, int rank, const std::string& text, int host = -1);
   std::vector<Event> take();
 
  private:

@@ -24,16 +24,23 @@ uint64_t digest_of(const std::vector<int>& members) {
   return digest;
 }
 
+// Ascending member numbers.
+std::vector<int> members_of(const Membership& membership, const Communicator& comm) {
+  std::vector<int> members;
+  for (const int rank : comm.members()) members.push_back(membership.member_of(rank));
+  std::sort(members.begin(), members.end());
+  return members;
+}
+
 }  // namespace
 
 Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
     : state_(state),
-      ranks_(&state->job().ranks()),
       comm_(comm),
       mesh_(mesh),
       members_digest_(digest_of(comm->members())),
       topology_(comm->topology()),
-      residuals_(state->job().residuals().take(comm->id(), comm->instance())),
+      residuals_(state->job().residuals().take(comm->id(), comm->instance(), members_of(state->membership(), *comm))),
       sends_(static_cast<size_t>(comm->hosts())),
       receives_(static_cast<size_t>(comm->hosts())),
       early_(static_cast<size_t>(comm->hosts())) {}
@@ -93,7 +100,14 @@ Status Exchange::prepare(Active* active) {
   active->scratch = scratch_.take(active->program.scratch_bytes);
   active->memory.scratch = active->scratch.data();
   if (!active->request.feedback) return Status::ok();
-  Status status = residuals_->find(descriptor.residual, descriptor.count, &active->memory.residual);
+  const collective::OwnBlock own = collective::own_block(topology_, active->request);
+  const ResidualShape shape{descriptor.count, own.begin, own.end, static_cast<uint32_t>(comm_->size()),
+                            active->request.op == ReduceOp::kAvg};
+  ResidualPlaces places;
+  const auto sides = static_cast<ResidualSides>(descriptor.residual_sides);
+  Status status = residuals_->find(descriptor.residual, shape, sides, &places);
+  active->memory.carried = places.carried;
+  active->memory.residual = places.written;
   if (status) return status;
   return {status.code(), operation_name(descriptor, active->operation.sequence) + ": " + status.message()};
 }
@@ -254,7 +268,8 @@ void Exchange::finish(Active* active) {
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->job().busy().stop(now_ns(), &counters.comm_ns);
-  for (const Operation& part : active->operation.parts) ranks_->complete(part, active->operation.started_ns, true);
+  for (const Operation& part : active->operation.parts)
+    RankTable::complete(part, active->operation.started_ns, Outcome::kDone);
   scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
 }
@@ -303,14 +318,15 @@ std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
 }
 
 void Exchange::abandon() {
+  const Outcome outcome = state_->outcome();
   for (const auto& active : active_) {
     for (const Operation& part : active->operation.parts) {
-      ranks_->complete(part, active->operation.started_ns, false);
+      RankTable::complete(part, active->operation.started_ns, outcome);
     }
     state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   for (const Collective& operation : queued_) {
-    for (const Operation& part : operation.parts) ranks_->complete(part, operation.started_ns, false);
+    for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);
   }
   active_.clear();
   queued_.clear();

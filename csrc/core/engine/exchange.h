@@ -58,7 +58,7 @@ class Exchange {
   // "all-reduce #4 of world": the oldest one in progress whose number is at least `from`; empty if there is none.
   std::string oldest(uint64_t from = 0) const;
   std::string describe_pending(int64_t now, int64_t before_ns) const;
-  // Completes everything as failed. The mesh must not be polled any more.
+  // Ends everything that is not done. The mesh must not be polled any more.
   void abandon();
 
  private:
@@ -91,7 +91,6 @@ class Exchange {
   bool waiting(const Item& item) const { return item.active->waits_for[item.step] > 0; }
 
   GenerationState* const state_;
-  RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
   const uint64_t members_digest_;

@@ -51,13 +51,13 @@ void Farewell::await_others() {
   departures_->tell_close(how);
   mesh_->set_waiting(false);
   // With all of them connected nobody dials us any more: the network can forget us.
-  while (!(departures_->all_departed() && mesh_->connected()) && !state_->failed()) {
+  while (!(departures_->all_departed() && mesh_->connected()) && !state_->over()) {
     if (!listen(-1)) return;
   }
-  if (state_->failed()) return;
+  if (state_->over()) return;
   mesh_->hang_up();
   const int64_t deadline = now_ns() + kHangUpNs;
-  while (now_ns() < deadline && !state_->failed() && mesh_->poll(deadline, &completions_)) completions_.clear();
+  while (now_ns() < deadline && !state_->over() && mesh_->poll(deadline, &completions_)) completions_.clear();
 }
 
 void Farewell::leave() {
@@ -65,9 +65,16 @@ void Farewell::leave() {
   converse(now_ns() + kLeaveNs);
 }
 
+void Farewell::report_loss() {
+  mesh_->retire();
+  departures_->tell_loss(state_->loss());
+  static_cast<void>(listen(now_ns()));  // whatever can be said is said; who does not hear it sees the connections end
+  mesh_->shut_down();
+}
+
 void Farewell::report_failure() {
   mesh_->retire();
-  departures_->tell_error(state_->error());
+  departures_->tell_error(state_->why());
   departures_->give_up_unreachable();
   converse(now_ns() + kErrorLingerNs);
   mesh_->shut_down();

@@ -32,6 +32,8 @@ class Farewell {
   void await_others();
   // The generation has ended in good order.
   void leave();
+  // The generation is suspended: tells the others, and hangs up at once. They need no last words, they regroup, too.
+  void report_loss();
   // The generation has failed. Also after the mesh has failed: the lanes that still work carry the cause. A host that
   // could not be told, or does not listen, loses its connections to us: nobody waits for us for ever.
   void report_failure();

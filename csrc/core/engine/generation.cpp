@@ -14,15 +14,15 @@ constexpr int64_t kTakeNs = 10 * kNsPerS;    // the dispatcher may be reducing l
 
 }  // namespace
 
-Generation::Generation(JobState* job, Membership membership)
-    : state_(job, std::move(membership)),
+Generation::Generation(JobState* job, Membership membership, const Generation* last)
+    : state_(job, std::move(membership), last == nullptr ? nullptr : &last->state_),
       network_(&state_,
                [this](uint32_t comm, uint64_t instance, int host) { return registry_.clash(comm, instance, host); }),
       registry_(state_.membership(), [this](Communicator* comm) { prepare(comm); }),
       dispatcher_(&state_, &registry_) {}
 
 Status Generation::open() {
-  state_.job().page().begin(state_.membership());
+  if (Status status = state_.open(); !status) return status;
   if (Status status = network_.open(); !status) return status;
   registry_.open();
   dispatcher_.start();
@@ -44,7 +44,7 @@ Status Generation::set_peers(const std::vector<std::string>& addresses) {
 }
 
 std::string Generation::waiting(int64_t longer_than_ns) {
-  if (state_.failed()) return "";
+  if (state_.over()) return "";
   dispatcher_.look(kLookNs);
   const int64_t now = now_ns();
   std::string text;
@@ -56,31 +56,44 @@ std::string Generation::waiting(int64_t longer_than_ns) {
   return text;
 }
 
-Status Generation::declare(int rank, uint64_t comm, const std::vector<int>& members) {
-  if (state_.failed()) return {Code::kAborted, state_.error()};
-  const Status status = registry_.declare(rank, comm, members);
+// The rank of a member; an error if nobody can use its communicators.
+Status Generation::check(int member, int* rank) const {
+  if (state_.suspended()) return {Code::kRegrouped, state_.why()};
+  if (state_.over()) return {Code::kAborted, state_.why()};
+  *rank = membership().rank_of(member);
+  if (*rank >= 0) return Status::ok();
+  return {Code::kInvalid,
+          "member " + std::to_string(member) + " is not in generation " + std::to_string(membership().generation)};
+}
+
+Status Generation::declare(int member, uint64_t comm, const std::vector<int>& ranks) {
+  int rank = -1;
+  if (Status status = check(member, &rank); !status) return status;
+  const Status status = registry_.declare(rank, comm, ranks);
   if (status.code() == Code::kAborted) state_.fail(status.message());  // other members may wait for this rank already
   return status;
 }
 
-Status Generation::destroy(int rank, uint64_t comm) {
+Status Generation::destroy(int member, uint64_t comm) {
+  int rank = -1;
+  if (Status status = check(member, &rank); !status) return status;
   std::shared_ptr<Communicator> dropped;
   dispatcher_.look(kTakeNs);  // what the rank submitted before belongs to the communicator that it destroys now
   if (Status status = registry_.destroy(rank, comm, &dropped); !status) return status;
-  if (dropped != nullptr) retire(dropped);
+  if (dropped != nullptr) drop(dropped);
   return Status::ok();
 }
 
-void Generation::retire(const std::shared_ptr<Communicator>& comm) {
+void Generation::drop(const std::shared_ptr<Communicator>& comm) {
   for (const Operation& operation : comm->drain()) {
-    state_.job().ranks().complete(operation, operation.submitted_ns, false);
+    RankTable::complete(operation, operation.submitted_ns, state_.outcome());
   }
   if (comm->executor != nullptr) comm->executor->begin_close();
 }
 
 // In the order in which work flows: nothing new, what is running, what it ran on.
 void Generation::close() {
-  state_.end("generation " + std::to_string(state_.membership().generation) + " of this job has ended");
+  if (!state_.over()) state_.end("generation " + std::to_string(membership().generation) + " of this job has ended");
   dispatcher_.stop();
   close_executors();
   network_.stop();

@@ -20,35 +20,43 @@ namespace bagua {
 
 class Generation {
  public:
-  // `job` must outlive it.
-  Generation(JobState* job, Membership membership);
+  // `job` must outlive it. `last`: the generation before, which is closed; nullptr: there was none.
+  Generation(JobState* job, Membership membership, const Generation* last);
   ~Generation() { close(); }
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Begins on the ranks' page, makes the world, starts the threads. The generation before must be closed.
+  // Makes the ranks' page and the world, starts the threads.
   Status open();
   Status set_peers(const std::vector<std::string>& addresses);
 
   const Membership& membership() const { return state_.membership(); }
-  void fail(const std::string& reason) { state_.fail(reason); }
-  bool failed() const { return state_.failed(); }
+  // Descriptor of the page that its ranks map.
+  int page() const { return state_.sheet().descriptor(); }
+  void abort(const std::string& reason) { state_.abort(reason); }
+  void lose(const Loss& loss) { state_.lose(loss); }
+  // The next one follows.
+  void retire(const std::string& reason) { state_.retire(reason); }
+  // A member of this host does nothing more.
+  void await_no_more(int member) { state_.await_no_more(membership().rank_of(member)); }
   std::string error() const { return state_.error(); }
   // Lines about operations that have waited for longer than that.
   std::string waiting(int64_t longer_than_ns);
 
-  // A rank declares or destroys a communicator; see Registry.
-  Status declare(int rank, uint64_t comm, const std::vector<int>& members);
-  Status destroy(int rank, uint64_t comm);
+  // A local member declares or destroys a communicator; see Registry.
+  Status declare(int member, uint64_t comm, const std::vector<int>& ranks);
+  Status destroy(int member, uint64_t comm);
 
   // Every operation fails with the reason from now on; other hosts are told that this one leaves in good order.
   void end(const std::string& reason) { state_.end(reason); }
-  // After end(): joins all threads and lets go of the network. The job's parts stay as they are. Idempotent.
+  // After end() or retire(): joins all threads and lets go of the network. The job's parts stay as they are.
+  // Idempotent.
   void close();
 
  private:
   void prepare(Communicator* comm);
-  void retire(const std::shared_ptr<Communicator>& comm);
+  Status check(int member, int* rank) const;
+  void drop(const std::shared_ptr<Communicator>& comm);
   void close_executors();
 
   GenerationState state_;

@@ -1,31 +1,111 @@
 #include "engine/generation_state.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace bagua {
 
-bool GenerationState::set_error(const std::string& reason, bool ended) {
-  const Lock lock(mutex_);
-  if (failed_.load(std::memory_order_relaxed)) return false;
-  error_ = reason;
-  job_->page().show_error(reason);
-  ended_.store(ended, std::memory_order_relaxed);
-  failed_.store(true, std::memory_order_release);
+GenerationState::GenerationState(JobState* job, Membership membership, const GenerationState* last)
+    : job_(job), membership_(std::move(membership)) {
+  const std::vector<Port*> ports = job_->ranks().ports(membership_.local_members());
+  for (size_t i = 0; i < ports.size(); ++i) locals_.push_back({membership_.local_ranks()[i], ports[i]});
+  for (size_t host = 0; host < membership_.hosts.size(); ++host) {
+    stream_verdicts_.push_back(std::make_shared<StreamVerdict>());
+  }
+  if (last != nullptr) inherit(*last);
+}
+
+// A host is the same as one of the last generation if a member is on both.
+void GenerationState::inherit(const GenerationState& last) {
+  const int hosts = static_cast<int>(membership_.hosts.size());
+  std::vector<int> now(last.membership_.hosts.size(), -1);  // by host of the last generation
+  for (int host = 0; host < hosts; ++host) {
+    for (const int member : membership_.members_of(host)) {
+      const int rank = last.membership_.rank_of(member);
+      if (rank < 0) continue;
+      const int before = last.membership_.host_of(rank);
+      now[static_cast<size_t>(before)] = host;
+      stream_verdicts_[static_cast<size_t>(host)] = last.stream_verdicts_[static_cast<size_t>(before)];
+      break;
+    }
+  }
+  const std::vector<int> measured = last.ring();
+  for (const int before : measured.empty() ? last.kept_ring_ : measured) {
+    const int host = now[static_cast<size_t>(before)];
+    if (host >= 0) kept_ring_.push_back(host);
+  }
+  if (static_cast<int>(kept_ring_.size()) < hosts) kept_ring_.clear();
+}
+
+Phase GenerationState::phase(int rank) const {
+  for (const Local& local : locals_) {
+    if (local.rank == rank) return local.port->phase.load(std::memory_order_acquire);
+  }
+  return Phase::kAbsent;
+}
+
+// `latest`: the state up to which this one may follow.
+bool GenerationState::stop(State state, State latest, const Loss& loss) {
+  {
+    const Lock lock(mutex_);
+    if (state_.load(std::memory_order_relaxed) > latest) return false;
+    loss_ = loss;
+    state == State::kSuspended ? sheet_.suspend(loss.text) : sheet_.fail(loss.text);
+    state_.store(state, std::memory_order_release);
+  }
+  if (state != State::kSuspended) job_->page().tell_change();
   return true;
 }
 
-bool GenerationState::fail(const std::string& reason) {
-  if (!set_error(reason, false)) return false;
+void GenerationState::fail(const std::string& reason) {
+  if (!stop(State::kFailed, State::kRunning, {reason})) return;
   job_->events().tell("error", -1, reason);
   job_->page().ring_doorbell();
-  return true;
+}
+
+void GenerationState::abort(const std::string& reason) {
+  if (!stop(State::kFailed, State::kSuspended, {reason})) return;
+  job_->events().tell("error", -1, reason);
+  job_->page().ring_doorbell();
 }
 
 void GenerationState::end(const std::string& reason) {
-  if (set_error(reason, true)) job_->page().ring_doorbell();
+  if (stop(State::kEnded, State::kSuspended, {reason})) job_->page().ring_doorbell();
+}
+
+void GenerationState::lose(const Loss& loss) {
+  job_->options().elastic ? suspend(loss) : fail(loss.text);
+}
+
+void GenerationState::suspend(const Loss& loss) {
+  if (!stop(State::kSuspended, State::kRunning, loss)) return;
+  job_->events().tell("suspended", loss.member, loss.text, loss.host);
+  job_->page().ring_doorbell();
+}
+
+void GenerationState::retire(const std::string& reason) {
+  if (stop(State::kSuspended, State::kRunning, {reason})) job_->page().ring_doorbell();
 }
 
 std::string GenerationState::error() const {
   const Lock lock(mutex_);
-  return error_;
+  return state_.load(std::memory_order_relaxed) > State::kSuspended ? loss_.text : "";
+}
+
+std::string GenerationState::why() const {
+  const Lock lock(mutex_);
+  return loss_.text;
+}
+
+Loss GenerationState::loss() const {
+  const Lock lock(mutex_);
+  return loss_;
+}
+
+void GenerationState::await_no_more(int rank) {
+  for (size_t position = 0; position < locals_.size(); ++position) {
+    if (locals_[position].rank == rank) sheet_.await_no_more(position);
+  }
 }
 
 void GenerationState::set_ring(std::vector<int> order) {

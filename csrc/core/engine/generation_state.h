@@ -1,11 +1,11 @@
-// State shared by all parts of a generation: its members, its first error, and measurements of its links.
+// State shared by all parts of a generation: its members, how it ended, and measurements of its links.
 //
 // Thread safety: any thread.
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -15,43 +15,83 @@
 
 namespace bagua {
 
+// Somebody that a generation has lost.
+struct Loss {
+  std::string text;
+  int member = -1;  // -1: no single one
+  int host = -1;    // index of the host; -1: none
+};
+
 class GenerationState {
  public:
-  GenerationState(JobState* job, Membership membership)
-      : job_(job), membership_(std::move(membership)), stream_verdicts_(membership_.hosts.size()) {}
+  struct Local {
+    int rank;
+    Port* port;
+  };
+
+  // The job has ports for the local members. `last`: the generation before; nullptr: there was none.
+  GenerationState(JobState* job, Membership membership, const GenerationState* last);
+  Status open() { return sheet_.open(membership_, job_->options().elastic); }
 
   JobState& job() const { return *job_; }
   const Membership& membership() const { return membership_; }
+  const SharedSheet& sheet() const { return sheet_; }
+  const std::vector<Local>& locals() const { return locals_; }
+  Phase phase(int rank) const;  // of a local rank
 
-  // Makes the generation fail with this reason; false if it had failed before. The dispatcher then ends what is
-  // pending.
-  bool fail(const std::string& reason);
+  // What ends a generation; the dispatcher then ends what is pending.
+  // It fails with this reason, if it was running.
+  void fail(const std::string& reason);
+  // It fails with this reason, if it was running or suspended: the job is over.
+  void abort(const std::string& reason);
   // The same when its owner ends it: no event, and other hosts are told that this one leaves in good order.
   void end(const std::string& reason);
-  bool ended() const { return ended_.load(std::memory_order_acquire); }
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  std::string error() const;
+  // It can't go on without somebody. In an elastic job it is suspended, in others it fails.
+  void lose(const Loss& loss);
+  // Its operations end as regrouped, and the next one is to follow.
+  void suspend(const Loss& loss);
+  // The same without an event: the next one follows.
+  void retire(const std::string& reason);
+
+  bool over() const { return state_.load(std::memory_order_acquire) != State::kRunning; }
+  bool suspended() const { return state_.load(std::memory_order_acquire) == State::kSuspended; }
+  bool ended() const { return state_.load(std::memory_order_acquire) == State::kEnded; }
+  // How operations end that are not done when it is over.
+  Outcome outcome() const { return suspended() ? Outcome::kRegrouped : Outcome::kFailed; }
+  std::string error() const;  // empty: it is running or suspended
+  std::string why() const;    // it is over
+  Loss loss() const;          // that suspended it
+
+  // A local rank does nothing more.
+  void await_no_more(int rank);
 
   // The verdict on the number of streams to host `host`.
-  StreamVerdict* stream_verdict(int host) { return &stream_verdicts_[static_cast<size_t>(host)]; }
+  StreamVerdict* stream_verdict(int host) { return stream_verdicts_[static_cast<size_t>(host)].get(); }
 
   // The order in which rings go round the hosts. The first one stays.
   void set_ring(std::vector<int> order);
   // Empty: not known yet.
   std::vector<int> ring() const;
+  // The order that was measured in earlier generations, if it names all hosts of this one.
+  const std::vector<int>& kept_ring() const { return kept_ring_; }
 
  private:
-  bool set_error(const std::string& reason, bool ended);
+  enum class State : int { kRunning, kSuspended, kFailed, kEnded };
+
+  bool stop(State state, State latest, const Loss& loss);
+  void inherit(const GenerationState& last);
 
   JobState* const job_;
   const Membership membership_;
-  std::vector<StreamVerdict> stream_verdicts_;  // by host; never resized
+  std::vector<Local> locals_;                                    // constant after construction, like the next two
+  std::vector<std::shared_ptr<StreamVerdict>> stream_verdicts_;  // by host
+  std::vector<int> kept_ring_;
+  SharedSheet sheet_;
 
   mutable Mutex mutex_;
-  std::string error_ GUARDED_BY(mutex_);
+  Loss loss_ GUARDED_BY(mutex_);
   std::vector<int> ring_ GUARDED_BY(mutex_);
-  std::atomic<bool> failed_{false};  // set after error_
-  std::atomic<bool> ended_{false};   // the first error is the end; set before failed_
+  std::atomic<State> state_{State::kRunning};  // set after loss_
 };
 
 }  // namespace bagua

@@ -116,10 +116,12 @@ void HostExecutor::run() {
   const bool connected = dialler_.connect(&inbox_);
   if (connected) loop_.serve();
   survey_.give_up();
-  if (connected && !state_->failed()) farewell_.await_others();
+  if (connected && !state_->over()) farewell_.await_others();
   if (state_->ended()) {
     farewell_.leave();
-  } else if (state_->failed()) {
+  } else if (state_->suspended()) {
+    farewell_.report_loss();
+  } else if (state_->over()) {
     farewell_.report_failure();
   }
   abandon();
@@ -130,17 +132,18 @@ void HostExecutor::run() {
 }
 
 void HostExecutor::abandon() {
-  RankTable& ranks = state_->job().ranks();
+  const Outcome outcome = state_->outcome();
   const ExecutorInbox::Content content = inbox_.close();
   inquiry_.close();
   exchange_.abandon();
   p2p_.abandon();
   for (const Collective& operation : content.collectives) {
-    for (const Operation& part : operation.parts) ranks.complete(part, operation.started_ns, false);
+    for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);
   }
-  for (const SendOrRecv& half : content.halves) ranks.complete(half.operation, half.operation.submitted_ns, false);
+  for (const SendOrRecv& half : content.halves)
+    RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
   // Nobody uses the communicator again: it was destroyed. One that has failed or ended may have a successor.
-  if (!state_->failed()) state_->job().residuals().drop(comm_->id(), comm_->instance());
+  if (!state_->over()) state_->job().residuals().drop(comm_->id(), comm_->instance());
 }
 
 }  // namespace bagua

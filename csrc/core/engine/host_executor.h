@@ -58,7 +58,7 @@ class HostExecutor final : public ConnectionTarget {
 
  private:
   void run();
-  // Completes all that is not done as failed.
+  // Ends all that is not done.
   void abandon();
   int peer_of(int host) const;  // -1: no member
 

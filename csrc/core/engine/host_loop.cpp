@@ -17,10 +17,11 @@ constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leavin
 
 void HostLoop::serve() {
   progress_ns_ = now_ns();
-  while (!state_->failed() && !(parts_.inbox->closing() && idle() && parts_.inbox->empty())) {
+  while (!state_->over() && !(parts_.inbox->closing() && idle() && parts_.inbox->empty())) {
     const Status status = turn();
     if (status) continue;
-    state_->fail(status.message());
+    const bool lost = status.code() == Code::kUnavailable || status.code() == Code::kTimeout;
+    lost ? state_->lose({status.message(), -1, lost_host()}) : state_->fail(status.message());
     return;
   }
 }
@@ -77,6 +78,11 @@ int64_t HostLoop::next_deadline() const {
   return survey < 0 ? check : std::min(check, survey);
 }
 
+int HostLoop::lost_host() const {
+  const int peer = parts_.mesh->failed_peer();
+  return peer < 0 ? -1 : comm_->job_hosts()[static_cast<size_t>(peer)];
+}
+
 Status HostLoop::network_failed(const Status& status) const {
   const std::string operation = parts_.exchange->oldest();
   return {status.code(), (operation.empty() ? "" : operation + ": ") + status.message()};
@@ -113,6 +119,11 @@ Status HostLoop::on_control(int peer, const Control& control) {
         departures->on_end(peer);
         return Status(Code::kAborted, failed.why);
       },
+      [&](const message::Suspended& suspended) {
+        departures->on_end(peer);
+        state_->suspend({suspended.why, suspended.member, suspended.host});
+        return Status::ok();
+      },
       [&](const message::Close& close) {
         departures->on_close(peer, close.done, close.why);
         return Status::ok();
@@ -130,9 +141,8 @@ Status HostLoop::on_describe(int peer, const message::Describe& other) {
   const Status status = parts_.exchange->describe(peer, other);
   begun_elsewhere_.store(parts_.exchange->begun_elsewhere(), std::memory_order_release);
   const auto& local = comm_->local_ranks();
-  const RankTable& ranks = state_->job().ranks();
   const bool somebody_left =
-      std::any_of(local.begin(), local.end(), [&ranks](int rank) { return ranks.phase(rank) == Phase::kLeft; });
+      std::any_of(local.begin(), local.end(), [this](int rank) { return state_->phase(rank) == Phase::kLeft; });
   if (somebody_left) state_->job().page().ring_doorbell();  // the dispatcher knows whether that rank is needed
   return status;
 }

@@ -52,6 +52,7 @@ class HostLoop {
   void tell_mesh_what_we_await();
   int64_t next_deadline() const;
   Status network_failed(const Status& status) const;
+  int lost_host() const;  // whose loss failed the mesh; -1: none
   Status on_completion(const Mesh::Completion& completion);
   Status on_control(int peer, const Control& control);
   Status on_describe(int peer, const message::Describe& other);

@@ -4,13 +4,14 @@
 // Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
 //
 // Lock order in the engine, outermost first:
-//   Engine::lifecycle_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ ->
-//   Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ ->
-//   the mutexes of this file's parts (each alone).
+//   Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ ->
+//   Registry::mutex_ -> Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ ->
+//   GenerationState::mutex_ -> the mutexes of this file's parts (each alone).
 // No lock is held while calling the kernel, polling the mesh or reading a socket.
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -28,13 +29,15 @@ namespace bagua {
 
 class JobState {
  public:
-  JobState(EngineOptions options, const std::vector<int>& local_ranks);
+  explicit JobState(EngineOptions options) : options_(std::move(options)) {}
   Status open();
+  // A generation begins here with `local_members`, and none runs: makes ports for new ones, with their tokens, and
+  // frees all that belongs to those that are not in it any more.
+  void regroup(const std::vector<int>& local_members, const Tokens& tokens);
   // Gives back memory, channels and the port. No thread takes or completes operations any more.
   void close();
 
   const EngineOptions& options() const { return options_; }
-  const std::vector<int>& local_ranks() const { return local_ranks_; }
   SharedPage& page() { return page_; }
   const SharedPage& page() const { return page_; }
   Counters& counters() { return page_.counters(); }
@@ -48,12 +51,8 @@ class JobState {
   Listener& listener() { return listener_; }
   const Listener& listener() const { return listener_; }
 
-  // Nothing more comes from this local rank.
-  void await_no_more(int rank);
-
  private:
   const EngineOptions options_;
-  const std::vector<int> local_ranks_;
   SharedPage page_;
   EventList events_;
   BusyClock busy_;

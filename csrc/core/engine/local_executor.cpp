@@ -90,7 +90,7 @@ void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>&
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(operations.size(), std::memory_order_relaxed);
   job_->busy().stop(now_ns(), &counters.comm_ns);
-  job_->ranks().complete(operations, true);
+  RankTable::complete(operations);
 }
 
 void LocalExecutor::run(const Pair& pair) {
@@ -102,8 +102,8 @@ void LocalExecutor::run(const Pair& pair) {
   counters.bytes_local.fetch_add(bytes, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   job_->busy().stop(now_ns(), &counters.comm_ns);
-  job_->ranks().complete(pair.send, started, true);
-  job_->ranks().complete(pair.recv, started, true);
+  RankTable::complete(pair.send, started, Outcome::kDone);
+  RankTable::complete(pair.recv, started, Outcome::kDone);
 }
 
 }  // namespace bagua

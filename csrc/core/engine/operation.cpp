@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "codec/codec.h"
+#include "engine/ranks.h"
 
 namespace bagua {
 
@@ -63,6 +64,7 @@ Status check_encoding(const Operation& operation) {
   if (d.codec == 0) {
     if (d.density != 0) return refuse(operation, "density " + std::to_string(d.density) + " without a codec");
     if (d.residual != 0) return refuse(operation, "residual " + std::to_string(d.residual) + " without a codec");
+    if (d.residual_sides != 0) return refuse(operation, "sides of a residual without a codec");
     if (d.exact != 0) return refuse(operation, std::to_string(d.exact) + " exact elements without a codec");
     return Status::ok();
   }
@@ -77,6 +79,10 @@ Status check_encoding(const Operation& operation) {
   }
   if (operation.op() != ReduceOp::kSum && operation.op() != ReduceOp::kAvg) {
     return refuse(operation, codec + " for " + op_name(operation.op()) + "; codecs take SUM and AVG");
+  }
+  if (d.residual_sides >= kResidualSides || (d.residual_sides != 0 && d.residual == 0)) {
+    return refuse(operation,
+                  "sides " + std::to_string(d.residual_sides) + " of residual " + std::to_string(d.residual));
   }
   if (d.exact > d.count) {
     return refuse(operation, std::to_string(d.exact) + " exact elements of a vector of " + std::to_string(d.count));
@@ -109,7 +115,7 @@ Status check_numbers(const Operation& operation, int size) {
 Status find_memory(const Operation& operation, const SegmentTable& segments, const char* side, uint32_t segment,
                    uint64_t offset, uint64_t bytes, std::shared_ptr<Mapping>* memory, char** place) {
   if (bytes == 0) return Status::ok();
-  *memory = segments.find(operation.rank, segment);
+  *memory = segments.find(operation.port->member, segment);
   if (*memory == nullptr) {
     return refuse(operation, std::string("segment ") + std::to_string(segment) + " as " + side +
                                  ", which it does not hold (was it freed?)");
@@ -188,12 +194,13 @@ Signature signature_of(const Descriptor& descriptor) {
   s.density = descriptor.density;
   s.feedback = descriptor.residual != 0;
   s.exact = descriptor.exact;
+  s.sides = descriptor.residual_sides;
   return s;
 }
 
 bool operator==(const Signature& a, const Signature& b) {
   const auto all = [](const Signature& s) {
-    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact);
+    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact, s.sides);
   };
   return all(a) == all(b);
 }
@@ -238,6 +245,7 @@ std::string call_text(const Descriptor& d) {
     text += ", " + codec_text(d.codec);
     if (d.density != 0) text += " of density " + std::to_string(d.density) + "/65536";
     if (d.residual != 0) text += " with error feedback";
+    if (d.residual_sides != 0) text += std::string(", side ") + (d.residual_sides == kRead0Write1 ? "0" : "1");
     if (d.exact != 0) text += ", the last " + std::to_string(d.exact) + " exact";
   }
   return text;

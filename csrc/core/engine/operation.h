@@ -13,9 +13,13 @@
 
 namespace bagua {
 
+struct Port;
+
 struct Operation {
-  int rank = -1;   // global
-  int index = -1;  // in the communicator
+  Port* port = nullptr;     // where the answer goes
+  uint32_t generation = 0;  // in which it was submitted: the low half of the number
+  int rank = -1;            // of the member in this generation
+  int index = -1;           // in the communicator
   uint32_t slot = 0;
   Descriptor descriptor{};  // private copy: what the rank does to its slot afterwards has no effect
   int64_t submitted_ns = 0;
@@ -40,7 +44,8 @@ struct Collective {
 
 // Checks everything that a rank may have written into a descriptor, and resolves src and dst: known numbers, root in
 // range, a codec only where one works, sizes without overflow, memory inside the rank's own segments, aligned, no
-// overlap but those that layout.h allows. `operation` has rank, index and descriptor; `size` is the number of members.
+// overlap but those that layout.h allows. `operation` has port, rank, index and descriptor; `size` is the number of
+// members.
 Status resolve(Operation* operation, int size, const SegmentTable& segments);
 
 // The call of a rank, apart from the data: parts of one operation must agree on it.
@@ -52,6 +57,7 @@ struct Signature {
   uint16_t density = 0;
   bool feedback = false;  // whether there is a residual; its number is each rank's own
   uint32_t exact = 0;
+  uint8_t sides = 0;
 };
 Signature signature_of(const Descriptor& descriptor);
 bool operator==(const Signature& a, const Signature& b);

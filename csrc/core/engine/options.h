@@ -12,10 +12,13 @@
 
 namespace bagua {
 
+// What a member shows at connect: 32 bytes, by member number.
+using Tokens = std::vector<std::pair<int, std::vector<uint8_t>>>;
+
 // The same for all generations of the job.
 struct EngineOptions {
   std::string data_socket;
-  std::vector<std::pair<int, std::vector<uint8_t>>> tokens;  // local rank, 32 bytes
+  Tokens tokens;  // of the local members of the first generation
   Credentials credentials;
   std::string listen;
   int streams = 4;
@@ -26,6 +29,7 @@ struct EngineOptions {
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
   bool measure_ring = true;                  // that of host 0 counts; see ring_survey.h
+  bool elastic = false;                      // a lost member suspends the generation, and another one may follow
 };
 
 // The hosts and ranks of one generation.
@@ -33,14 +37,23 @@ struct Membership {
   uint64_t generation = 0;
   int host_index = 0;                   // this host's
   std::vector<std::vector<int>> hosts;  // ranks of every host, in ring order
+  std::vector<int> members = {};        // by rank; empty: the same numbers
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
   size_t world_size() const;
+  int member_of(int rank) const { return members.empty() ? rank : members[static_cast<size_t>(rank)]; }
+  int rank_of(int member) const;  // -1: not in this generation
+  int host_of(int rank) const;    // -1: not in this generation
+  std::vector<int> members_of(int host) const;
+  std::vector<int> all_members() const;  // by rank
+  std::vector<int> local_members() const { return members_of(host_index); }
+  // "rank 2", or "rank 2 (member 5)" where the numbers differ
+  std::string rank_text(int rank) const;
 };
 
 // kInvalid in words if they do not fit together.
 Status check_options(const EngineOptions& options, const Membership& membership);
-// The same for the generation after `last`.
-Status check_next(const Membership& next, const Membership& last);
+// The same for the generation after `last`. `tokens`: of local members that are new.
+Status check_next(const Membership& next, const Membership& last, const Tokens& tokens);
 
 }  // namespace bagua

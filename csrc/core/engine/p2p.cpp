@@ -108,7 +108,7 @@ void PointToPoint::finish(uint64_t id, Transfer* transfer) {
   }
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   state_->job().busy().stop(now_ns(), &counters.comm_ns);
-  ranks_->complete(transfer->half.operation, transfer->started_ns, true);
+  RankTable::complete(transfer->half.operation, transfer->started_ns, Outcome::kDone);
   running_.erase(id);
 }
 
@@ -179,9 +179,10 @@ std::string PointToPoint::describe_pending(int64_t now, int64_t before_ns) const
 }
 
 void PointToPoint::abandon() {
-  for (const auto& [key, half] : waiting_) ranks_->complete(half.operation, half.operation.submitted_ns, false);
+  const Outcome outcome = state_->outcome();
+  for (const auto& [key, half] : waiting_) RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
   for (const auto& [id, transfer] : running_) {
-    ranks_->complete(transfer.half.operation, transfer.started_ns, false);
+    RankTable::complete(transfer.half.operation, transfer.started_ns, outcome);
     state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
   }
   waiting_.clear();

@@ -24,7 +24,7 @@ class PointToPoint {
   static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
 
   PointToPoint(GenerationState* state, const Communicator* comm, Mesh* mesh)
-      : state_(state), ranks_(&state->job().ranks()), comm_(comm), mesh_(mesh) {}
+      : state_(state), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
   Status add(SendOrRecv half);
@@ -64,7 +64,6 @@ class PointToPoint {
   static Key key_of(const SendOrRecv& half) { return {half.source, half.destination, half.sequence}; }
 
   GenerationState* const state_;
-  RankTable* const ranks_;
   const Communicator* const comm_;
   Mesh* const mesh_;
 

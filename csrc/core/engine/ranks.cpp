@@ -1,115 +1,155 @@
 #include "engine/ranks.h"
 
+#include <algorithm>
+#include <new>
+#include <utility>
+
 #include "base/clock.h"
+#include "base/sha256.h"
 #include "channel/futex.h"
+#include "channel/protocol.h"
 
 namespace bagua {
 
-RankTable::RankTable(const std::vector<int>& ranks) {
-  for (const int rank : ranks) {
-    auto port = std::make_unique<Port>();
-    port->rank = rank;
-    port->outstanding = std::make_unique<std::atomic<bool>[]>(kSlots);
-    for (uint32_t i = 0; i < kSlots; ++i) port->outstanding[i].store(false, std::memory_order_relaxed);
-    ports_.push_back(std::move(port));
+namespace {
+
+std::unique_ptr<Port> make_port(int member, const Tokens& tokens) {
+  auto port = std::make_unique<Port>();
+  port->member = member;
+  for (const auto& [owner, token] : tokens) {
+    if (owner == member) port->token = token;
   }
+  port->outstanding = std::make_unique<std::atomic<bool>[]>(kSlots);
+  for (uint32_t i = 0; i < kSlots; ++i) port->outstanding[i].store(false, std::memory_order_relaxed);
+  return port;
 }
 
-RankTable::Port* RankTable::find(int rank) const {
+}  // namespace
+
+std::vector<int> RankTable::regroup(const std::vector<int>& members, const Tokens& tokens) {
+  const Lock lock(mutex_);
+  std::vector<int> gone;
+  const auto stays = [&members](const auto& port) {
+    return std::find(members.begin(), members.end(), port->member) != members.end();
+  };
+  const auto first = std::stable_partition(ports_.begin(), ports_.end(), stays);
+  for (auto it = first; it != ports_.end(); ++it) gone.push_back((*it)->member);
+  ports_.erase(first, ports_.end());
+  for (const int member : members) {
+    if (find(member) == nullptr) ports_.push_back(make_port(member, tokens));
+  }
+  return gone;
+}
+
+std::vector<Port*> RankTable::ports(const std::vector<int>& members) const {
+  const Lock lock(mutex_);
+  std::vector<Port*> found;
+  for (const int member : members) found.push_back(find(member));
+  return found;
+}
+
+Port* RankTable::find(int member) const {
   for (const auto& port : ports_) {
-    if (port->rank == rank) return port.get();
+    if (port->member == member) return port.get();
   }
   return nullptr;
 }
 
-Phase RankTable::phase(int rank) const {
-  const Port* port = find(rank);
+Phase RankTable::phase(int member) const {
+  const Lock lock(mutex_);
+  const Port* port = find(member);
   return port == nullptr ? Phase::kAbsent : port->phase.load(std::memory_order_acquire);
 }
 
-Status RankTable::join(int rank, pid_t pid, int* descriptor) {
-  Port* port = find(rank);
-  if (port == nullptr) return {Code::kInvalid, "rank " + std::to_string(rank) + " is not one of this host"};
+pid_t RankTable::pid(int member) const {
+  const Lock lock(mutex_);
+  const Port* port = find(member);
+  return port == nullptr ? 0 : port->pid.load();
+}
+
+Status RankTable::join(uint32_t member, const uint8_t* token, pid_t pid, Fd* descriptor) {
+  const Lock lock(mutex_);
+  Port* port = member > INT32_MAX ? nullptr : find(static_cast<int>(member));
+  const std::string who = "rank " + std::to_string(member);
+  if (port == nullptr || port->token.size() != kTokenBytes ||
+      !equal_constant_time(port->token.data(), token, kTokenBytes)) {
+    return {Code::kInvalid, "the node daemon refuses this process: it is not " + who + " of this job (wrong token)"};
+  }
   const Phase phase = port->phase.load(std::memory_order_acquire);
   if (phase != Phase::kAbsent) {
     const char* what = phase == Phase::kJoined ? " has joined already" : " has been here and gone";
-    return {Code::kInvalid,
-            "rank " + std::to_string(rank) + what + " (process " + std::to_string(pid) + " asks again)"};
+    return {Code::kInvalid, who + what + " (process " + std::to_string(pid) + " asks again)"};
   }
   if (Status status = Mapping::create(sizeof(RankChannel), &port->descriptor, &port->memory); !status) return status;
   RankChannel* channel = new (port->memory->data()) RankChannel();
   channel->version = kLayoutVersion;
-  channel->rank = static_cast<uint32_t>(rank);
-  *descriptor = port->descriptor.get();
+  channel->member = member;
+  *descriptor = duplicate(port->descriptor.get());
+  port->pid.store(pid);
   port->channel.store(channel, std::memory_order_release);
   port->phase.store(Phase::kJoined, std::memory_order_release);
   return Status::ok();
 }
 
-void RankTable::set_phase(int rank, Phase phase) {
-  if (Port* port = find(rank)) port->phase.store(phase, std::memory_order_release);
+bool RankTable::set_phase(int member, Phase phase) {
+  const Lock lock(mutex_);
+  Port* port = find(member);
+  if (port != nullptr) port->phase.store(phase, std::memory_order_release);
+  return port != nullptr;
 }
 
-void RankTable::close() {
-  for (const auto& port : ports_) {
-    port->channel.store(nullptr);
-    port->memory.reset();
-    port->descriptor.reset();
-  }
-}
-
-bool RankTable::take(size_t index, Operation* out, Status* status) {
-  Port* port = ports_[index].get();
+bool RankTable::take(Port* port, Operation* out, Status* status) {
   RankChannel* channel = port->channel.load(std::memory_order_acquire);
   if (channel == nullptr) return false;
   const uint64_t tail = channel->tail.load(std::memory_order_acquire);
   if (tail == port->head) return false;
-  const std::string who = "rank " + std::to_string(port->rank);
   if (tail - port->head > kSlots) {
     port->head = tail;
-    *status = {Code::kCorrupt, who + " wrote a submission counter that can't be: its shared memory is damaged"};
+    *status = {Code::kCorrupt, "wrote a submission counter that can't be: its shared memory is damaged"};
     return false;
   }
-  const uint32_t slot = channel->ring[port->head % kSlots];
+  const uint32_t index = channel->ring[port->head % kSlots];
   ++port->head;
-  if (slot >= kSlots || port->outstanding[slot].exchange(true)) {
+  if (index >= kSlots || port->outstanding[index].exchange(true)) {
     *status = {Code::kCorrupt,
-               who + " submitted slot " + std::to_string(slot) + ", which is not free: its shared memory is damaged"};
+               "submitted slot " + std::to_string(index) + ", which is not free: its shared memory is damaged"};
     return false;
   }
+  const Slot& slot = channel->slots[index];
   *out = Operation();
-  out->rank = port->rank;
-  out->slot = slot;
-  out->descriptor = channel->slots[slot].descriptor;
+  out->port = port;
+  out->slot = index;
+  out->generation = slot.generation;
+  out->descriptor = slot.descriptor;
   // For reports only, so a time from the future (the rank writes it) is cut to now.
   const int64_t now = now_ns();
-  const int64_t submitted = channel->slots[slot].submitted_ns;
+  const int64_t submitted = slot.submitted_ns;
   out->submitted_ns = submitted < now ? submitted : now;
   return true;
 }
 
-std::atomic<uint32_t>* RankTable::finish(const Operation& operation, int64_t started_ns, int64_t done_ns, bool ok) {
-  Port* port = find(operation.rank);
-  if (port == nullptr) return nullptr;  // never: operations come from the table's ranks; but gcc can't know and warns
+std::atomic<uint32_t>* RankTable::finish(const Operation& operation, int64_t started_ns, int64_t done_ns,
+                                         Outcome outcome) {
+  Port* port = operation.port;
   RankChannel* channel = port->channel.load(std::memory_order_acquire);
   Slot* slot = &channel->slots[operation.slot];
   slot->started_ns = started_ns;
   slot->done_ns = done_ns;
   port->outstanding[operation.slot].store(false);  // before the rank may submit it again
-  const uint32_t before = slot->state.exchange(ok ? kDone : kFailed, std::memory_order_acq_rel);
+  const uint32_t before = slot->state.exchange(static_cast<uint32_t>(outcome), std::memory_order_acq_rel);
   return before == kSubmittedWaiting ? &slot->state : nullptr;
 }
 
-void RankTable::complete(const Operation& operation, int64_t started_ns, bool ok) {
-  if (auto* const sleeper = finish(operation, started_ns, now_ns(), ok)) futex_wake(sleeper);
+void RankTable::complete(const Operation& operation, int64_t started_ns, Outcome outcome) {
+  if (auto* const sleeper = finish(operation, started_ns, now_ns(), outcome)) futex_wake(sleeper);
 }
 
-void RankTable::complete(const std::vector<Collective>& operations, bool ok) {
+void RankTable::complete(const std::vector<Collective>& operations) {
   const int64_t now = now_ns();
   std::vector<std::atomic<uint32_t>*> sleepers;
   for (const Collective& operation : operations) {
     for (const Operation& part : operation.parts) {
-      if (auto* const sleeper = finish(part, operation.started_ns, now, ok)) sleepers.push_back(sleeper);
+      if (auto* const sleeper = finish(part, operation.started_ns, now, Outcome::kDone)) sleepers.push_back(sleeper);
     }
   }
   for (auto* const sleeper : sleepers) futex_wake(sleeper);

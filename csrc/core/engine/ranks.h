@@ -1,7 +1,7 @@
-// Table of the local ranks: their channels in shared memory, and whether they have joined, left or were lost.
+// Table of the local members: their channels in shared memory, and whether they have joined, left or were lost.
 //
-// Thread safety: join() and set_phase() from the channel server's thread; the rest from any thread. A channel, once
-// made, stays mapped until the engine is closed, so completing an operation of a rank that died is harmless.
+// Thread safety: any thread; mutex_ guards the list. A Port stays, with its channel mapped, until regroup(), when no
+// thread takes or completes operations any more; so completing an operation of a member that died is harmless.
 #pragma once
 
 #include <sys/types.h>
@@ -13,53 +13,69 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/layout.h"
 #include "channel/memory.h"
 #include "engine/operation.h"
+#include "engine/options.h"
 
 namespace bagua {
 
 enum class Phase : int { kAbsent, kJoined, kLeft, kLost };
 
+// How an operation that was taken ends.
+enum class Outcome : uint32_t {
+  kDone = SlotState::kDone,
+  kFailed = SlotState::kFailed,
+  kRegrouped = SlotState::kRegrouped
+};
+
+// The end of one member's channel.
+struct Port {
+  int member = -1;
+  std::vector<uint8_t> token;
+  std::atomic<Phase> phase{Phase::kAbsent};
+  std::atomic<pid_t> pid{0};
+  std::atomic<RankChannel*> channel{nullptr};  // set once, after memory
+  std::shared_ptr<Mapping> memory;
+  Fd descriptor;
+  uint64_t head = 0;                                 // dispatcher only: submissions taken
+  std::unique_ptr<std::atomic<bool>[]> outstanding;  // by slot: taken and not completed
+};
+
 class RankTable {
  public:
-  explicit RankTable(const std::vector<int>& ranks);
+  // A generation begins with these local members, while none runs: makes ports for new ones, with their tokens. Returns
+  // the members that are not in it any more, whose ports are gone.
+  std::vector<int> regroup(const std::vector<int>& members, const Tokens& tokens);
+  // Of these members, in this order. Valid until the next regroup().
+  std::vector<Port*> ports(const std::vector<int>& members) const;
 
-  size_t size() const { return ports_.size(); }
-  int rank(size_t port) const { return ports_[port]->rank; }
-  bool local(int rank) const { return find(rank) != nullptr; }
-  Phase phase(int rank) const;
-  // Makes the rank's channel; kInvalid if it has joined before. The descriptor stays the table's.
-  Status join(int rank, pid_t pid, int* descriptor);
-  void set_phase(int rank, Phase phase);
-  // Unmaps all channels. Only when no thread takes or completes any more.
-  void close();
+  Phase phase(int member) const;
+  // Makes the member's channel. kInvalid in words: it is unknown, the token is wrong, or it has joined before.
+  Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd* descriptor);
+  pid_t pid(int member) const;  // 0: it has not joined
+  // False: it is unknown.
+  bool set_phase(int member, Phase phase);
 
-  // The next submission of a rank that has not been taken; false if there is none. kCorrupt if the counters can't be
-  // right. Dispatcher only.
-  bool take(size_t port, Operation* out, Status* status);
+  // The next submission that has not been taken; false if there is none. kCorrupt if the counters can't be right:
+  // "wrote a ...". Dispatcher only.
+  static bool take(Port* port, Operation* out, Status* status);
   // Hands the result to the rank and wakes it. Any thread, once for each operation taken.
-  void complete(const Operation& operation, int64_t started_ns, bool ok);
-  // The same for many, all results before the first rank is woken: it may take this thread's core at once.
-  void complete(const std::vector<Collective>& operations, bool ok);
+  static void complete(const Operation& operation, int64_t started_ns, Outcome outcome);
+  // The same for many that are done, all results before the first rank is woken: it may take this thread's core at
+  // once.
+  static void complete(const std::vector<Collective>& operations);
 
  private:
-  struct Port {
-    int rank = -1;
-    std::atomic<Phase> phase{Phase::kAbsent};
-    std::atomic<RankChannel*> channel{nullptr};  // set once, after memory
-    std::shared_ptr<Mapping> memory;
-    Fd descriptor;
-    uint64_t head = 0;                                 // dispatcher only: submissions taken
-    std::unique_ptr<std::atomic<bool>[]> outstanding;  // by slot: taken and not completed
-  };
-
-  Port* find(int rank) const;
+  Port* find(int member) const REQUIRES(mutex_);
   // The futex to wake, if the rank sleeps there.
-  std::atomic<uint32_t>* finish(const Operation& operation, int64_t started_ns, int64_t done_ns, bool ok);
+  static std::atomic<uint32_t>* finish(const Operation& operation, int64_t started_ns, int64_t done_ns,
+                                       Outcome outcome);
 
-  std::vector<std::unique_ptr<Port>> ports_;  // constant after construction
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<Port>> ports_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua

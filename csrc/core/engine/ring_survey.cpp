@@ -73,6 +73,9 @@ void RingSurvey::advance(bool pending) {
     return;
   }
   if (deciding() && !state_->job().options().measure_ring) return tell(order_, "");
+  if (deciding() && !state_->kept_ring().empty()) {
+    return tell(state_->kept_ring(), "ring order " + order_text(state_->kept_ring()) + ", as before");
+  }
   if (pending && !said_connected_) mesh_->need_all();
   if (!said_connected_ && mesh_->connected()) {
     said_connected_ = true;

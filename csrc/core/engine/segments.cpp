@@ -8,13 +8,13 @@ namespace {
 constexpr size_t kMaxSegments = 4096;  // of one rank: descriptors and mappings are finite
 }
 
-Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
+Status SegmentTable::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
   if (bytes == 0) return {Code::kInvalid, "alloc: the size must be at least 1 byte"};
   {
     const Lock lock(mutex_);
-    const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
+    const auto first = segments_.lower_bound({member, 0}), last = segments_.lower_bound({member + 1, 0});
     if (static_cast<size_t>(std::distance(first, last)) >= kMaxSegments) {
-      return {Code::kResource, "rank " + std::to_string(rank) + " holds " + std::to_string(kMaxSegments) +
+      return {Code::kResource, "rank " + std::to_string(member) + " holds " + std::to_string(kMaxSegments) +
                                    " segments: free some, or allocate larger ones"};
     }
   }
@@ -24,16 +24,16 @@ Status SegmentTable::alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* i
   *id = next_id_++;
   *size = memory->bytes();
   bytes_in_use_->fetch_add(memory->bytes());
-  segments_[{rank, *id}] = std::move(memory);
+  segments_[{member, *id}] = std::move(memory);
   return Status::ok();
 }
 
-Status SegmentTable::free(int rank, uint64_t id) {
+Status SegmentTable::free(int member, uint64_t id) {
   std::shared_ptr<Mapping> last;  // unmapped after the lock is released
   const Lock lock(mutex_);
-  const auto found = segments_.find({rank, id});
+  const auto found = segments_.find({member, id});
   if (found == segments_.end()) {
-    return {Code::kInvalid, "free: rank " + std::to_string(rank) + " has no segment " + std::to_string(id)};
+    return {Code::kInvalid, "free: rank " + std::to_string(member) + " has no segment " + std::to_string(id)};
   }
   last = std::move(found->second);
   segments_.erase(found);
@@ -41,16 +41,16 @@ Status SegmentTable::free(int rank, uint64_t id) {
   return Status::ok();
 }
 
-void SegmentTable::free_all(int rank) {
+void SegmentTable::free_all(int member) {
   const Lock lock(mutex_);
-  const auto first = segments_.lower_bound({rank, 0}), last = segments_.lower_bound({rank + 1, 0});
+  const auto first = segments_.lower_bound({member, 0}), last = segments_.lower_bound({member + 1, 0});
   for (auto it = first; it != last; ++it) bytes_in_use_->fetch_sub(it->second->bytes());
   segments_.erase(first, last);
 }
 
-std::shared_ptr<Mapping> SegmentTable::find(int rank, uint64_t id) const {
+std::shared_ptr<Mapping> SegmentTable::find(int member, uint64_t id) const {
   const Lock lock(mutex_);
-  const auto found = segments_.find({rank, id});
+  const auto found = segments_.find({member, id});
   return found == segments_.end() ? nullptr : found->second;
 }
 

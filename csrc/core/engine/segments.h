@@ -1,4 +1,4 @@
-// Table of the shared-memory segments that local ranks hold.
+// Table of the shared-memory segments that local members hold.
 //
 // Thread safety: any thread. An operation keeps a shared_ptr to the memory that it uses, so giving a segment back, or
 // the death of its owner, never unmaps memory in use.
@@ -22,11 +22,11 @@ class SegmentTable {
   // `bytes_in_use` is kept up to date with what is handed out.
   explicit SegmentTable(std::atomic<uint64_t>* bytes_in_use) : bytes_in_use_(bytes_in_use) {}
 
-  Status alloc(int rank, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size);
-  Status free(int rank, uint64_t id);
-  void free_all(int rank);
-  // nullptr if `rank` has no such segment.
-  std::shared_ptr<Mapping> find(int rank, uint64_t id) const;
+  Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size);
+  Status free(int member, uint64_t id);
+  void free_all(int member);
+  // nullptr if `member` has no such segment.
+  std::shared_ptr<Mapping> find(int member, uint64_t id) const;
 
  private:
   using Key = std::pair<int, uint64_t>;  // owner, id

@@ -5,36 +5,15 @@
 #include <new>
 
 #include "channel/futex.h"
+#include "channel/meeting.h"
 
 namespace bagua {
 
-Status SharedPage::open(const std::vector<int>& local_ranks) {
+Status SharedPage::open() {
   if (Status status = Mapping::create(sizeof(JobPage), &descriptor_, &memory_); !status) return status;
   JobPage* page = new (memory_->data()) JobPage();
   page->version = kLayoutVersion;
-  page->local_ranks = static_cast<uint32_t>(local_ranks.size());
-  for (size_t i = 0; i < local_ranks.size() && i < kArrivalRanks; ++i) {
-    page->ranks[i] = static_cast<uint32_t>(local_ranks[i]);
-  }
   return Status::ok();
-}
-
-void SharedPage::begin(const Membership& membership) {
-  JobPage* page = get();
-  page->host_index = static_cast<uint32_t>(membership.host_index);
-  page->generation = membership.generation;
-  page->world_size = static_cast<uint32_t>(membership.world_size());
-  page->error_state.store(kNoError, std::memory_order_release);
-}
-
-void SharedPage::show_error(const std::string& reason) {
-  JobPage* page = get();
-  page->error_state.store(kErrorWriting, std::memory_order_relaxed);
-  const size_t length = std::min(reason.size(), kErrorBytes);
-  memcpy(page->error, reason.data(), length);
-  page->error_length = static_cast<uint32_t>(length);
-  page->error_state.store(kErrorSet, std::memory_order_release);
-  futex_wake(&page->error_state);  // GPU legs sleep on it
 }
 
 void SharedPage::ring_doorbell() {
@@ -43,7 +22,49 @@ void SharedPage::ring_doorbell() {
   if (page->sleeping.exchange(0) != 0) futex_wake(&page->doorbell);
 }
 
-void SharedPage::await_no_more(size_t position) {
+void SharedPage::tell_change() {
+  get()->changes.fetch_add(1);
+  futex_wake(&get()->changes);
+}
+
+Status SharedSheet::open(const Membership& membership, bool elastic) {
+  if (Status status = Mapping::create(sizeof(GenerationPage), &descriptor_, &memory_); !status) return status;
+  GenerationPage* page = new (memory_->data()) GenerationPage();
+  page->version = kLayoutVersion;
+  page->host_index = static_cast<uint32_t>(membership.host_index);
+  page->generation = membership.generation;
+  page->world_size = static_cast<uint32_t>(membership.world_size());
+  page->hosts = static_cast<uint32_t>(membership.hosts.size());
+  page->elastic = elastic ? 1 : 0;
+  const std::vector<int>& local = membership.local_ranks();
+  page->local_ranks = static_cast<uint32_t>(local.size());
+  for (size_t i = 0; i < local.size() && i < kArrivalRanks; ++i) page->ranks[i] = static_cast<uint32_t>(local[i]);
+  for (size_t host = 0; host < membership.hosts.size(); ++host) {
+    for (const int rank : membership.hosts[host]) {
+      page->places[rank] = {static_cast<uint32_t>(host), static_cast<uint32_t>(membership.member_of(rank))};
+    }
+  }
+  return Status::ok();
+}
+
+void SharedSheet::show(GenerationStatus status, Words* words, const std::string& reason) {
+  const size_t length = std::min(reason.size(), kErrorBytes);
+  memcpy(words->text, reason.data(), length);
+  words->length = static_cast<uint32_t>(length);
+  get()->status.store(status, std::memory_order_release);
+  futex_wake(&get()->status);  // GPU legs sleep on it
+  Meeting::disturb(&get()->room);
+}
+
+void SharedSheet::suspend(const std::string& reason) {
+  show(kGenerationSuspended, &get()->suspension, reason);
+}
+
+void SharedSheet::fail(const std::string& reason) {
+  show(kGenerationFailed, &get()->error, reason);
+}
+
+void SharedSheet::await_no_more(size_t position) {
   if (position >= kArrivalRanks) return;
   for (Arrivals& arrivals : get()->arrivals) arrivals.submitted[position].store(UINT64_MAX);
 }

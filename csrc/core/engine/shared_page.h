@@ -1,12 +1,11 @@
-// The engine's end of the JobPage that it shares with all local ranks (channel/layout.h): doorbell, counters, and the
-// first error of the present generation.
+// The engine's end of the pages that it shares with local ranks (channel/layout.h).
 //
-// Thread safety: any thread after open(). begin(), show_error() and close() belong to one thread at a time.
+// Thread safety: any thread after open(). close() belongs to the owner; suspend(), fail() and await_no_more() to one
+// thread at a time.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -16,28 +15,45 @@
 
 namespace bagua {
 
+// The JobPage: doorbell and counters of the job.
 class SharedPage {
  public:
-  Status open(const std::vector<int>& local_ranks);
-  // Nobody joins any more. The page stays mapped: counters and error can still be read.
+  Status open();
+  // Nobody joins any more. The page stays mapped: counters can still be read.
   void close() { descriptor_.reset(); }
 
   int descriptor() const { return descriptor_.get(); }
   JobPage* get() const { return reinterpret_cast<JobPage*>(memory_->data()); }
   Counters& counters() const { return get()->counters; }
 
-  // A generation begins: it has no error.
-  void begin(const Membership& membership);
-  // Ranks that wait, or submit something, see it at once.
-  void show_error(const std::string& reason);
   // Wakes the dispatcher as a submission does.
   void ring_doorbell();
+  // A generation has begun, or the job has ended: ranks that wait for either ask.
+  void tell_change();
+
+ private:
+  Fd descriptor_;                    // constant from open() to close()
+  std::shared_ptr<Mapping> memory_;  // constant after open()
+};
+
+// The GenerationPage: members of one generation, its first error, counters of its ranks.
+class SharedSheet {
+ public:
+  Status open(const Membership& membership, bool elastic);
+
+  int descriptor() const { return descriptor_.get(); }
+  // Ranks that wait, or submit something, see it at once.
+  void suspend(const std::string& reason);
+  void fail(const std::string& reason);
   // Nothing more comes from the local rank number `position`: whoever submits rings, so that those who need it hear of
   // it at once.
   void await_no_more(size_t position);
 
  private:
-  Fd descriptor_;                    // constant from open() to close()
+  GenerationPage* get() const { return reinterpret_cast<GenerationPage*>(memory_->data()); }
+  void show(GenerationStatus status, Words* words, const std::string& reason);
+
+  Fd descriptor_;                    // constant after open()
   std::shared_ptr<Mapping> memory_;  // constant after open()
 };
 

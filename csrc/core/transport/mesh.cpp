@@ -181,7 +181,8 @@ Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
     impl_->settle();
     if (shared.status) impl_->watch.look();
     if (shared.status) {
-      if (Status late = impl_->connections.overdue(now_ns()); !late) shared.fail(std::move(late));
+      int peer = -1;
+      if (Status late = impl_->connections.overdue(now_ns(), &peer); !late) shared.fail(std::move(late), peer);
     }
     if (!shared.done.empty()) {
       std::move(shared.done.begin(), shared.done.end(), std::back_inserter(*out));
@@ -196,6 +197,10 @@ Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
 void Mesh::wake() {
   impl_->woken.store(true, std::memory_order_release);
   impl_->poller.signal();
+}
+
+int Mesh::failed_peer() const {
+  return impl_->shared.failed_peer;
 }
 
 void Mesh::retire() {

@@ -119,6 +119,8 @@ class Mesh {
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
   // Makes a poll() in progress (or the next) return. Any thread.
   void wake();
+  // The peer whose loss or silence was the error of poll(); -1: it was none.
+  int failed_peer() const;
 
   // `peer` has said goodbye: it sends nothing new and needs nothing more. The end of its connections is an error only
   // for what is still to come from it or to go to it.

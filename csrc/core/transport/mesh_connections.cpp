@@ -81,11 +81,12 @@ void Connections::need(Peer* peer) {
   if (missing_ > 0 && peer->needed_ns < 0 && peer->attached < shared_->options.streams) peer->needed_ns = now_ns();
 }
 
-Status Connections::overdue(int64_t now) const {
+Status Connections::overdue(int64_t now, int* late) const {
   if (missing_ == 0) return Status::ok();
   for (size_t i = 0; i < shared_->peers.size(); ++i) {
     const Peer& peer = shared_->peers[i];
     if (!awaited(peer) || now - peer.needed_ns < shared_->options.connect_timeout_ns) continue;
+    *late = static_cast<int>(i);
     return {Code::kTimeout, shared_->name(static_cast<int>(i)) + " has connected " + std::to_string(peer.attached) +
                                 " of " + std::to_string(shared_->options.streams) + " streams in " +
                                 duration_text(now - peer.needed_ns) +

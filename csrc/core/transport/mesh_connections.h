@@ -32,7 +32,7 @@ class Connections {
   // From now on the peer must connect within the timeout.
   void need(Peer* peer);
   // kTimeout names a peer that has not connected in time.
-  Status overdue(int64_t now) const;
+  Status overdue(int64_t now, int* peer) const;
   // When overdue() is to be called again at the latest; -1: no time matters.
   int64_t deadline() const;
 

@@ -67,7 +67,7 @@ void Losses::settle(Peer* peer) {
   if (peer->let_go) peer->control.clear();  // nobody is there to hear it
   const bool missed = pending || wanted(*peer);
   peer->settled = ended && (held || peer->let_go) && !missed;
-  if (ended && !peer->settled) shared_->fail(peer->lost);
+  if (ended && !peer->settled) shared_->fail(peer->lost, shared_->index_of(*peer));
 }
 
 // Whether something is to come from the peer, or to go to it, that somebody will miss.

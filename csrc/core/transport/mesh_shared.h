@@ -48,12 +48,16 @@ struct Shared {
   std::vector<Peer> peers;
   std::vector<Mesh::Completion> done;
   Status status;         // the first error
+  int failed_peer = -1;  // the peer that was lost with it
   bool retired = false;  // only control messages move
   Totals totals;
 
-  void fail(Status first) {
-    if (status) status = std::move(first);
+  void fail(Status first, int peer = -1) {
+    if (!status) return;
+    status = std::move(first);
+    failed_peer = peer;
   }
+  int index_of(const Peer& peer) const { return static_cast<int>(&peer - peers.data()); }
   std::string name(int peer) const { return options.name ? options.name(peer) : "host " + std::to_string(peer); }
   Peer& peer(int index) { return peers[static_cast<size_t>(index)]; }
   Peer& peer_of(const Stream* stream) { return peer(stream->peer); }

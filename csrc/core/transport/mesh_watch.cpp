@@ -70,10 +70,12 @@ void Watch::ask(Peer* peer, int64_t now) {
     return outbox_->post(peer, {FrameType::kPing, 0, 0, nullptr, 0, 0, now, {}});
   }
   if (now - peer->ping_ns < patience(*peer)) return;
-  shared_->fail({Code::kTimeout, shared_->name(peer->lane()->peer) + " has not answered for " +
-                                     duration_text(now - quiet_since(*peer)) +
-                                     ": its connections are open, but its daemon does not run. Is it stopped, swapped "
-                                     "out or starved of processor time?"});
+  const int index = peer->lane()->peer;
+  shared_->fail(
+      {Code::kTimeout, shared_->name(index) + " has not answered for " + duration_text(now - quiet_since(*peer)) +
+                           ": its connections are open, but its daemon does not run. Is it stopped, swapped "
+                           "out or starved of processor time?"},
+      index);
 }
 
 // Bytes that are in flight, sent again and never acknowledged: nobody is there. A receiver that is merely full

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from worker_scripts.elastic import through
 from worker_scripts.encoded import compressed, residuals, traffic
 from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, ones, refused, segments
 from worker_scripts.kinds import digest, verify
@@ -40,6 +41,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         forked,
         many,
         ones,
+        through,
     )
 }
 

@@ -1,0 +1,151 @@
+"""Communicators of an elastic job: all-reduce, broadcast and barrier are repeated when a member was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bagua.algorithms.codec import Codec
+from bagua.base.errors import MembershipChanged
+from bagua.torch_api.comm.checks import check_root
+from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tensor
+from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
+from bagua.torch_api.comm.units import Units, nothing
+from bagua.torch_api.join.connection import Connection, Regrouped
+from bagua.torch_api.join.session import Session
+
+
+class ElasticCommunicator(Communicator):
+    """``Communicator``. Inside a unit of something else all operations raise Regrouped, and are repeated with
+    it."""
+
+    def __init__(
+        self,
+        id: int,
+        ranks: Sequence[int],
+        global_rank: int,
+        connection: Connection,
+        units: Units,
+        shrinks: bool,
+    ) -> None:
+        super().__init__(id, ranks, global_rank, connection)
+        self.shrinks = shrinks
+        self._units = units
+
+    def _session(self) -> Session:
+        session = super()._session()
+        if self.lost:
+            lost = ", ".join(map(str, self.lost))
+            raise MembershipChanged(
+                f"The communicator of ranks {list(self.ranks)} has lost members: {lost}. Make a new group of the ranks "
+                "that are left."
+            )
+        return session
+
+    def barrier(self) -> None:
+        if self._units.inside:
+            super().barrier()
+        else:
+            self._session()
+            self._repeat(nothing)
+
+    def broadcast(self, tensor: Carried, src: int = 0) -> None:
+        tensor = plain_tensor(tensor)
+        if not self._repeats(tensor):
+            super().broadcast(tensor, src)
+            return
+        self._session()
+        check_root(src, self, "src")
+        if self.rank() == src:
+            self._repeat(lambda: super(ElasticCommunicator, self).broadcast(tensor, src))
+            return
+        result = torch.empty_like(tensor)
+        self._repeat(lambda: super(ElasticCommunicator, self).broadcast(result, src), _put(result, tensor))
+
+    def allreduce(
+        self,
+        send_tensor: Carried,
+        recv_tensor: Carried,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        codec: Codec | str | None = None,
+    ) -> None:
+        send_tensor, recv_tensor = plain_tensor(send_tensor), plain_tensor(recv_tensor)
+        if not self._repeats(recv_tensor):
+            super().allreduce(send_tensor, recv_tensor, op, codec=codec)
+            return
+        self._session()
+        result = torch.empty_like(recv_tensor)
+        self._repeat(
+            lambda: super(ElasticCommunicator, self).allreduce(send_tensor, result, op, codec=codec),
+            _put(result, recv_tensor),
+        )
+
+    def allreduce_inplace(
+        self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
+    ) -> None:
+        tensor = plain_tensor(tensor)
+        if self._repeats(tensor):
+            self.allreduce(tensor, tensor, op, codec=codec)
+        else:
+            super().allreduce_inplace(tensor, op, codec=codec)
+
+    def _repeats(self, tensor: object) -> bool:
+        """Whether an operation on this tensor is a unit of its own. Those on a GPU are not: nobody waits for them."""
+        return not self._units.inside and check_tensor(tensor, "tensor").is_cpu
+
+    def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
+        self._units.run(self.id, lambda: self, attempt, commit=commit)
+
+    def destroy(self) -> None:
+        super().destroy()
+        self._units.end(self.id)
+
+
+def _put(result: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    def commit() -> None:
+        with torch.inference_mode(target.is_inference()), torch.no_grad():
+            target.copy_(result)
+
+    return commit
+
+
+def _once(name: str) -> Callable[..., None]:
+    """The primitive of this name: it is not repeated, because its caller may have seen its end on one rank and not on
+    another."""
+    plain = getattr(Communicator, name)
+
+    def call(self: ElasticCommunicator, *arguments: Any, **named: Any) -> None:
+        generation = self._session().membership.generation
+        try:
+            plain(self, *arguments, **named)
+        except Regrouped as error:
+            if self._units.inside:
+                raise
+            self._units.recover(generation)
+            self._units.tell_program()
+            raise MembershipChanged(
+                f"{error} The job goes on without it. {name} is not repeated by itself: all ranks that are left call "
+                "it again, or what they do instead. all-reduce, broadcast and barrier are repeated."
+            ) from None
+
+    call.__name__, call.__doc__ = name, plain.__doc__
+    return call
+
+
+for _name in (
+    "send",
+    "recv",
+    "reduce",
+    "allgather",
+    "gather",
+    "gather_inplace",
+    "scatter",
+    "scatter_inplace",
+    "reduce_scatter",
+    "alltoall",
+    "alltoall_v",
+):
+    setattr(ElasticCommunicator, _name, _once(_name))

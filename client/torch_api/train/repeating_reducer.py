@@ -1,0 +1,105 @@
+"""The reducer of an elastic job: a backward pass is exchanged again when a member was lost in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bagua.base.errors import MembershipChanged
+from bagua.torch_api.join.connection import Times
+from bagua.torch_api.train.bucket_layout import ModelBuckets
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, Rearrange
+from bagua.torch_api.train.runner import Runner
+
+
+class RepeatingReducer(GradientReducer):
+    """A pass is a unit (``comm/commit.py``). Contributions stay as they are until it is committed.
+
+    A loss inside backward is no error: gradients go on accumulating, and ``finish`` exchanges all buckets again.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        layout: ModelBuckets,
+        adding: bool,
+        buckets: Sequence[GradientBucket],
+        **settings: Any,
+    ) -> None:
+        """``adding``: results grow with the number of ranks."""
+        super().__init__(buckets, **settings)
+        self._runner = runner
+        self._adding = adding
+        self._dropped = False  # a result of an earlier pass takes no part on this rank in this one
+        self._layout = layout
+        self._may_start_early = True
+        self._recorded: tuple[Rearrange, list[str]] | None = None
+        runner.session.renew_with(self)
+
+    def renew(self) -> None:
+        """In a new generation: the rest of this pass is not exchanged before its end."""
+        if self._early:
+            self._early = False
+            self._may_start_early = False
+
+    def set_aside(self, name: str, gradient: torch.Tensor) -> None:
+        """See ``GradientReducer``."""
+        super().set_aside(name, gradient)
+        if self._aside and not self._dropped:
+            self._dropped = _counts(self._aside[-1].aside)
+
+    def _follow_rank(self) -> None:
+        """Results of earlier passes take part in a sum on rank 0 alone, which may be another one now. Raises
+        MembershipChanged where this is it, and they are gone."""
+        drop = self._adding and self._runner.everyone.rank() != 0
+        if self._drop_carried and not drop and self._dropped:
+            raise MembershipChanged(
+                "Rank 0 was lost, and with it the sum of this step's earlier backward passes, which it alone brings to "
+                "the last one. Use no_sync() for all passes of a step but the last, or average=True."
+            )
+        self._drop_carried = drop
+        for bucket in self.buckets:
+            bucket.drop_carried = drop
+
+    def _exchange(self) -> tuple[list[Times], Any]:
+        return self._runner.together(self._attempt, self._start_over, self._conclude)
+
+    def _attempt(self) -> tuple[list[Times], Any]:
+        if self._adding:
+            self._dropped = self._dropped or any(
+                entry.carried and not entry.ready and _counts(entry.parameter.grad)
+                for bucket in self.buckets
+                for entry in bucket.entries
+            )
+            self._follow_rank()
+        if any(bucket.execution.lost for bucket in self.buckets):
+            self._start_over()
+        return super()._exchange()
+
+    def _end_recording(self, rearrange: Rearrange) -> None:
+        self._recorded = rearrange, list(self._arrivals)
+        super()._end_recording(rearrange)
+
+    def _start_over(self) -> None:
+        for bucket in self.buckets:
+            bucket.execution.rewind()
+        self._order.started = 0
+        if self._recorded is not None:
+            self._rearrange, self._arrivals = self._recorded[0], list(self._recorded[1])
+            self._layout.forget_arrival()
+            for bucket in self.buckets:
+                bucket.pending = len(bucket.entries)
+
+    def _conclude(self) -> None:
+        for bucket in self.buckets:
+            bucket.execution.conclude()
+        self._recorded = None
+        self._dropped = False
+        if not self._may_start_early:
+            self._early = self._may_start_early = True
+
+
+def _counts(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())

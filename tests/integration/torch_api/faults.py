@@ -1,0 +1,74 @@
+"""Kills ranks of a test at certain moments: BAGUA_TEST_KILL is "member:step:bucket:phase member:…", read by the test's
+ranks.
+
+Phases, in their order in a step: "before" the pass; "bucket": inside backward, before that bucket starts; "submitted":
+all buckets have been, nothing is waited for; "ready": results are whole, before the flags; "flags": they have been
+submitted; "committed": before the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from bagua.torch_api.comm.units import Units
+from bagua.torch_api.join.connection import HostConnection
+from bagua.torch_api.join.session import current
+from bagua.torch_api.train import gradients
+
+VARIABLE = "BAGUA_TEST_KILL"
+PHASES = ("before", "bucket", "submitted", "ready", "flags", "committed")
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fault:
+    """That of this rank, if it has one. ``step`` is set by the program."""
+
+    def __init__(self, buckets: Callable[[], list[Any]]) -> None:
+        self.step = self._at = self._bucket = -1
+        self._phase = ""
+        self._buckets = buckets
+        for one in os.environ.get(VARIABLE, "").split():
+            member, step, bucket, phase = one.split(":")
+            if current().membership.member == int(member):
+                self._at, self._bucket, self._phase = int(step), int(bucket), phase
+                self._install()
+
+    def now(self, phase: str) -> bool:
+        return self.step == self._at and self._phase == phase
+
+    def at(self, phase: str) -> None:
+        """The program is at this moment."""
+        if self.now(phase):
+            kill_self()
+
+    def _install(self) -> None:
+        start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Units._exchange_flags
+
+        def start_bucket(bucket: Any) -> None:
+            if self.now("bucket") and self._buckets()[self._bucket] is bucket:
+                kill_self()
+            start(bucket)
+
+        def wait(buckets: Any) -> Any:
+            self.at("submitted")
+            return join_all(buckets)
+
+        def exchange_flags(units: Units, members: Any) -> None:
+            self.at("ready")
+            if self.now("flags"):
+                HostConnection.transfer = submit_and_die  # type: ignore[method-assign]
+            flags(units, members)
+
+        def submit_and_die(connection: HostConnection, *request: Any) -> None:
+            self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
+            kill_self()
+
+        gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
+        gradients.join_all = wait
+        Units._exchange_flags = exchange_flags  # type: ignore[method-assign]

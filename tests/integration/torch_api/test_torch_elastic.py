@@ -1,0 +1,253 @@
+"""Elastic jobs: ranks are killed, and the others go on. Results are those of one process with the same members."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig.engine_hosts import Ranks
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.base.errors import MembershipChanged
+from bagua.torch_api.join.session import current
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faults import VARIABLE, Fault, kill_self
+from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
+
+STEPS = 5
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def rank_train(average: bool = True) -> dict[str, Any]:
+    """Trains; returns parameters and world size after each step."""
+    bagua.init_process_group()
+    member = current().membership.member
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer, average=average)
+    fault = Fault(lambda: model.bagua_buckets)
+    found = []
+    for step in range(STEPS):
+        fault.step = step
+        optimizer.zero_grad()
+        fault.at("before")
+        wide_square(model, member, step).backward()
+        fault.at("committed")
+        optimizer.step()
+        found.append(flat(model))
+    bagua.barrier()
+    return {"member": member, "steps": found, "place": (bagua.get_world_size(), bagua.get_rank())}
+
+
+def reference(members_of: list[list[int]], average: bool = True) -> list[torch.Tensor]:
+    """Parameters after each step of one process that has the batches of these members."""
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    found = []
+    for step, members in enumerate(members_of):
+        optimizer.zero_grad()
+        scale = len(members) if average else 1
+        sum(wide_square(model, member, step) / scale for member in members).backward()
+        optimizer.step()
+        found.append(flat(model))
+    return found
+
+
+@dataclass(frozen=True)
+class Kill:
+    """See faults.py."""
+
+    member: int
+    step: int
+    bucket: int
+    phase: str
+
+    def counts_from(self) -> list[int]:
+        """The first step without the member: one of these."""
+        return {"committed": [self.step + 1], "flags": [self.step, self.step + 1]}.get(self.phase, [self.step])
+
+
+Reference = Callable[[list[list[int]], bool], list[torch.Tensor]]
+
+
+def references(members: int, kills: list[Kill], average: bool, reference: Reference) -> list[list[torch.Tensor]]:
+    """Parameters after each step, for all that may have happened."""
+    found = []
+    for firsts in itertools.product(*(kill.counts_from() for kill in kills)):
+        gone = {kill.member: first for kill, first in zip(kills, firsts, strict=True)}
+        by_step = [[m for m in range(members) if gone.get(m, STEPS) > step] for step in range(STEPS)]
+        found.append(reference(by_step, average))
+    return found
+
+
+def check_survivors(ranks: Ranks, kills: list[Kill], average: bool = True, reference: Reference = reference) -> None:
+    """All but those that were killed ended well, with the same bits, and those of a reference but for rounding."""
+    killed = {kill.member for kill in kills}
+    for one in ranks.started:
+        if one.rank in killed:
+            assert one.process.returncode == -9, one.output
+    results = [one.result() for one in ranks.started if one.rank not in killed]
+    for result in results[1:]:
+        for mine, first in zip(result["steps"], results[0]["steps"], strict=True):
+            assert torch.equal(mine, first)
+    found = results[0]["steps"]
+    wanted = references(len(ranks.started), kills, average, reference)
+    assert any(
+        all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, steps, strict=True))
+        for steps in wanted
+    ), [(one - other).abs().max() for one, other in zip(found, wanted[0], strict=True)]
+    left = sorted({one.rank for one in ranks.started} - killed)
+    for result in results:
+        assert result["place"] == (len(left), left.index(result["member"]))
+
+
+JOBS = [
+    [Kill(4, 1, 0, "before"), Kill(0, 2, 1, "bucket"), Kill(2, 3, 0, "submitted")],
+    [Kill(0, 0, 0, "ready"), Kill(3, 2, 0, "flags"), Kill(1, 4, 0, "committed")],
+    [Kill(2, 0, 0, "submitted"), Kill(0, 1, 0, "committed"), Kill(3, 3, 2, "bucket")],
+    [Kill(1, 0, 1, "bucket"), Kill(2, 1, 0, "flags"), Kill(0, 3, 0, "ready")],
+]
+
+
+@pytest.mark.parametrize("kills", JOBS, ids=lambda kills: " ".join(kill.phase for kill in kills))
+def test_the_others_go_on_when_ranks_are_killed(ranks: Ranks, kills: list[Kill]) -> None:
+    """No step is lost or done twice: a step counts with all members, or again with those that are left."""
+    told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
+    ranks.start(rank_train, nprocs=5, elastic=True, environment={VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"})
+    ranks.wait(90.0)
+    check_survivors(ranks, kills)
+
+
+def rank_programs() -> dict[str, Any]:
+    """A program whose calls are hit by losses: member 3 is killed before its second all-reduce, 2 before a broadcast,
+    4 before an all-gather. Returns what it saw."""
+    bagua.init_process_group()
+    member = current().membership.member
+    seen: dict[str, Any] = {"member": member, "changes": []}
+    bagua.communication.on_membership_change(lambda change: seen["changes"].append(tuple(change)))
+    pair = bagua.communication.new_group([0, 1])
+    doomed = bagua.communication.new_group([1, 3])
+    mine = torch.full((3,), 2.0**member)
+    bagua.allreduce_inplace(mine)
+    seen["all"] = mine.clone()
+    if member == 3:
+        kill_self()
+    given = torch.full((3,), 2.0**member)
+    got = torch.zeros(3)
+    bagua.allreduce(given, got, bagua.ReduceOp.SUM)
+    seen["without 3"] = got
+    if member == 2:
+        kill_self()
+    told = torch.full((2, 2), float(member)).t()
+    bagua.broadcast(told, 1)
+    seen["broadcast"] = told.clone()
+    if member == 4:
+        kill_self()
+    everyone = torch.zeros(bagua.get_world_size())
+    try:
+        bagua.allgather(torch.ones(1), everyone)
+    except MembershipChanged as error:
+        seen["all-gather"] = str(error)
+    again = torch.zeros(bagua.get_world_size())
+    bagua.allgather(torch.full((1,), float(member)), again)
+    seen["again"] = again
+    if member in (0, 1):
+        both = torch.ones(1)
+        bagua.allreduce_inplace(both, comm=pair.get_global_communicator())
+        seen["pair"] = both.item()
+    if member == 1:
+        with pytest.raises(MembershipChanged, match="lost members: 3"):
+            doomed.get_global_communicator()
+    bagua.barrier()
+    seen["environment"] = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    return seen
+
+
+def test_all_reduce_and_broadcast_are_repeated_and_others_raise(ranks: Ranks) -> None:
+    ranks.start(rank_programs, nprocs=6, elastic=True)
+    ranks.wait(60.0)
+    assert [one.process.returncode for one in ranks.started] == [0, 0, -9, -9, -9, 0], [
+        one.output for one in ranks.started
+    ]
+    for place, result in enumerate([ranks.started[member].result() for member in (0, 1, 5)]):
+        assert result["all"].tolist() == [63.0] * 3
+        assert result["without 3"].tolist() == [63.0 - 8] * 3
+        assert result["broadcast"].tolist() == [[1.0] * 2] * 2
+        assert "allgather is not repeated by itself" in result["all-gather"]
+        assert result["again"].tolist() == [0.0, 1.0, 5.0]
+        assert result.get("pair", 2.0) == 2.0
+        assert [change[2:] for change in result["changes"]] == [(5, 6), (4, 5), (3, 4)]
+        assert result["environment"] == [str(place), "3", str(place), "3"]
+
+
+def rank_models() -> dict[str, Any]:
+    """Two models in one pass, accumulation under no_sync, gradients with memory of their own, a skipped step."""
+    bagua.init_process_group()
+    member = current().membership.member
+    models = [seeded(wide_mlp), seeded(wide_mlp, seed=1)]
+    optimizers = [sgd(model) for model in models]
+    wrap(models[0], optimizers[0])
+    wrap(models[1], optimizers[1], average=False, do_flatten=False)
+    fault = Fault(lambda: models[0].bagua_buckets)
+    found = []
+    for step in range(STEPS):
+        fault.step = step
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        with models[0].bagua_ddp.no_sync(), models[1].bagua_ddp.no_sync():
+            sum(wide_square(model, member, 10 * step) for model in models).backward()
+        fault.at("before")
+        sum(wide_square(model, member, 10 * step + 1) for model in models).backward()
+        fault.at("committed")
+        if step != 2:  # as a GradScaler skips it
+            for optimizer in optimizers:
+                optimizer.step()
+        found.append(torch.cat([flat(model) for model in models]))
+    bagua.barrier()
+    return {"member": member, "steps": found, "place": (bagua.get_world_size(), bagua.get_rank())}
+
+
+def reference_of_models(members_of: list[list[int]], _: bool = True) -> list[torch.Tensor]:
+    """``reference`` for ``rank_models``."""
+    models = [seeded(wide_mlp), seeded(wide_mlp, seed=1)]
+    optimizers = [sgd(model) for model in models]
+    found = []
+    for step, members in enumerate(members_of):
+        for model, optimizer, scale in zip(models, optimizers, (len(members), 1), strict=True):
+            optimizer.zero_grad()
+            for member in members:
+                for part in range(2):
+                    (wide_square(model, member, 10 * step + part) / scale).backward()
+            if step != 2:
+                optimizer.step()
+        found.append(torch.cat([flat(model) for model in models]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [Kill(1, 1, 0, "before"), Kill(0, 2, 1, "bucket"), Kill(4, 3, 0, "ready")],
+        [Kill(0, 0, 0, "submitted"), Kill(2, 1, 0, "ready"), Kill(3, 4, 0, "submitted")],
+    ],
+    ids=lambda kills: " ".join(kill.phase for kill in kills),
+)
+def test_two_models_and_accumulation(ranks: Ranks, kills: list[Kill]) -> None:
+    """Faults are those of the first model's pass: the second one's is exchanged with the members of that moment."""
+    told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
+    ranks.start(rank_models, nprocs=5, elastic=True, environment={VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"})
+    ranks.wait(90.0)
+    check_survivors(ranks, kills, reference=reference_of_models)

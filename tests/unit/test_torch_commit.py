@@ -1,0 +1,226 @@
+"""Commit of units when members are lost: every order of events of three members and two units is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pytest
+
+from bagua.torch_api.comm.commit import Ledger, Progress, read
+
+SCOPE = 7
+UNITS = 2  # with results; a last one without any is that in which members leave together
+MEMBERS = 3
+
+
+class Call(NamedTuple):
+    """An operation, as members of a generation compare it: they must call the same ones in the same order."""
+
+    kind: str
+    unit: int = 0
+
+
+WORK, FLAGS, TELL = "work", "flags", "tell"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """``called``: how many operations each member has called. ``told``: progress that members brought along."""
+
+    members: frozenset[int]
+    suspended: bool = False
+    calls: tuple[Call, ...] = ()
+    called: tuple[int, ...] = (0,) * MEMBERS
+    told: tuple[tuple[int, bytes], ...] = ()
+
+    def over(self, number: int) -> bool:
+        """Whether all members have called this operation: then each may see its end, at any time."""
+        return all(self.called[member] > number for member in self.members)
+
+
+@dataclass(frozen=True)
+class Member:
+    """``at``: "work", "flags" or "tell" with ``waits`` or before the call; "between" generations, "left", "dead"."""
+
+    generation: int = 0
+    at: str = WORK
+    waits: bool = False
+    unit: int = 1
+    results: tuple[tuple[int, frozenset[int]], ...] = ()  # of each committed unit: generation, who had a part
+    made_in: int = -1  # generation of the unit's results
+    ledger: Ledger = field(default_factory=Ledger, compare=False)
+    told: bytes = b""
+
+    def key(self) -> tuple[object, ...]:
+        heard = tuple(sorted(self.ledger._heard.items()))
+        return (self.generation, self.at, self.waits, self.unit, self.results, self.made_in, self.ledger.tell(), heard)
+
+
+@dataclass(frozen=True)
+class World:
+    members: tuple[Member, ...]
+    generations: tuple[Generation, ...]
+    faults: int
+
+    def key(self) -> tuple[object, ...]:
+        return (tuple(member.key() for member in self.members), self.generations, self.faults)
+
+
+def with_member(world: World, number: int, **changes: object) -> World:
+    members = list(world.members)
+    members[number] = replace(members[number], **changes)
+    return replace(world, members=tuple(members))
+
+
+def with_ledger(world: World, number: int, **changes: object) -> tuple[World, Ledger]:
+    """The member gets a copy of its ledger, for the caller to write in."""
+    before = world.members[number].ledger
+    after = Ledger()
+    after._mine, after._heard = dict(before._mine), dict(before._heard)
+    return with_member(world, number, ledger=after, **changes), after
+
+
+def with_generation(world: World, number: int, **changes: object) -> World:
+    generations = list(world.generations)
+    generations[number] = replace(generations[number], **changes)
+    return replace(world, generations=tuple(generations))
+
+
+def call(world: World, number: int) -> World:
+    """A member calls its next operation; others must have called the same at this place."""
+    member = world.members[number]
+    generation = world.generations[member.generation]
+    mine = Call(member.at, 0 if member.at == TELL else member.unit)
+    place = generation.called[number]
+    assert place >= len(generation.calls) or generation.calls[place] == mine, (generation.calls[place], mine)
+    calls = (*generation.calls, mine) if place == len(generation.calls) else generation.calls
+    called = tuple(count + (one == number) for one, count in enumerate(generation.called))
+    told = generation.told
+    world = with_member(world, number, waits=True)
+    if member.at == TELL:
+        told = (*told, (number, member.ledger.tell()))
+    return with_generation(world, member.generation, calls=calls, called=called, told=told)
+
+
+def see_end(world: World, number: int) -> World:
+    """The operation that a member waits for is over, and well."""
+    member = world.members[number]
+    if member.at == WORK:
+        world, ledger = with_ledger(world, number, at=FLAGS, waits=False, made_in=member.generation)
+        ledger.set_ready(SCOPE)
+        return world
+    if member.at == FLAGS:
+        return committed(world, number)
+    world, ledger = with_ledger(world, number, waits=False)
+    ledger.hear(told for _, told in world.generations[member.generation].told)
+    if ledger.must_commit(SCOPE):
+        return committed(world, number)
+    ledger.set_unready(SCOPE)
+    return with_member(world, number, at=first_call(member.unit))
+
+
+def first_call(unit: int) -> str:
+    return WORK if unit <= UNITS else FLAGS
+
+
+def committed(world: World, number: int) -> World:
+    member = world.members[number]
+    made = (member.made_in, world.generations[member.made_in].members) if member.unit <= UNITS else (-1, frozenset())
+    following = member.unit + 1
+    at = "left" if following > UNITS + 1 else first_call(following)
+    results = (*member.results, made)
+    world, ledger = with_ledger(world, number, results=results, unit=following, at=at, waits=False)
+    ledger.commit(SCOPE)
+    if at == FLAGS:  # nothing to compute: ready at once
+        ledger.set_ready(SCOPE)
+    newest = len(world.generations) - 1
+    if at == "left" and member.generation < newest and number in world.generations[newest].members:
+        return with_generation(world, newest, suspended=True)  # its engine saw it leave a generation that it never met
+    return world
+
+
+def successors(world: World) -> Iterator[tuple[bool, World]]:
+    """(whether it is a fault, the world after one event)"""
+    newest = len(world.generations) - 1
+    for number, member in enumerate(world.members):
+        if member.at in ("dead", "left"):
+            continue
+        if world.faults:
+            lost = with_member(world, number, at="dead", waits=False)
+            for index, generation in enumerate(lost.generations):
+                if number in generation.members and index == newest:
+                    lost = with_generation(lost, index, suspended=True)
+            yield True, replace(lost, faults=world.faults - 1)
+        generation = world.generations[member.generation]
+        if member.at == "between":
+            if member.generation < newest:
+                yield False, with_member(world, number, generation=newest, at=TELL)
+            continue
+        if member.waits and generation.over(generation.called[number] - 1):
+            yield False, see_end(world, number)
+        if generation.suspended:
+            yield False, with_member(world, number, at="between", waits=False)
+        elif not member.waits:
+            yield False, call(world, number)
+    last = world.generations[newest]
+    alive = frozenset(number for number in last.members if world.members[number].at not in ("dead", "left"))
+    if last.suspended and alive:
+        yield False, replace(world, generations=(*world.generations, Generation(alive)))
+    if world.faults and not last.suspended and alive:  # a link broke, nobody died
+        yield True, replace(with_generation(world, newest, suspended=True), faults=world.faults - 1)
+
+
+@pytest.mark.parametrize(("members", "faults"), [(3, 1), (2, 2)])
+def test_survivors_commit_the_same_results_in_every_order_of_events(members: int, faults: int) -> None:
+    """Each unit once, of the same generation, and nobody waits for ever."""
+    everyone = frozenset(range(members))
+    start = World(tuple(Member() for _ in everyone), (Generation(everyone, called=(0,) * members),), faults)
+    seen, work, ends, regrouped = {start.key()}, [start], 0, 0
+    while work:
+        world = work.pop()
+        quiet = True
+        for fault, following in successors(world):
+            quiet = quiet and fault
+            if following.key() not in seen:
+                seen.add(following.key())
+                work.append(following)
+        results = {member.results[:UNITS] for member in world.members if member.at == "left"}
+        assert len(results) <= 1, results
+        if quiet:
+            assert {member.at for member in world.members} <= {"left", "dead"}, world
+            ends += 1
+            regrouped += len(world.generations) > 1
+    assert ends > 100 and regrouped > 100
+
+
+def test_a_unit_that_one_has_committed_is_committed_by_all() -> None:
+    ahead, behind = Ledger(), Ledger()
+    for ledger in (ahead, behind):
+        ledger.set_ready(SCOPE)
+    ahead.commit(SCOPE)
+    told = [ahead.tell(), behind.tell()]
+    for ledger in (ahead, behind):
+        ledger.hear(told)
+    assert behind.must_commit(SCOPE) and not ahead.must_commit(SCOPE)
+
+
+def test_a_scope_that_ended_is_told_once_more() -> None:
+    ended, behind = Ledger(), Ledger()
+    for ledger in (ended, behind):
+        ledger.set_ready(SCOPE)
+    ended.commit(SCOPE)
+    ended.end(SCOPE)
+    told = [ended.tell(), behind.tell()]
+    ended.hear(told)
+    behind.hear(told)
+    assert behind.must_commit(SCOPE) and ended.tell() == b""
+
+
+def test_progress_that_is_cut_is_refused() -> None:
+    ledger = Ledger()
+    ledger.set_ready(SCOPE)
+    assert read(ledger.tell()) == {SCOPE: Progress(1, 0)}
+    with pytest.raises(ValueError, match="19 bytes of its progress"):
+        read(ledger.tell()[:-1])
