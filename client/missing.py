@@ -12,7 +12,9 @@ from types import ModuleType
 
 EXPERTS = "the mixture-of-experts layer; bagua.alltoall exchanges tokens between experts of your own"
 FUSED = "a fused optimizer; torch's optimizers take fused=True"
-BALANCED = "samplers that balance the load; torch's DistributedSampler, or bagua.contrib.ElasticSampler, shares out data"
+BALANCED = (
+    "samplers that balance the load; torch's DistributedSampler, or bagua.contrib.ElasticSampler, shares out data"
+)
 CACHED = "a cache of loaded samples; load ahead with the workers of a DataLoader"
 NORMALISED = "synchronised BatchNorm; torch.nn.SyncBatchNorm works on GPUs"
 CONTRIB = {

@@ -41,7 +41,9 @@ def train(options: argparse.Namespace) -> _common.Outcome:
     @bagua.on_membership_change
     def tell(change: Any) -> None:
         if change.rank == 0:
-            print(f"generation {change.generation}: {change.previous_world_size} -> {change.world_size} ranks", flush=True)
+            print(
+                f"generation {change.generation}: {change.previous_world_size} -> {change.world_size} ranks", flush=True
+            )
 
     started, step = time.monotonic(), 0
     for epoch in sampler.epochs(options.epochs):

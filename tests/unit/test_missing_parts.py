@@ -51,7 +51,7 @@ def test_so_do_attributes(name: str) -> None:
 
 
 def test_so_do_attributes_of_contrib() -> None:
-    with pytest.raises(AttributeError, match="contrib.fuse_optimizer .* is not in this version"):
+    with pytest.raises(AttributeError, match=r"contrib\.fuse_optimizer .* is not in this version"):
         bagua.contrib.fuse_optimizer  # noqa: B018
 
 

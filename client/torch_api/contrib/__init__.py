@@ -1,4 +1,4 @@
-"""Toolbox beside the exchange of gradients. ``bagua.missing`` names the parts of the original's that do not exist yet."""
+"""Toolbox beside the exchange of gradients. ``bagua.missing`` names the original's parts that do not exist yet."""
 
 from typing import NoReturn
 

@@ -162,12 +162,15 @@ class Course:
         self._committed = int(state["committed"])
         self._opening = tuple(state["opening"])
         self._order = self.setting.order(self.epoch, self._opening)
-        progress = dict(state["progress"])
-        held = {
-            int(member): tuple(tuple(batch) for batch in batches) for member, batches in progress.pop("held").items()
-        }
-        lists = {name: tuple(progress.pop(name)) for name in ("members", "shares", "returned")}
-        self._progress = Progress(**progress, **lists, held=held)
+        told = state["progress"]
+        self._progress = Progress(
+            length=told["length"],
+            members=tuple(told["members"]),
+            shares=tuple(told["shares"]),
+            cursor=told["cursor"],
+            returned=tuple(told["returned"]),
+            held={int(member): tuple(map(tuple, batches)) for member, batches in told["held"].items()},
+        )
 
 
 def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:

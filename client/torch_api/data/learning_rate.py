@@ -15,8 +15,8 @@ RULES = ("linear", "sqrt")
 def scale_lr(rule: str, *optimizers: Any) -> None:
     """From now on the learning rates of these optimizers follow the number of ranks, and with it the global batch.
 
-    ``rule``: "linear" multiplies them by n / m when m ranks become n (Goyal et al. 2017, arXiv:1706.02677), as suits SGD;
-    "sqrt" by the root of that (Krizhevsky 2014, arXiv:1404.5997; Malladi et al. 2022, arXiv:2205.10287), as suits Adam.
+    ``rule``: "linear" multiplies them by n / m when m ranks become n (arXiv:1706.02677), as suits SGD;
+    "sqrt" by the root of that (arXiv:1404.5997, arXiv:2205.10287), as suits Adam.
     ``optimizers``: with their schedulers, if there are any. It makes no sense with a fixed ``global_batch``.
 
     Raises ValueError for another rule, TypeError for other objects, BaguaError before ``init_process_group``.
