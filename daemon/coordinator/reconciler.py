@@ -314,10 +314,10 @@ class Reconciler:
         """In parts: each directive wakes a stream."""
         with self._alone(job):
             order = self._sessions.order(job)
-            for start in range(0, len(job.hosts), _YIELD_EVERY):
+            for start in range(0, len(job.parts), _YIELD_EVERY):
                 if start:
                     await asyncio.sleep(0)
-                self._sessions.tell(job.job_id, job.hosts[start : start + _YIELD_EVERY], order)
+                self._sessions.tell(job.job_id, job.parts[start : start + _YIELD_EVERY], order)
 
     @contextmanager
     def _alone(self, job: JobRecord) -> Iterator[None]:
@@ -341,7 +341,7 @@ class Reconciler:
             job = self._board.job(job_id)
             if job is not None:
                 with self._alone(job):
-                    of_node = [host for host in job.hosts if host.node_id == node_id]
+                    of_node = [host for host in job.parts if host.node_id == node_id]
                     self._sessions.tell(job_id, of_node, self._sessions.order(job))
         self._intake.look(self._board.on_node(node_id))
         settle(came.done, restarted)

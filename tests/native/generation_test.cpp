@@ -1,6 +1,7 @@
 // An elastic engine whose generation ends and is followed by another one: ranks keep their channels and memory, the
 // port stays, and nothing of the old generation is in the new one.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -342,6 +343,67 @@ TEST(residuals_stay) {
     results[changes].assign(ranks[2].dst(), ranks[2].dst() + kCount);
   }
   CHECK_EQ(memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0);
+}
+
+// A step that was not committed is repeated in the next generation, with the same bits, as if it had run once.
+TEST(a_repeated_step_reads_the_same_residual) {
+  const Hosts hosts{{0, 1}, {2}};
+  std::vector<float> results[2];
+  for (const bool repeats : {false, true}) {
+    const auto job = elastic_job(hosts);
+    Members ranks(job.get(), hosts);
+    for (uint64_t step = 0; step < 4; ++step) {
+      for (uint64_t attempt = 0; attempt < (repeats ? 2 : 1); ++attempt) {
+        ranks.each([step](Rank& rank) {
+          for (uint64_t i = 0; i < kCount; ++i) {
+            rank.src()[i] =
+                static_cast<float>((i * 7919 + static_cast<uint64_t>(rank.rank()) * 104729) % 1000) / 500 - 1;
+          }
+          uint64_t ticket = 0;
+          const ResidualSides sides = step % 2 == 0 ? kRead0Write1 : kRead1Write0;
+          CHECK_OK(rank.start_encoded(kCount, Codec::kSign1, 1, &ticket, 0, ReduceOp::kSum, sides));
+          CHECK_OK(rank.wait(ticket));
+        });
+        if (!repeats) continue;
+        regroup(job.get(), 4 + 2 * step + attempt, hosts);
+        ranks.enter();
+      }
+    }
+    results[repeats].assign(ranks[2].dst(), ranks[2].dst() + kCount);
+  }
+  CHECK_EQ(memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0);
+}
+
+// Two steps send next to nothing; a third one, without a host, sends all that the other two have kept.
+TEST(what_was_lost_comes_back_when_blocks_change_their_owner) {
+  constexpr uint64_t kBlocks = 6, kLong = kBlocks * 16384;
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  const auto step = [&ranks](Codec codec) {
+    ranks.each([codec](Rank& rank) {
+      std::fill_n(rank.src(), kLong, static_cast<float>(1 << rank.rank()));
+      uint64_t ticket = 0;
+      CHECK_OK(rank.start_encoded(kLong, codec, 1, &ticket, 0, ReduceOp::kAvg));
+      CHECK_OK(rank.wait(ticket));
+    });
+  };
+  step(Codec::kTopK);
+  step(Codec::kTopK);
+  ranks.kill(2);
+  await_suspended(&job->engine(2));
+  job->engine(2).close();
+  regroup(job.get(), 4, {{0}, {1}});
+  ranks.enter();
+  step(Codec::kF16);
+  const float lost = 2 * (1.0f + 2.0f) / 3, mean = (1.0f + 2.0f) / 2;
+  for (uint64_t block = 0; block < kBlocks; ++block) {
+    for (const uint64_t at : {uint64_t{8000}, uint64_t{16000}}) {
+      const float value = ranks[0].dst()[block * 16384 + at];
+      CHECK(std::abs(value - (mean + lost)) < 0.01f);
+      CHECK_EQ(value, ranks[1].dst()[block * 16384 + at]);
+    }
+  }
 }
 
 // Their memory waits for one generation, no longer.

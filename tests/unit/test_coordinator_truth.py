@@ -134,7 +134,7 @@ async def test_callers_get_the_error_and_what_failed_did_not_happen(path: Path):
 
 
 async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(path: Path):
-    async with at_work(desk_on(path, patience_ms=20_000)) as desk:
+    async with at_work(desk_on(path, patience_ms=4_000)) as desk:
         with locked(path):
             task = asyncio.create_task(desk.connect("a"))
             await desk.until(lambda: desk.sessions.get("a") is not None and not desk.intake.inbox)

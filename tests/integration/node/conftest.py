@@ -210,8 +210,9 @@ class DaemonProcess:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
+def state(short_folder: Path) -> Path:
+    """The daemon's folder."""
+    folder = short_folder / "state"
     folder.mkdir(mode=0o700)
     create_token(folder / "token")
     return folder

@@ -21,7 +21,7 @@ from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults import VARIABLE, Fault, kill_self
+from rig.faults import VARIABLE, Fault, kill_self
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 STEPS = 5

@@ -1,9 +1,9 @@
 """Kills ranks of a test at certain moments: BAGUA_TEST_KILL is "member:step:bucket:phase member:…", read by the test's
 ranks.
 
-Phases, in their order in a step: "before" the pass; "bucket": inside backward, before that bucket starts; "submitted":
-all buckets have been, nothing is waited for; "ready": results are whole, before the flags; "flags": they have been
-submitted; "committed": before the optimizer's step.
+Phases, in their order in a step: "between" steps; "before" the pass; "bucket": before that bucket of gradients starts,
+inside backward; "start": likewise any bucket; "submitted": all buckets have been, nothing is waited for; "ready":
+results are whole, before the flags; "flags": they have been submitted; "committed": before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from bagua.torch_api.comm.units import Units
 from bagua.torch_api.join.connection import HostConnection
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train import gradients
+from bagua.torch_api.train import gradients, runner
+from bagua.torch_api.train.held import HeldExecution
 
 VARIABLE = "BAGUA_TEST_KILL"
-PHASES = ("before", "bucket", "submitted", "ready", "flags", "committed")
 
 
 def kill_self() -> None:
@@ -40,7 +40,8 @@ class Fault:
                 self._install()
 
     def now(self, phase: str) -> bool:
-        return self.step == self._at and self._phase == phase
+        """At the first such moment from the step on."""
+        return 0 <= self._at <= self.step and self._phase == phase
 
     def at(self, phase: str) -> None:
         """The program is at this moment."""
@@ -49,11 +50,16 @@ class Fault:
 
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Units._exchange_flags
+        start_execution = HeldExecution.start
 
         def start_bucket(bucket: Any) -> None:
             if self.now("bucket") and self._buckets()[self._bucket] is bucket:
                 kill_self()
             start(bucket)
+
+        def start_any(execution: HeldExecution) -> None:
+            self.at("start")
+            start_execution(execution)
 
         def wait(buckets: Any) -> Any:
             self.at("submitted")
@@ -70,5 +76,6 @@ class Fault:
             kill_self()
 
         gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
-        gradients.join_all = wait
+        HeldExecution.start = start_any  # type: ignore[method-assign]
+        gradients.join_all = runner.join_all = wait
         Units._exchange_flags = exchange_flags  # type: ignore[method-assign]
