@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 import grpc
@@ -105,7 +104,7 @@ class Coordinator:
         refusals = Refusals(time.monotonic)
         self._closers.callback(refusals.tell_rest)
         self._connections = Connections(
-            partial(asyncio.to_thread, self._sockets.look),
+            lambda known: asyncio.to_thread(self._sockets.look, known),
             self._sockets.cut,
             limit_of_strangers(raise_descriptor_limit()),
             math.ceil(settings.stranger_s / TICK_S),
