@@ -37,9 +37,7 @@ _COLLECT_EVERY = 100
 
 def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) -> str:
     """The report of the first history that breaks a promise; empty if none does."""
-    gc.collect()
-    gc.freeze()  # histories leave circles behind; modules need no search for circles
-    gc.disable()
+    gc.disable()  # histories leave circles behind: they are looked for now and then
     try:
         for number, seed in enumerate(seeds, 1):
             try:
@@ -49,14 +47,13 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
             if number % _COLLECT_EVERY == 0:
                 gc.collect()
     finally:
-        gc.unfreeze()
         gc.enable()
         gc.collect()
     return ""
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 10_000
+    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 5_000
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 
@@ -219,11 +216,6 @@ def test_a_job_that_stays_suspended_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_former_host_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobRecord, "parts", property(lambda job: job.hosts))
-    assert first_broken(range(0, 3_000, 4))
-
-
-def test_a_survivor_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_running", lambda host: host.ranks[:1] if host.failed else list(host.ranks))
     assert first_broken(range(0, 3_000, 4))
 
 
