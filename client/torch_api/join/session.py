@@ -42,6 +42,7 @@ class Session:
         describe = daemon.describe_waits if daemon is not None else None
         self.connection = HostConnection(admission.membership, admission.data_socket, admission.token, describe)
         self.elastic = self.connection.elastic
+        self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step

@@ -97,6 +97,7 @@ class RepeatingReducer(GradientReducer):
             bucket.execution.conclude()
         self._recorded = None
         self._dropped = False
+        self._runner.step_committed()
         if not self._may_start_early:
             self._early = self._may_start_early = True
 
