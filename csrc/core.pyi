@@ -76,8 +76,8 @@ class Engine:
     def events(self) -> list[dict[str, Any]]:
         """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended", "rank": int (a member's
         number; -1: none), "text": str}. "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest
-        link 0.9 Gbit/s". "suspended", once in a "generation" (which it names, too): it lost that member, or the host
-        whose index in it is "host" (-1: none), or another host has ended it."""
+        link 0.9 Gbit/s". "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1:
+        none), or another host has ended it."""
     def error(self) -> str:
         """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:
@@ -120,10 +120,10 @@ class Rank:
     def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None:
         """``rank``: the number of the member, which is its rank in a job that has lost nobody."""
     def view(self) -> dict[str, Any]:
-        """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of
-        every host), "members": list[int] (by rank), "elastic": bool}."""
+        """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of each
+        host), "members": list[int] (by rank), "elastic": bool}."""
     def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
-        """Waits (GIL released, signals honoured) for a generation after this one, enters it, and returns its view.
+        """Waits (GIL released, signals honoured) for a generation after this one, enters it, returns its ``view()``.
         Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:
         the timeout passed. Raises CoreError: the job is over, or goes on without this rank."""
     def require(self, nbytes: int) -> None:
