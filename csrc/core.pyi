@@ -75,9 +75,9 @@ class Engine:
         """Readable while ``events()`` has something to tell."""
     def events(self) -> list[dict[str, Any]]:
         """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended", "rank": int (a member's
-        number; -1: none), "host": int (-1: none), "text": str}. "ring": the order of the hosts in rings and why, "ring
-        order 0 2 1 3: slowest link 0.9 Gbit/s". "suspended", once in a generation: it lost that member or host, or
-        another host has ended it."""
+        number; -1: none), "text": str}. "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest
+        link 0.9 Gbit/s". "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1:
+        none), or another host has ended it."""
     def error(self) -> str:
         """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:

@@ -39,7 +39,8 @@ class Rank {
     return client_->submit(d, ticket);
   }
   // An all-reduce that crosses between hosts encoded, with a residual if its number is not 0.
-  Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0) {
+  Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0,
+                       ReduceOp op = ReduceOp::kSum, ResidualSides sides = kInPlace) {
     Descriptor d{};
     d.kind = static_cast<uint8_t>(Kind::kAllReduce);
     d.comm = comm;
@@ -50,6 +51,8 @@ class Rank {
     d.codec = static_cast<uint8_t>(codec);
     d.density = codec == Codec::kTopK ? 1000 : 0;
     d.residual = residual;
+    d.op = static_cast<uint8_t>(op);
+    d.residual_sides = sides;
     d.exact = 3;
     return client_->submit(d, ticket);
   }

@@ -1,6 +1,7 @@
 // An elastic engine whose generation ends and is followed by another one: ranks keep their channels and memory, the
 // port stays, and nothing of the old generation is in the new one.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -284,6 +285,67 @@ TEST(a_loss_while_regrouping) {
   ranks.each([](Rank& rank) { all_reduce(&rank); });
 }
 
+// Nobody answers at the address of a host that the coordinator believed to be alive.
+TEST(a_host_that_dies_while_others_regroup) {
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  std::vector<std::string> addresses;
+  for (size_t h = 0; h < 3; ++h) addresses.push_back(job->engine(h).address());
+  ranks.kill(2);
+  job->engine(2).close();
+  for (size_t h = 0; h < 2; ++h) {
+    CHECK_OK(job->engine(h).regroup(membership(4, hosts, h), {}));
+    CHECK_OK(job->engine(h).set_peers(addresses));
+  }
+  ranks.enter();
+  ranks.each([&job](Rank& rank) {
+    uint64_t ticket = 0;
+    CHECK_OK(rank.start(Kind::kBarrier, 0, -1, &ticket));
+    if (rank.rank() == 0) regroup(job.get(), 5, {{0}, {1}});
+    CHECK(rank.wait(ticket).code() == Code::kRegrouped);
+  });
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+}
+
+// Host 0 calls host 1, which is still in the last generation, until it follows.
+TEST(a_host_that_follows_late) {
+  const Hosts hosts{{0}, {1}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  const std::vector<std::string> addresses{job->engine(0).address(), job->engine(1).address()};
+  const std::atomic<uint64_t>& refused = job->engine(1).counters().frames_dropped;
+  const uint64_t before = refused.load();
+  CHECK_OK(job->engine(0).regroup(membership(4, hosts, 0), {}));
+  CHECK_OK(job->engine(0).set_peers(addresses));
+  for (const int64_t deadline = now_ns() + 20 * kNsPerS; refused.load() == before; usleep(500))
+    CHECK(now_ns() < deadline);
+  CHECK_OK(job->engine(1).regroup(membership(4, hosts, 1), {}));
+  CHECK_OK(job->engine(1).set_peers(addresses));
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  for (size_t h = 0; h < 2; ++h) EXPECT_EQ(job->engine(h).error(), std::string());
+}
+
+// The order that was measured stays when a host goes, and is measured anew when one comes.
+TEST(ring_orders_stay) {
+  const Hosts hosts{{0}, {1}, {2}, {3}, {4}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT(job->ring(0).find("slowest link") != std::string::npos);
+  ranks.kill(1);
+  await_suspended(&job->engine(1));
+  job->engine(1).close();
+  regroup(job.get(), 4, {{0}, {2}, {3}, {4}}, {0, 2, 3, 4});
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT(job->ring(0).find(", as before") != std::string::npos);
+}
+
 TEST(a_suspended_job_that_is_aborted) {
   const Hosts hosts{{0, 1}};
   const auto job = elastic_job(hosts);
@@ -342,6 +404,67 @@ TEST(residuals_stay) {
     results[changes].assign(ranks[2].dst(), ranks[2].dst() + kCount);
   }
   CHECK_EQ(memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0);
+}
+
+// A step that was not committed is repeated in the next generation, with the same bits, as if it had run once.
+TEST(a_repeated_step_reads_the_same_residual) {
+  const Hosts hosts{{0, 1}, {2}};
+  std::vector<float> results[2];
+  for (const bool repeats : {false, true}) {
+    const auto job = elastic_job(hosts);
+    Members ranks(job.get(), hosts);
+    for (uint64_t step = 0; step < 4; ++step) {
+      for (uint64_t attempt = 0; attempt < (repeats ? 2 : 1); ++attempt) {
+        ranks.each([step](Rank& rank) {
+          for (uint64_t i = 0; i < kCount; ++i) {
+            rank.src()[i] =
+                static_cast<float>((i * 7919 + static_cast<uint64_t>(rank.rank()) * 104729) % 1000) / 500 - 1;
+          }
+          uint64_t ticket = 0;
+          const ResidualSides sides = step % 2 == 0 ? kRead0Write1 : kRead1Write0;
+          CHECK_OK(rank.start_encoded(kCount, Codec::kSign1, 1, &ticket, 0, ReduceOp::kSum, sides));
+          CHECK_OK(rank.wait(ticket));
+        });
+        if (!repeats) continue;
+        regroup(job.get(), 4 + 2 * step + attempt, hosts);
+        ranks.enter();
+      }
+    }
+    results[repeats].assign(ranks[2].dst(), ranks[2].dst() + kCount);
+  }
+  CHECK_EQ(memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0);
+}
+
+// Two steps send next to nothing; a third one, without a host, sends all that the other two have kept.
+TEST(what_was_lost_comes_back_when_blocks_change_their_owner) {
+  constexpr uint64_t kBlocks = 6, kLong = kBlocks * 16384;
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  const auto step = [&ranks](Codec codec) {
+    ranks.each([codec](Rank& rank) {
+      std::fill_n(rank.src(), kLong, static_cast<float>(1 << rank.rank()));
+      uint64_t ticket = 0;
+      CHECK_OK(rank.start_encoded(kLong, codec, 1, &ticket, 0, ReduceOp::kAvg));
+      CHECK_OK(rank.wait(ticket));
+    });
+  };
+  step(Codec::kTopK);
+  step(Codec::kTopK);
+  ranks.kill(2);
+  await_suspended(&job->engine(2));
+  job->engine(2).close();
+  regroup(job.get(), 4, {{0}, {1}});
+  ranks.enter();
+  step(Codec::kF16);
+  const float lost = 2 * (1.0f + 2.0f) / 3, mean = (1.0f + 2.0f) / 2;
+  for (uint64_t block = 0; block < kBlocks; ++block) {
+    for (const uint64_t at : {uint64_t{8000}, uint64_t{16000}}) {
+      const float value = ranks[0].dst()[block * 16384 + at];
+      CHECK(std::abs(value - (mean + lost)) < 0.01f);
+      CHECK_EQ(value, ranks[1].dst()[block * 16384 + at]);
+    }
+  }
 }
 
 // Their memory waits for one generation, no longer.

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,21 @@ class Host:
             select.select([engine.event_fd()], [], [], 5.0)
             engine.events()
         return {"error": engine.error()}
+
+    def do_await(self, job: str, kind: str) -> dict[str, Any]:
+        """Waits until the engine tells of something of this kind; the event, and when it was seen."""
+        engine = self.engines[job]
+        while True:
+            for event in engine.events():
+                if event["kind"] == kind:
+                    return {**event, "at": time.monotonic()}
+            select.select([engine.event_fd()], [], [], 5.0)
+
+    def do_regroup(self, job: str, tokens: dict[str, str] | None = None, **generation: Any) -> dict[str, Any]:
+        of_member = {int(member): bytes.fromhex(token) for member, token in (tokens or {}).items()}
+        began = time.monotonic()
+        self.engines[job].regroup(tokens=of_member, **generation)
+        return {"address": self.engines[job].address(), "took": time.monotonic() - began}
 
     def do_resources(self) -> dict[str, Any]:
         """Descriptors and threads of this process, its resident memory in bytes."""

@@ -59,8 +59,9 @@ void Departures::settle(int index, int64_t progress_ns) {
   const bool stuck = now_ns() - std::max(progress_ns, peer.since_ns) > kDepartureGraceNs;
   if (needed.empty() && with_ranks && stuck) needed = "a send or recv of " + comm_name(comm_->id());
   if (needed.empty()) return;
-  state_->fail(host_text(state_->membership(), *comm_, index) + " has " +
-               (peer.why.empty() ? "left the job" : peer.why) + ", but " + needed + " still needs it");
+  const std::string host = host_text(state_->membership(), *comm_, index), rest = ", but " + needed + " still needs it";
+  if (!peer.why.empty()) return state_->fail(host + " has " + peer.why + rest);
+  state_->lose({host + " has left the job" + rest, -1, comm_->job_hosts()[static_cast<size_t>(index)]});
 }
 
 bool Departures::is_told(int rank) const {

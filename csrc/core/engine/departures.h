@@ -32,7 +32,7 @@ class Departures {
   // A rank there does nothing more.
   void on_left(const message::Left& left);
 
-  // Lets hosts go when all that they have done is done here, too; fails the generation if something needs one of them
+  // Lets hosts go when all that they have done is done here, too; ends the generation if something needs one of them
   // that it has not done. `progress_ns`: when something arrived last.
   void settle(int64_t progress_ns);
   // Tells the others which local ranks have left and have nothing pending.

@@ -1,6 +1,7 @@
 #include "engine/dialler.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <string>
@@ -16,39 +17,56 @@ namespace bagua {
 
 namespace {
 
-constexpr int64_t kDialSliceNs = 2 * kNsPerS;  // how often a dialler looks whether the generation is over
-constexpr size_t kCallers = 16;                // connections that are made at the same time
-constexpr int kPauseMs = 2;                    // before a host that has not followed yet is dialled again
+constexpr int64_t kDialSliceNs = 2 * kNsPerS;           // how often a dialler looks whether the generation is over
+constexpr size_t kCallers = 16;                         // connections that are made at the same time
+constexpr int kFirstPauseMs = 2, kLongestPauseMs = 32;  // before a host that has not followed is dialled again
 
 }  // namespace
 
 bool Dialler::connect(ExecutorInbox* inbox) {
   if (!await_peers(inbox)) return false;
   const int64_t deadline = now_ns() + state_->job().options().connect_timeout_ns;
-  std::vector<Call> calls;
   // Control lanes, with number `streams`, come first: they tell of a peer's death.
   for (int stream = state_->job().options().streams; stream >= 0; --stream) {
-    for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) calls.push_back({peer, stream, {}});
+    for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) calls_.push_back({peer, stream});
   }
+  if (Status status = stop_.open(); !status) {
+    state_->fail(status.message());
+    return false;
+  }
+  working_ = std::min(calls_.size(), kCallers);
   std::vector<std::thread> helpers;
-  for (size_t i = 1; i < std::min(calls.size(), kCallers); ++i) {
-    helpers.emplace_back([this, &calls, deadline] { work(&calls, deadline); });
+  for (size_t i = working_; i > 0; --i) {
+    helpers.emplace_back([this, inbox, deadline] {
+      work(deadline);
+      --working_;
+      inbox->notify();
+    });
   }
-  work(&calls, deadline);
+  inbox->await([this] { return working_ == 0 || failed_ || state_->over(); });
+  cancel();
   for (std::thread& helper : helpers) helper.join();
   if (state_->over()) return false;
-  const auto refused = std::find_if(calls.begin(), calls.end(), [](const Call& call) { return !call.status; });
-  if (refused == calls.end()) return true;
+  const auto refused = std::find_if(calls_.begin(), calls_.end(), [](const Call& call) { return !call.status; });
+  if (refused == calls_.end()) return true;
   if (!inbox->closing()) give_up(*refused);
   return false;
 }
 
-void Dialler::work(std::vector<Call>* calls, int64_t deadline_ns) {
-  for (size_t i = next_++; i < calls->size() && !failed_.load() && !state_->over(); i = next_++) {
-    Call& call = (*calls)[i];
-    call.status = dial(call.peer, call.stream, deadline_ns);
-    if (!call.status) failed_.store(true);
+void Dialler::work(int64_t deadline_ns) {
+  for (size_t i = next_++; i < calls_.size() && !failed_; i = next_++) {
+    calls_[i].status = dial(calls_[i].peer, calls_[i].stream, deadline_ns);
+    if (!calls_[i].status) failed_ = true;
   }
+}
+
+// Helpers that are still at work return at once.
+void Dialler::cancel() {
+  if (working_ == 0) return;
+  failed_ = true;
+  stop_.signal();
+  const Lock lock(mutex_);
+  for (const int fd : shaking_) shutdown(fd, SHUT_RDWR);
 }
 
 void Dialler::give_up(const Call& call) {
@@ -83,20 +101,33 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
   me.to = static_cast<uint32_t>(to);
   me.stream = static_cast<uint32_t>(stream);
   Status status;
+  int pause = kFirstPauseMs;
   do {
     Connection connection;
-    status = connect_tcp(address, std::min(deadline_ns, now_ns() + kDialSliceNs), &connection.socket);
-    if (!status) continue;
     const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
-    const Credentials& credentials = state_->job().options().credentials;
-    status = dial_handshake(connection.socket.fd(), credentials, me, slice, &connection.seals);
+    status = connect_tcp(address, slice, &connection.socket, stop_.fd());
+    if (status) status = shake_hands(&connection, me, std::min(deadline_ns, now_ns() + kDialSliceNs));
     if (status) {
       mesh_->attach(peer, stream, std::move(connection));
       return status;
     }
     if (!worth_retrying(status)) return status;  // what the two have told each other stays
-    poll(nullptr, 0, kPauseMs);
-  } while (now_ns() < deadline_ns && !state_->over() && !failed_.load());
+    poll(nullptr, 0, pause);
+    pause = std::min(2 * pause, kLongestPauseMs);
+  } while (now_ns() < deadline_ns && !state_->over() && !failed_);
+  return status;
+}
+
+Status Dialler::shake_hands(Connection* connection, const PeerInfo& me, int64_t deadline_ns) {
+  const int fd = connection->socket.fd();
+  {
+    const Lock lock(mutex_);
+    if (failed_) return {Code::kUnavailable, "nobody needs the connection any more"};
+    shaking_.insert(fd);
+  }
+  Status status = dial_handshake(fd, state_->job().options().credentials, me, deadline_ns, &connection->seals);
+  const Lock lock(mutex_);
+  shaking_.erase(fd);
   return status;
 }
 

@@ -4,18 +4,24 @@
 // Several connections are made at the same time: each takes some round trips, and a generation waits for all of them. A
 // host that is in the generation before is dialled again until it follows.
 //
-// Thread safety: the executor's thread only; it starts helpers, and joins them.
+// Thread safety: the executor's thread only. It starts helpers, which make the connections, and joins them; when the
+// generation is over meanwhile it cancels what they do.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <set>
 #include <vector>
 
+#include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/communicator.h"
 #include "engine/executor_inbox.h"
 #include "engine/generation_state.h"
 #include "engine/network.h"
+#include "transport/connection.h"
+#include "transport/handshake.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -32,13 +38,15 @@ class Dialler {
  private:
   struct Call {
     int peer, stream;
-    Status status;
+    Status status = {};
   };
 
   bool await_peers(ExecutorInbox* inbox);
-  // Makes calls of the list until none is left, or one has failed.
-  void work(std::vector<Call>* calls, int64_t deadline_ns);
+  // A helper: makes calls until none is left, or one has failed.
+  void work(int64_t deadline_ns);
   Status dial(int peer, int stream, int64_t deadline_ns);
+  Status shake_hands(Connection* connection, const PeerInfo& me, int64_t deadline_ns);
+  void cancel();
   bool worth_retrying(const Status& status) const;
   void give_up(const Call& call);
 
@@ -46,8 +54,13 @@ class Dialler {
   const Network* const network_;
   const Communicator* const comm_;
   Mesh* const mesh_;
+  EventFd stop_;
+  std::vector<Call> calls_;
   std::atomic<size_t> next_{0};      // call to make
-  std::atomic<bool> failed_{false};  // one of them
+  std::atomic<size_t> working_{0};   // helpers
+  std::atomic<bool> failed_{false};  // a call; or nobody needs them any more
+  Mutex mutex_;
+  std::set<int> shaking_ GUARDED_BY(mutex_);  // sockets on which a helper waits for the other end's words
 };
 
 }  // namespace bagua

@@ -107,15 +107,26 @@ bool is_loopback(const sockaddr_storage& address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
+// Waits until the socket is connected or has failed: 0. ECANCELED: `stop_fd` is readable; -1: there is none.
+int wait_connected(int fd, int64_t deadline_ns, int stop_fd) {
+  for (;;) {
+    pollfd items[] = {{fd, POLLOUT, 0}, {stop_fd, POLLIN, 0}};
+    const int ready = ::poll(items, 2, timeout_ms(deadline_ns));
+    if (ready < 0 && errno != EINTR) return errno;
+    if (ready > 0) return items[1].revents != 0 ? ECANCELED : 0;
+    if (ready == 0 && deadline_ns >= 0 && now_ns() >= deadline_ns) return ETIMEDOUT;
+  }
+}
+
 // One attempt; returns an errno value (0: connected).
-int connect_once(const addrinfo& target, int64_t deadline_ns, Socket* out) {
+int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Socket* out) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return errno;
   begin_without_pacing(socket.fd());
   if (::connect(socket.fd(), target.ai_addr, target.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    if (!wait_ready(socket.fd(), POLLOUT, deadline_ns)) return ETIMEDOUT;
-    int error = 0;
+    int error = wait_connected(socket.fd(), deadline_ns, stop_fd);
+    if (error != 0) return error;
     socklen_t length = sizeof error;
     if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
     if (error != 0) return error;
@@ -220,7 +231,7 @@ Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
   return Status::ok();
 }
 
-Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out) {
+Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out, int stop_fd) {
   const int64_t start = now_ns();
   int64_t pause = 5 * kNsPerMs;
   Addresses addresses;
@@ -228,8 +239,9 @@ Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out)
   for (;;) {
     int error = 0;
     for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
-      error = connect_once(*target, deadline_ns, out);
+      error = connect_once(*target, deadline_ns, stop_fd, out);
       if (error == 0) return Status::ok();
+      if (error == ECANCELED) return {Code::kAborted, "nobody needs the connection to " + address + " any more"};
     }
     const int64_t now = now_ns();
     if (!worth_retrying(error) || (deadline_ns >= 0 && now >= deadline_ns)) {
@@ -237,7 +249,8 @@ Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out)
     }
     // A port that nobody has opened yet sends no event: ask again, more and more slowly.
     const int64_t until = deadline_ns < 0 ? now + pause : std::min(deadline_ns, now + pause);
-    ::poll(nullptr, 0, timeout_ms(until));
+    pollfd stop{stop_fd, POLLIN, 0};
+    ::poll(&stop, 1, timeout_ms(until));
     pause = std::min(pause * 2, 200 * kNsPerMs);
   }
 }

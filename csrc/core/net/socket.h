@@ -30,8 +30,9 @@ class Socket {
 Status parse_address(const std::string& address, std::string* host, uint16_t* port);
 // Listens (SO_REUSEADDR, non-blocking); `bound` gets the numeric "host:port" with the real port.
 Status listen_tcp(const std::string& address, Socket* out, std::string* bound);
-// Connects with a deadline (CLOCK_MONOTONIC ns), retrying while the peer refuses; TCP_NODELAY, non-blocking.
-Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out);
+// Connects with a deadline (CLOCK_MONOTONIC ns), retrying while the peer refuses; TCP_NODELAY, non-blocking. kAborted:
+// `stop_fd` is readable (-1: there is none).
+Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out, int stop_fd = -1);
 // Accepted socket made ready for use: TCP_NODELAY, non-blocking, close-on-exec.
 Status accept_tcp(int listener, Socket* out, std::string* peer);
 // Whether no byte of a connection can leave this host: both of its addresses are loopback ones (127.0.0.0/8, ::1), or

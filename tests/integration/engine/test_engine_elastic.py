@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rig.engines import ENGINE_MAIN, Program
 
+from bagua.csrc import load
+
+WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
 
 
@@ -43,7 +49,7 @@ def test_losses_until_one_is_left(make_world: Callable[..., Any], idle: bool) ->
             name = f"rank {rank}" if rank == gone else f"rank {rank} (member {gone})"
             assert world.line(member)["regrouped"].startswith(f"{name} (pid {world.ranks[gone].pid}) went away")
         events = [event for event in world.engines[0].events() if event["kind"] in ("suspended", "error")]
-        assert [(event["kind"], event["rank"], event["host"]) for event in events] == [("suspended", gone, -1)]
+        assert [(event["kind"], event["rank"], event.get("host")) for event in events] == [("suspended", gone, -1)]
         assert world.engines[0].error() == ""
         regroup(world, generation, members)
         expect_views(world, generation, members)
@@ -58,3 +64,100 @@ def test_the_same_members_go_on(make_world: Callable[..., Any]) -> None:
         for member in range(3):
             assert f"generation {generation} follows" in world.line(member)["regrouped"]
         expect_views(world, generation, [0, 1, 2])
+
+
+class Hosts:
+    """One job whose engines are processes of their own, with one rank each."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        core = load().__file__
+        self.tokens = {member: secrets.token_hex(32) for member in range(count + 1)}
+        self.sockets = [str(folder / f"{host}.sock") for host in range(count)]
+        self.engines = [Program(f"host {host}", ENGINE_MAIN, {"core": core}) for host in range(count)]
+        for engine in self.engines:
+            engine.answer()
+        hosts = [[host] for host in range(count)]
+        common = {"hosts": hosts, "tokens": self.tokens, "job_key": secrets.token_hex(32), "elastic": True}
+        self.addresses = [
+            engine.ask("open", job="job", index=host, socket=self.sockets[host], **common)["address"]
+            for host, engine in enumerate(self.engines)
+        ]
+        for engine in self.engines:
+            engine.ask("peers", job="job", addresses=self.addresses)
+        self.ranks: dict[int, Program] = {}
+        for host in range(count):
+            self.start(host, host)
+
+    def start(self, host: int, member: int) -> None:
+        task = {
+            "core": load().__file__, "socket": self.sockets[host], "token": self.tokens[member], "rank": member,
+            "world": 0, "script": "through", "args": {"count": COUNT},
+        }  # fmt: skip
+        self.ranks[member] = Program(f"member {member}", WORKER, task)
+
+    def regroup(self, generation: int, members: dict[int, list[int]]) -> dict[str, Any]:
+        """The generation of these members, by the engines that are in it; the view of all of them but their rank."""
+        everybody = [member for there in members.values() for member in there]
+        hosts = [[everybody.index(member) for member in there] for there in members.values()]
+        view = {"generation": generation, "hosts": hosts, "members": everybody}
+        for index, (host, there) in enumerate(members.items()):
+            tokens = {member: self.tokens[member] for member in there}
+            self.engines[host].say("regroup", job="job", host_index=index, tokens=tokens, **view)
+        for host in members:
+            assert "address" in self.engines[host].answer()
+        for host in members:
+            self.engines[host].ask("peers", job="job", addresses=[self.addresses[host] for host in members])
+        return view
+
+    def expect(self, view: dict[str, Any]) -> None:
+        for rank, member in enumerate(view["members"]):
+            assert self.ranks[member].answer()["view"] == {**view, "rank": rank}
+
+    def stop(self) -> None:
+        for process in [*self.ranks.values(), *self.engines]:
+            process.end()
+
+
+@pytest.fixture
+def make_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Hosts]]:
+    made: list[Hosts] = []
+
+    def make(count: int) -> Hosts:
+        made.append(Hosts(tmp_path_factory.mktemp("h", numbered=True), count))
+        return made[-1]
+
+    yield make
+    for hosts in made:
+        hosts.stop()
+
+
+def test_hosts_are_killed(make_hosts: Callable[[int], Hosts]) -> None:
+    """Daemon and rank of a host at once; at last one host is left, which then gets a new member."""
+    job = make_hosts(3)
+    job.expect({"generation": 1, "hosts": [[0], [1], [2]], "members": [0, 1, 2]})
+    for generation, gone, left in ((2, 1, {0: [0], 2: [2]}), (3, 0, {2: [2]})):
+        job.engines[gone].end()
+        job.ranks[gone].end()
+        for host, members in left.items():
+            event = job.engines[host].ask("await", job="job", kind="suspended")
+            assert event["rank"] == -1 and event["host"] == (1 if generation == 2 else 0), event
+            assert "regrouped" in job.ranks[members[0]].answer()
+        job.expect(job.regroup(generation, left))
+    view = job.regroup(4, {2: [2, 3]})
+    assert "generation 4 follows" in job.ranks[2].answer()["regrouped"]
+    job.start(2, 3)
+    job.expect(view)
+
+
+def test_a_rank_is_killed_on_one_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+    """The other host is told whose loss it is, and the host without a rank can go on with a new one."""
+    job = make_hosts(2)
+    job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})
+    job.ranks[1].end()
+    for engine in job.engines:
+        event = engine.ask("await", job="job", kind="suspended")
+        assert event["rank"] == 1 and event["text"].startswith(f"rank 1 (pid {job.ranks[1].pid}) went away"), event
+    assert "regrouped" in job.ranks[0].answer()
+    view = job.regroup(7, {0: [0], 1: [2]})
+    job.start(1, 2)
+    job.expect(view)
