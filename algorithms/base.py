@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua.algorithms.low_rank import LowRank
-from bagua.algorithms.plan import GRADIENT, Plan
+from bagua.algorithms.plan import GRADIENT, KEEP, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
@@ -86,9 +86,12 @@ class Bucket(Protocol):
         """Of all parameters together."""
         ...
 
-    def add_slot(self, name: str, elements: int | None = None, *, communicated: bool = True) -> torch.Tensor:
+    def add_slot(
+        self, name: str, elements: int | None = None, *, communicated: bool = True, on_change: str = KEEP
+    ) -> torch.Tensor:
         """A new slot of zeros, as a flat tensor: ``elements`` long, or as long as the parameters together.
-        ``communicated``: steps other than ``Local`` use it. Raises ValueError if there is one of that name."""
+        ``communicated``: steps other than ``Local`` use it. ``on_change``: see ``bagua.algorithms.plan.ON_CHANGE``.
+        Raises ValueError if there is one of that name."""
         ...
 
     def slot(self, name: str) -> torch.Tensor:

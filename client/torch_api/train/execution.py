@@ -141,6 +141,9 @@ class Execution:
         """Forgets a run that can't be repeated."""
         self.abandon()
 
+    def put_back(self) -> None:
+        """Nothing was saved."""
+
     def conclude(self) -> None:
         """Nothing was held back."""
 
@@ -216,6 +219,9 @@ class NotReady:
 
     def rewind(self) -> None:
         """There is nothing to forget."""
+
+    def put_back(self) -> None:
+        """Nothing was saved."""
 
     def conclude(self) -> None:
         """Nothing follows."""

@@ -112,6 +112,11 @@ class HeldExecution(Execution):
         self.arrived = self.lost = False
         self._undo.restore()
 
+    def put_back(self) -> None:
+        """Contents are as before this run, and may be changed."""
+        self._undo.restore()
+        self._undo.forget()
+
     def conclude(self) -> None:
         """The unit is committed: runs what follows the last step that communicates."""
         if not self.arrived:

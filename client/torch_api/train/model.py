@@ -214,6 +214,7 @@ class DistributedModel:
         self._remove_hooks()
         self._layout.make()
         self._exchanged = self.bagua_algorithm.exchanged
+        self._ranks = self._group.nranks()
         self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
         self._anew = False
         buckets = self._layout.gradient_buckets
@@ -327,6 +328,9 @@ class DistributedModel:
         """Tells the algorithm, once, if members have changed. False if it begins anew in the next forward pass."""
         if self._members_changed:
             self._members_changed = False
+            before, self._ranks = self._ranks, self._group.nranks()
+            for bucket in self.bagua_buckets:
+                bucket.follow_members(before, self._ranks)
             self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
         return not self._anew
 

@@ -76,6 +76,7 @@ class RepeatingReducer(GradientReducer):
             self._follow_rank()
         if any(bucket.execution.lost for bucket in self.buckets):
             self._start_over()
+        self._runner.may_repeat()  # algorithm and slots follow; gradients are exchanged in any case
         return super()._exchange()
 
     def _end_recording(self, rearrange: Rearrange) -> None:

@@ -112,14 +112,16 @@ class Runner:
             self._places[name] = self._new_communicator(name)
         return self._places[name]
 
-    def _new_communicator(self, place: str) -> Communicator | None:
+    def _members_of(self, place: str) -> list[int]:
         hosts = self._group.hosts
         if place == EVERYONE:
-            members = [rank for host in hosts for rank in host]
-        elif place == HOST:
-            members = list(next(host for host in hosts if self._rank in host))
-        else:
-            members = [host[0] for host in hosts]
+            return [rank for host in hosts for rank in host]
+        if place == HOST:
+            return list(next(host for host in hosts if self._rank in host))
+        return [host[0] for host in hosts]
+
+    def _new_communicator(self, place: str) -> Communicator | None:
+        members = self._members_of(place)
         return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
 
     @property
@@ -213,6 +215,14 @@ class Runner:
         """In a new generation: what is under way is to be started again."""
         for execution in list(self._held):
             execution.renew()
+        for place, found in list(self._places.items()):
+            members = self._members_of(place)
+            if found is not None:
+                found.renew_ranks()
+            if found is None or found.ranks != tuple(members):  # a host has another first rank
+                del self._places[place]
+                if found is not None:
+                    found.destroy()
 
     def _may_begin(self) -> bool:
         """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
@@ -263,7 +273,8 @@ class Runner:
         if step.everywhere and bucket.dtype is torch.float32:
             return EverywhereAction(self, bucket, step, carried, first)
         # Members of a device's communicator wait for each other as it is made: in a step, where none can be missing.
-        early = isinstance(step.over, str) and (self._device is None or step.over == EVERYONE)
+        # In an elastic job only that of all ranks stays the same one.
+        early = isinstance(step.over, str) and (step.over == EVERYONE or (self._device is None and not self.repeats))
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)
