@@ -27,6 +27,7 @@ from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
+from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
@@ -101,6 +102,7 @@ class DistributedModel:
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
         self._runner.may_repeat = self._follow_members
+        self._join_buckets = self._runner.join if self._session.elastic else join_all
         self._members_changed = self._anew = False
         if self._session.elastic:
             self._session.renew_with(self)
@@ -311,7 +313,8 @@ class DistributedModel:
             return
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
-        self._follow_members()
+        if self._members_changed:
+            self._follow_members()
         if self.bagua_algorithm.need_reset() or self._anew:
             self._runner.together(self._begin_anew)
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
@@ -426,7 +429,7 @@ class DistributedModel:
         """Waits for buckets that have been started (None: all of the model), and runs the rest of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         begin = self._runner.clock()
-        times = self._runner.join(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        times = self._join_buckets(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
         if times:
             self._runner.record(times, begin, self._runner.clock())
 
