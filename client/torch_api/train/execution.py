@@ -135,7 +135,7 @@ class Execution:
 
     # In an elastic job: see ``held.py``
 
-    arrived = lost = False
+    arrived = lost = ended = False
 
     def rewind(self) -> None:
         """Forgets a run that can't be repeated."""
@@ -199,7 +199,7 @@ def other_sides(sides: int) -> int:
 class NotReady:
     """The execution of a bucket that has no plan yet, or belongs to no model any more."""
 
-    started = arrived = lost = False
+    started = arrived = lost = ended = False
     starts = 0
 
     def __init__(self, name: str) -> None:

@@ -101,9 +101,10 @@ class DistributedModel:
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
-        self._runner.may_repeat = self._follow_members
+        self._runner.may_repeat, self._runner.begin_anew = self._follow_members, self._begin_anew
+        self._runner.settle = self._settle
         self._join_buckets = self._runner.join if self._session.elastic else join_all
-        self._members_changed = self._anew = False
+        self._members_changed = self._anew = self._begins_anew = False
         if self._session.elastic:
             self._session.renew_with(self)
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
@@ -218,7 +219,6 @@ class DistributedModel:
         self._exchanged = self.bagua_algorithm.exchanged
         self._ranks = self._group.nranks()
         self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
-        self._anew = False
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
@@ -240,6 +240,7 @@ class DistributedModel:
         optimizers where their state is the same on all ranks."""
         if self._runner.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
+            self._runner.give_own_again()
         else:
             self._release()
         self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
@@ -315,8 +316,8 @@ class DistributedModel:
         self.bagua_train_step_counter += 1
         if self._members_changed:
             self._follow_members()
-        if self.bagua_algorithm.need_reset() or self._anew:
-            self._runner.together(self._begin_anew)
+        if self.bagua_algorithm.need_reset() or self._begins_anew:
+            self._runner.together(self._begin_anew, commit=self._settle)
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
@@ -328,14 +329,21 @@ class DistributedModel:
         self._members_changed = True
 
     def _follow_members(self) -> bool:
-        """Tells the algorithm, once, if members have changed. False if it begins anew in the next forward pass."""
+        """Tells the algorithm, once, if members have changed. False if it begins anew: instead of the next exchange of
+        weights, which is the same one on all ranks, or in the forward pass after the next one of gradients."""
         if self._members_changed:
             self._members_changed = False
             before, self._ranks = self._ranks, self._group.nranks()
             for bucket in self.bagua_buckets:
                 bucket.follow_members(before, self._ranks)
             self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
+            self._begins_anew = self._anew and not self._runner.waits
         return not self._anew
+
+    def _settle(self) -> None:
+        """A unit of this model has been committed."""
+        self._begins_anew = self._anew and self._exchanged == GRADIENT and not self._begins_anew
+        self._anew = self._begins_anew
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [

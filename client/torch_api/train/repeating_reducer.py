@@ -98,6 +98,7 @@ class RepeatingReducer(GradientReducer):
             bucket.execution.conclude()
         self._recorded = None
         self._dropped = False
+        self._runner.settle()
         if not self._may_start_early:
             self._early = self._may_start_early = True
 

@@ -50,7 +50,8 @@ class Runner:
     Communicators are the model's own: their operations need no order with those of other models and of the user.
 
     ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost. ``may_repeat``: asked
-    before an exchange of weights is waited for; False: it is dropped. ``waits``: ranks are in step where they exchange
+    before an exchange of weights is waited for; False: it is dropped, and ``begin_anew`` takes its place. ``settle``:
+    called when a unit has been committed. ``waits``: ranks are in step where they exchange
     weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
     """
 
@@ -66,6 +67,8 @@ class Runner:
         self._own: list[Communicator] = []
         self._own_given = 0
         self.may_repeat: Callable[[], bool] = _always
+        self.begin_anew: Work = nothing
+        self.settle: Work = nothing
         self.waits = True
         self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
         if session.elastic:
@@ -140,6 +143,10 @@ class Runner:
         self._own_given += 1
         return self._own[self._own_given - 1]
 
+    def give_own_again(self) -> None:
+        """The next calls of ``own_communicator`` return those that there are."""
+        self._own_given = 0
+
     def new_residual(self, communicator: Members) -> int:
         """See ``Surroundings``."""
         generation = self.session.membership.generation
@@ -165,7 +172,7 @@ class Runner:
 
         def begin_again() -> None:
             made.rewind(mark)
-            self._own_given = 0
+            self.give_own_again()
             again()
 
         found = units(self.session).run(self.everyone.id, lambda: self.everyone, attempt, begin_again, commit)
@@ -183,6 +190,7 @@ class Runner:
                 again()
             if not self.may_repeat():
                 again()
+                self.begin_anew()
                 return []
             for bucket in begun:
                 if not bucket.execution.started:
@@ -196,19 +204,26 @@ class Runner:
         def commit() -> None:
             for bucket in begun:
                 bucket.execution.conclude()
+            self.settle()
 
         if not begun:
             return []
-        if self.waits:
-            return self.together(attempt, again, commit)
+        return self.together(attempt, again, commit) if self.waits else self._join_alone(begun)
+
+    def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
+        """Where ranks are not in step: what a loss has cut off is dropped."""
         generation = self.session.membership.generation
+        times: list[Times] = []
         try:
-            times = join_all(begun)
+            if not any(bucket.execution.lost for bucket in begun):
+                times = join_all(begun)
+            elif any(bucket.execution.ended for bucket in begun):
+                raise Regrouped("An exchange could not begin.")
         except Regrouped:
             units(self.session).recover(generation)
-            again()
-            return []
-        commit()
+        for bucket in begun:
+            bucket.execution.conclude()
+            bucket.execution.rewind()
         return times
 
     def renew(self) -> None:
@@ -228,7 +243,9 @@ class Runner:
         """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
         exchanged there: members may be at different moments of their step, and would begin in different orders."""
         running = units(self.session)
-        return not self.waits or running.inside or running.exchanged_in(self.everyone.id)
+        if running.inside:
+            return True
+        return self.may_repeat() and (not self.waits or running.exchanged_in(self.everyone.id))
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
