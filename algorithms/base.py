@@ -161,6 +161,10 @@ class DataParallel(Protocol):
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         ...
 
+    def exchange(self) -> None:
+        """Runs the plans of all buckets side by side, and waits for them. In an elastic job they count together."""
+        ...
+
     def own_communicator(self) -> Communicator:
         """A new communicator of all ranks of the model, for what may come at different moments on different ranks.
         All ranks call it together. It lives as long as the wrapped model or the algorithm's next reset."""

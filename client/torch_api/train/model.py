@@ -441,6 +441,14 @@ class DistributedModel:
         if times:
             self._runner.record(times, begin, self._runner.clock())
 
+    def exchange(self) -> None:
+        """See ``bagua.algorithms.base.DataParallel``."""
+        buckets = self.bagua_buckets
+        with torch.no_grad():
+            for bucket in buckets:
+                bucket.start()
+            self._join_buckets(buckets)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""

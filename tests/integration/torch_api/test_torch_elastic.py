@@ -31,14 +31,15 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def rank_train(average: bool = True) -> dict[str, Any]:
-    """Trains; returns parameters and world size after each step."""
+def rank_train(average: bool = True, wrapping: bool = False) -> dict[str, Any]:
+    """Trains; returns parameters after each step. ``wrapping``: step 0 of faults is ``with_bagua``."""
     bagua.init_process_group()
     member = current().membership.member
     model = seeded(wide_mlp)
     optimizer = sgd(model)
-    wrap(model, optimizer, average=average)
     fault = Fault(lambda: model.bagua_buckets)
+    fault.step = 0 if wrapping else -1
+    wrap(model, optimizer, average=average)
     found = []
     for step in range(STEPS):
         fault.step = step
@@ -251,3 +252,13 @@ def test_two_models_and_accumulation(ranks: Ranks, kills: list[Kill]) -> None:
     ranks.start(rank_models, nprocs=5, elastic=True, environment={VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"})
     ranks.wait(90.0)
     check_survivors(ranks, kills, reference=reference_of_models)
+
+
+@pytest.mark.parametrize("phase", ["ready", "flags"])
+def test_a_loss_while_models_are_wrapped(ranks: Ranks, phase: str) -> None:
+    """Rank 0, whose state all take, is killed when it has sent it."""
+    ranks.start(
+        rank_train, nprocs=3, elastic=True, environment={VARIABLE: f"0:0:0:{phase}"}, wrapping=True, average=False
+    )
+    ranks.wait(60.0)
+    check_survivors(ranks, [Kill(0, 0, 0, "ready")], average=False)
