@@ -129,6 +129,9 @@ class JobSpec(google.protobuf.message.Message):
     MASTER_PORT_FIELD_NUMBER: builtins.int
     JOIN_TIMEOUT_S_FIELD_NUMBER: builtins.int
     SECRET_ENV_FIELD_NUMBER: builtins.int
+    ELASTIC_FIELD_NUMBER: builtins.int
+    MIN_NODES_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -149,6 +152,14 @@ class JobSpec(google.protobuf.message.Message):
     """MASTER_PORT for programs that also use torch.distributed; 0: the coordinator picks one."""
     join_timeout_s: builtins.float
     """With adopt: how long a node waits for its first rank, once the ranks can join. 0: five minutes."""
+    elastic: builtins.bool
+    """A rank, daemon or host that is lost ends the job no more: the others go on with the next generation."""
+    min_nodes: builtins.int
+    """With elastic: it begins on fewer nodes than nnodes, and goes on with fewer, but never with fewer than so many.
+    0: it begins on nnodes and goes on down to one rank.
+    """
+    max_nodes: builtins.int
+    """With elastic: it may grow to so many nodes. 0: nnodes. Nothing grows yet."""
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -180,8 +191,11 @@ class JobSpec(google.protobuf.message.Message):
         master_port: builtins.int = ...,
         join_timeout_s: builtins.float = ...,
         secret_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        elastic: builtins.bool = ...,
+        min_nodes: builtins.int = ...,
+        max_nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
 
@@ -200,6 +214,9 @@ class RankStatus(google.protobuf.message.Message):
     LOG_PATH_FIELD_NUMBER: builtins.int
     EXITED_AT_FIELD_NUMBER: builtins.int
     FOLLOWS_FIELD_NUMBER: builtins.int
+    MEMBER_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
+    LAST_GENERATION_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
     node_id: builtins.str
@@ -215,6 +232,14 @@ class RankStatus(google.protobuf.message.Message):
     """seconds since the epoch, 0: not exited"""
     follows: builtins.bool
     """exited after the job had failed on this node: most likely because of that"""
+    member: builtins.int
+    """Number of the process in its job: given once, never again. In a job that has lost nobody it equals rank, which
+    counts from 0 in each generation.
+    """
+    left: builtins.bool
+    """of an elastic job: it has taken leave of the engine, and will end by itself"""
+    last_generation: builtins.int
+    """of a member that is gone: the last that it was in. 0: it is in the present one"""
     def __init__(
         self,
         *,
@@ -229,8 +254,11 @@ class RankStatus(google.protobuf.message.Message):
         log_path: builtins.str = ...,
         exited_at: builtins.float = ...,
         follows: builtins.bool = ...,
+        member: builtins.int = ...,
+        left: builtins.bool = ...,
+        last_generation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "local_rank", b"local_rank", "log_path", b"log_path", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
 
 global___RankStatus = RankStatus
 
@@ -297,6 +325,7 @@ class LogChunk(google.protobuf.message.Message):
     MISSING_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     rank: builtins.int
+    """the rank's member number: a log is that of a process"""
     data: builtins.bytes
     offset: builtins.int
     """where data begins, in bytes since the rank's start"""

@@ -49,6 +49,7 @@ class Job(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
     reason: builtins.str
@@ -65,6 +66,10 @@ class Job(google.protobuf.message.Message):
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
     @property
     def progress(self) -> bagua.proto.common_pb2.Progress: ...
+    @property
+    def gone(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]:
+        """Of an elastic job: the members that are in no generation any more, in order. Their rank is the last that they had."""
+
     def __init__(
         self,
         *,
@@ -79,9 +84,10 @@ class Job(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[bagua.proto.common_pb2.RankStatus] | None = ...,
         waiting: builtins.str = ...,
         progress: bagua.proto.common_pb2.Progress | None = ...,
+        gone: collections.abc.Iterable[bagua.proto.common_pb2.RankStatus] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "job_id", b"job_id", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "job_id", b"job_id", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "waiting", b"waiting"]) -> None: ...
 
 global___Job = Job
 
@@ -190,7 +196,7 @@ class JobEvent(google.protobuf.message.Message):
     seq: builtins.int
     time: builtins.float
     kind: builtins.str
-    """submitted, placed, rank_started, rank_exited, state, node_lost, ..."""
+    """submitted, placed, rank_started, rank_exited, state, regrouped, ..."""
     reason: builtins.str
     generation: builtins.int
     def __init__(
@@ -318,7 +324,7 @@ class ReadLogsRequest(google.protobuf.message.Message):
     """Lines from the end; 0: from the start."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """empty: all"""
+        """by member number; empty: all, those that are gone included"""
 
     def __init__(
         self,

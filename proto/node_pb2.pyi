@@ -157,6 +157,9 @@ class LocalJob(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    SUSPENDED_FIELD_NUMBER: builtins.int
+    SUSPENDED_HOSTS_FIELD_NUMBER: builtins.int
+    WITHDRAWN_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     phase: global___LocalPhase.ValueType
@@ -166,8 +169,20 @@ class LocalJob(google.protobuf.message.Message):
     """The first error of this node for the job: engine, launch, lost peer. Empty: none."""
     waiting: builtins.str
     """who waits for whom, when a wait is long"""
+    suspended: builtins.str
+    """Of an elastic job: why the engine has suspended this generation (a member is lost, or a connection). Empty: it has
+    not. The next generation follows, or the end of the job.
+    """
+    withdrawn: builtins.bool
+    """The node ended its part though nothing failed: its daemon stops or was restarted, its lease was over. `error` says
+    which. An elastic job goes on without it.
+    """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
+    @property
+    def suspended_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """indices in this generation of the hosts that this node's engine has lost"""
+
     def __init__(
         self,
         *,
@@ -178,8 +193,11 @@ class LocalJob(google.protobuf.message.Message):
         error: builtins.str = ...,
         ranks: collections.abc.Iterable[bagua.proto.common_pb2.RankStatus] | None = ...,
         waiting: builtins.str = ...,
+        suspended: builtins.str = ...,
+        suspended_hosts: collections.abc.Iterable[builtins.int] | None = ...,
+        withdrawn: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "error", b"error", "generation", b"generation", "job_id", b"job_id", "phase", b"phase", "ranks", b"ranks", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "error", b"error", "generation", b"generation", "job_id", b"job_id", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
 
 global___LocalJob = LocalJob
 
@@ -302,6 +320,7 @@ class HostPlan(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     ENGINE_ADDRESS_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     address: builtins.str
     """host part"""
@@ -309,6 +328,10 @@ class HostPlan(google.protobuf.message.Message):
     """host:port, empty until known"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """by ranks; empty: the same numbers"""
+
     def __init__(
         self,
         *,
@@ -316,14 +339,18 @@ class HostPlan(google.protobuf.message.Message):
         address: builtins.str = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         engine_address: builtins.str = ...,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "members", b"members", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
 
 global___HostPlan = HostPlan
 
 @typing.final
 class RunJob(google.protobuf.message.Message):
-    """Run this generation of the job. Sent again, with more engine addresses filled in, as they become known."""
+    """Run this generation of the job. Sent again, with more engine addresses filled in, as they become known. A newer
+    generation of an elastic job stops no rank that is a member of it: the node's engine regroups, with these addresses. A
+    generation after the first begins nothing anew: a node that does not hold the job answers that it has stopped.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -404,6 +431,7 @@ class ReadLog(google.protobuf.message.Message):
     request_id: builtins.int
     job_id: builtins.str
     rank: builtins.int
+    """the rank's member number"""
     follow: builtins.bool
     tail_lines: builtins.int
     offset: builtins.int

@@ -22,6 +22,7 @@ class JoinRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
+    """the member number: RANK, as the process was started with it"""
     pid: builtins.int
     version: builtins.str
     def __init__(
@@ -57,6 +58,8 @@ global___Host = Host
 
 @typing.final
 class JoinReply(google.protobuf.message.Message):
+    """As things are now. In an elastic job the core's Hello tells of the generation that is there by then."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int

@@ -28,6 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 
 from rig import shares
 
+# For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
+# cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 START_S = 30.0
 
 
@@ -74,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Which process runs which tests."""
     return shares.scheduler(config, log)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def binaries() -> Path | None:

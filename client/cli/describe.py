@@ -24,7 +24,7 @@ def rank_state(state: common_pb2.RankState.ValueType) -> str:
 
 
 def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
-    """One rank. exit_code is null until the rank has exited."""
+    """One rank. exit_code is null until the rank has exited. Those that are gone have a last_generation."""
     exited = rank.state == common_pb2.RANK_STATE_EXITED
     return {
         "rank": rank.rank,
@@ -37,6 +37,8 @@ def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
         "error_tail": rank.error_tail,
         "log_path": rank.log_path,
         "exited_at": rank.exited_at or None,
+        "member": rank.member,
+        "last_generation": rank.last_generation or None,
     }
 
 
@@ -70,6 +72,9 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "waiting": job.waiting,
         "progress": progress_document(job.progress) if job.HasField("progress") else None,
         "ranks": [rank_document(rank) for rank in job.ranks],
+        "elastic": job.spec.elastic,
+        "min_nodes": (job.spec.min_nodes or 1) if job.spec.elastic else None,
+        "gone": [rank_document(rank) for rank in job.gone],
     }
 
 

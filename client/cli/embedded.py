@@ -190,13 +190,14 @@ class EmbeddedCluster:
             self.services.append(service)
         return service
 
-    def on_unexpected_end(self, tell: Callable[[str], None]) -> None:
-        """Calls ``tell`` (from a thread) with words for every service that ends before ``stop``."""
+    def on_unexpected_end(self, tell: Callable[[str], None], tell_of_node: Callable[[str], None] | None = None) -> None:
+        """Calls ``tell`` (from a thread) with words for every service that ends before ``stop``; of node daemons
+        ``tell_of_node``, if that is given."""
 
         def watch(service: ServiceProcess) -> None:
             words = service.describe_end()
             if not self._stopping:
-                tell(words)
+                (tell if service is self.services[0] else tell_of_node or tell)(words)
 
         for service in self.services:
             Thread(target=watch, args=(service,), daemon=True, name=f"watch {service.label}").start()

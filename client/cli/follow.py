@@ -61,7 +61,14 @@ class ServiceDied:
     words: str
 
 
-Event = job_pb2.JobUpdate | common_pb2.LogChunk | StreamEnded | CoordinatorAway | Interrupted | ServiceDied
+@dataclass(frozen=True)
+class NodeDied:
+    """A node daemon has ended by itself; an elastic job goes on."""
+
+    words: str
+
+
+Event = job_pb2.JobUpdate | common_pb2.LogChunk | StreamEnded | CoordinatorAway | Interrupted | ServiceDied | NodeDied
 
 
 class Detached(BaguaError):
@@ -123,6 +130,8 @@ class Follower:
                 self._stream_ended(event)
             case ServiceDied():
                 raise ServiceError(event.words)
+            case NodeDied():
+                self._terminal.note(event.words)
             case Interrupted():
                 self._interrupted = True
                 self._terminal.passing("stopping")
@@ -136,6 +145,8 @@ class Follower:
                     self._terminal.status(self._headline())
                 if self.job.state in ENDED:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
+            case "event" if update.event.kind == "regrouped":
+                self._terminal.note(update.event.reason)
             case "progress":
                 self._terminal.progress(update.progress)
 

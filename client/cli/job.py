@@ -46,8 +46,15 @@ def print_json(document: Any) -> None:
 def submit(
     script: options.ScriptArgument,
     args: options.ArgsArgument = None,
-    nnodes: options.NnodesOption = 1,
+    nnodes: options.NnodesOption = None,
     nproc_per_node: options.NprocOption = 1,
+    elastic: options.ElasticOption = False,
+    min_nodes: int | None = typer.Option(
+        None, min=1, max=options.MAX_NODES, help="Elastic: it begins and goes on with so few.", show_default=False
+    ),
+    max_nodes: int | None = typer.Option(
+        None, min=1, max=options.MAX_NODES, help="Elastic: it may have so many.", show_default=False
+    ),
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     master_port: options.MasterPortOption = 0,
@@ -84,12 +91,12 @@ def submit(
         env=variables,
         secret_env=secret_files,
         workdir=str((workdir or Path.cwd()).absolute()),
-        nnodes=nnodes,
         nproc_per_node=nproc_per_node,
         master_port=master_port,
         python=python,
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
+        **options.spec_nodes(nnodes, elastic, min_nodes, max_nodes),
     )
     with connect(coordinator, token_file, tls) as client:
         job = client.submit(spec, idempotency_key=key)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from bagua.base.errors import ConfigError
 
 MAX_RANKS = 1024
 """On one node."""
+MAX_NODES = 4096
 
 
 class Output(StrEnum):
@@ -45,7 +47,44 @@ TlsOption = Annotated[
     Path | None,
     typer.Option("--tls", envvar="BAGUA_TLS", metavar="DIR", help="Folder made by `bagua certs`.", show_default=False),
 ]
-NnodesOption = Annotated[int, typer.Option("--nnodes", min=1, max=4096, help="Node daemons to run on.")]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """``--nnodes``: how many, or from ``least`` to ``count``."""
+
+    count: int
+    least: int | None = None
+
+
+def parse_nodes(text: str) -> Nodes:
+    """``"4"`` and ``"1:4"``. Raises typer.BadParameter."""
+    parts = str(text).split(":")
+    if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
+        raise typer.BadParameter(f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4.")
+    if len(parts) == 1:
+        return Nodes(int(text))
+    least, most = map(int, parts)
+    if least > most:
+        raise typer.BadParameter(f"{text}: the job would need more nodes than it may have. Write {most}:{least}.")
+    return Nodes(most, least)
+
+
+NnodesOption = Annotated[
+    Nodes | None,
+    typer.Option(
+        "--nnodes",
+        parser=parse_nodes,
+        metavar="N|MIN:MAX",
+        help="Node daemons to run on. MIN:MAX: as many as there are, and the job goes on with MIN if others are lost. "
+        "Default: 1.",
+        show_default=False,
+    ),
+]
+ElasticOption = Annotated[
+    bool,
+    typer.Option("--elastic", help="Ranks and nodes that are lost end the job no more: the others go on."),
+]
 NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=MAX_RANKS, help="Ranks on every node.")]
 MasterPortOption = Annotated[
     int,
@@ -152,6 +191,26 @@ def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = Fa
                 raise UsageError(f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out.")
         found[net_plugin.VARIABLE] = "1"
     return found
+
+
+def spec_nodes(
+    nodes: Nodes | None, elastic: bool, min_nodes: int | None = None, max_nodes: int | None = None
+) -> dict[str, Any]:
+    """The fields of a JobSpec that say on how many nodes a job runs, and whether it goes on with fewer. Raises
+    UsageError for what contradicts itself."""
+    if nodes is not None and nodes.least is not None:
+        if min_nodes or max_nodes:
+            raise UsageError("--nnodes MIN:MAX says it already: leave --min-nodes and --max-nodes out.")
+        return {"nnodes": nodes.count, "elastic": True, "min_nodes": nodes.least}
+    if not (min_nodes or max_nodes):
+        return {"nnodes": nodes.count if nodes else 1, "elastic": elastic}
+    count = nodes.count if nodes else max_nodes or min_nodes or 1
+    least, most = min_nodes or 1, max_nodes or count
+    if least > most:
+        raise UsageError(f"--min-nodes {least} is more than the {most} nodes that the job may have.")
+    if not least <= count <= most:
+        raise UsageError(f"--nnodes {count} is not from {least} to {most}, as --min-nodes and --max-nodes say.")
+    return {"nnodes": count, "elastic": True, "min_nodes": least, "max_nodes": most}
 
 
 def check_entry(script: str, module: bool, no_python: bool) -> None:

@@ -42,7 +42,7 @@ class RunOptions:
     args: list[str]
     module: bool
     no_python: bool
-    nnodes: int
+    nodes: dict[str, Any]  # fields of the specification
     nproc_per_node: int
     master_port: int
     name: str
@@ -67,12 +67,12 @@ class RunOptions:
             env=self.env,
             secret_env=self.secret_env,
             workdir=str(self.workdir),
-            nnodes=self.nnodes,
             nproc_per_node=self.nproc_per_node,
             master_port=self.master_port,
             python=sys.executable,
             placement_timeout_s=30.0,
             stop_grace_s=STOP_GRACE_S,
+            **self.nodes,
         )
 
 
@@ -125,7 +125,8 @@ def run_embedded(options: RunOptions) -> int:
             try:
                 terminal.status("starting the daemons")
                 cluster.start_coordinator()
-                cluster.start_nodes([f"node-{i}" for i in range(options.nnodes)], options.nproc_per_node)
+                names = [f"node-{i}" for i in range(options.nodes["nnodes"])]
+                cluster.start_nodes(names, options.nproc_per_node)
                 if build.running:
                     terminal.status("building the native core (about a minute, once)")
                 build.wait()
@@ -160,7 +161,7 @@ def follow_job(
     from threading import Thread
 
     from bagua.base.security import TlsFiles, read_token
-    from bagua.cli.follow import Follower, ServiceDied
+    from bagua.cli.follow import Follower, NodeDied, ServiceDied
     from bagua.client import Client
 
     tls = TlsFiles.in_folder(Path(cluster.tls)) if cluster.tls else None
@@ -173,7 +174,8 @@ def follow_job(
 
         job = client.submit(spec)
         follower = Follower(client, job, terminal, cancel)
-        cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)))
+        goes_on = (lambda words: follower.post(NodeDied(words))) if spec.elastic else None
+        cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)), goes_on)
         interrupts.follower = follower
         return follower.run()
 
@@ -190,7 +192,7 @@ def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
     import shutil
 
     folder.mkdir(parents=True, exist_ok=True)
-    for rank in job.ranks:
+    for rank in (*job.ranks, *job.gone):
         source = Path(rank.log_path)
         for path in source.parent.glob(source.name + "*") if rank.log_path else ():
             shutil.copy(path, folder / path.name)
@@ -200,7 +202,7 @@ def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
 
 def _forget_logs(job: job_pb2.Job) -> None:
     """They go with the state folder."""
-    for rank in job.ranks:
+    for rank in (*job.ranks, *job.gone):
         rank.log_path = ""
 
 
@@ -271,8 +273,9 @@ LocalNprocOption = Annotated[
 def run(
     script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
-    nnodes: options.NnodesOption = 1,
+    nnodes: options.NnodesOption = None,
     nproc_per_node: LocalNprocOption = 1,
+    elastic: options.ElasticOption = False,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     master_port: options.MasterPortOption = 0,
@@ -295,12 +298,15 @@ def run(
 
     Options of the script go after SCRIPT. Exit code: 0, the failed rank's, or 130 after Ctrl-C.
     """
+    nodes = options.spec_nodes(nnodes, elastic)
     if adopt:
         from bagua.cli.adopt import run_adopted
 
+        if nodes["elastic"]:
+            raise options.UsageError("--elastic and --adopt exclude each other: torchrun ends all ranks with one.")
         if leash < 0:
             raise options.UsageError("--adopt needs --leash.")
-        raise typer.Exit(run_adopted(leash, nnodes, nproc_per_node, master_addr, context))
+        raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, context))
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net)
     folder = options.resolve_workdir(workdir)
@@ -311,7 +317,7 @@ def run(
         args=args or [],
         module=module,
         no_python=no_python,
-        nnodes=nnodes,
+        nodes=nodes,
         nproc_per_node=nproc_per_node,
         master_port=master_port,
         name=name or default_name(script, module),

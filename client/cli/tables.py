@@ -86,16 +86,40 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
         _say(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())
     if job.waiting:
         _say(f"waits      {job.waiting}")
+    if job.spec.elastic and job.ranks:
+        left = f"{len(job.ranks)} of {len(job.ranks) + len(job.gone)} ranks"
+        _say(f"elastic    generation {job.generation}, {left}, at least {_nodes(job.spec.min_nodes or 1)}")
     if job.ranks:
         print()
-        rows = [(str(r.rank), r.node_id, rank_state(r.state), str(r.pid or ""), _end(r), r.log_path) for r in job.ranks]
-        table(("rank", "node", "state", "pid", "exit", "log"), rows)
+        _print_ranks(job)
+    if job.gone:
+        print("\ngone:")
+        rows = [(str(r.member), str(r.last_generation), r.node_id, _end(r) or "unknown", r.log_path) for r in job.gone]
+        table(("member", "last generation", "node", "exit", "log"), rows)
     for rank in job.ranks:
         if rank.error_tail.strip():
             print(f"\nlast lines of rank {rank.rank}:\n{printable(rank.error_tail.rstrip(), lines=True)}")
     if events:
         print()
         table(("time", "event", "reason"), [(clock(event.time), event.kind, event.reason) for event in events])
+
+
+def _print_ranks(job: job_pb2.Job) -> None:
+    """In a job that has lost some, a process has a number for life beside its rank."""
+    members = ("member",) if job.gone else ()
+    rows = [
+        (
+            str(r.rank),
+            *(str(r.member) for _ in members),
+            *(r.node_id, rank_state(r.state), str(r.pid or ""), _end(r), r.log_path),
+        )
+        for r in job.ranks
+    ]
+    table(("rank", *members, "node", "state", "pid", "exit", "log"), rows)
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
 
 
 def command(spec: common_pb2.JobSpec) -> str:

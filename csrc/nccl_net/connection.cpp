@@ -95,14 +95,14 @@ Request* Connection::slot_of(uint64_t message) {
 
 Result Connection::fail(Result result, const std::string& what) {
   const Lock lock(failure_mutex_);
-  if (failure() == kSuccess) {  // the line stands in the log before anybody can act on the error
+  if (failure() == kSuccess) {  // logs before any thread can see the error
     BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + ": " + what);
     failure_.store(result, std::memory_order_release);
   }
   return failure();
 }
 
-// Not logged: NCCL frees its buffers before it closes connections, and does so with requests in flight if it aborts.
+// Does not log: when NCCL aborts it frees buffers with requests in flight, and closes connections afterwards.
 void Connection::withdraw(const char* data, size_t size) {
   {
     const Lock lock(mutex_);
@@ -115,7 +115,8 @@ void Connection::withdraw(const char* data, size_t size) {
     const Lock lock(failure_mutex_);
     if (failure() == kSuccess) failure_.store(kInternalError, std::memory_order_release);
   }
-  if (helper_ != nullptr) Helpers::instance().leave(this);  // once it is back it does no more: the connection failed
+  if (helper_ != nullptr)
+    Helpers::instance().leave(this);  // it stops at its next step, because the connection has failed
   helper_ = nullptr;
 }
 

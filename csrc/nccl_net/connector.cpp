@@ -20,9 +20,9 @@ constexpr int64_t kFirstPauseNs = 5 * kNsPerMs;
 constexpr int kUnsentBytes = 256 << 10;
 constexpr int64_t kLongestPauseNs = 500 * kNsPerMs;
 
-// The same as net/socket.cpp sets for the sockets that it opens; it can't open one without waiting. Data sockets hold
-// little unsent, so that the next chunk goes where there is room. What waits on the control socket keeps its order
-// anyway, and TCP makes few large packets of many messages there.
+// Sets the options of net/socket.cpp, whose own function to connect would wait. Data sockets keep few unsent bytes, so
+// that the next chunk goes to a socket with room. The control socket may keep many: its messages stay in order anyway,
+// and TCP joins them into few large packets.
 void tune(int fd, bool control) {
   const struct {
     int level;
@@ -97,7 +97,7 @@ Status Connector::step(std::unique_ptr<SendConnection>* out) {
     greeted = greeted && sockets_[i].stage == Stage::kGreeted;
   }
   if (!greeted) {
-    // The kernel gives up connecting by itself, but late.
+    // The kernel would give up by itself, but too late.
     const int64_t limit = settings().connect_timeout_s * kNsPerS;
     return stepped_ns_ - attempt_ns_ < limit ? Status::ok() : retry(ETIMEDOUT);
   }
@@ -185,7 +185,7 @@ int Connector::read_answer(bool* accepted, Status* refused) {
   return 0;
 }
 
-// Begins anew after a pause, if `error` may pass and the time is not up.
+// Starts again after a pause, if `error` can go away and there is time left.
 Status Connector::retry(int error) {
   sockets_.clear();
   const int64_t limit = settings().connect_timeout_s * kNsPerS;

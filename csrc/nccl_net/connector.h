@@ -1,4 +1,4 @@
-// The connecting end: opens all sockets of a connection, sends Hello and reads the answer, in steps that never block.
+// The connecting end: opens all sockets of a connection, sends Hello and reads the Answer, in steps that never block.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace bagua::nccl_net {
 
-// The address in a handle, reached through `device`. kInvalid if the bytes are no handle of this plugin.
+// Reads the address in a handle, for use through `device`. kInvalid: the bytes are no handle of this plugin.
 Status handle_address(const Handle& handle, const Device& device, Address* out);
 
 class Connector {
  public:
   Connector(const Handle& handle, const Address& address);
 
-  // Goes on. *out stays empty until the peer has accepted; an error is final.
+  // Makes progress. *out stays empty until the peer has accepted. An error is final.
   Status step(std::unique_ptr<SendConnection>* out);
   bool is_for(const Handle& handle) const { return handle_.nonce.equals(handle.nonce); }
   int64_t stepped_ns() const { return stepped_ns_; }
@@ -30,10 +30,10 @@ class Connector {
   struct Pending {
     Socket socket;
     Stage stage = Stage::kClosed;
-    size_t sent = 0;  // of the Hello
+    size_t sent = 0;  // bytes of the Hello
   };
 
-  // Each returns an errno value, 0 to go on.
+  // Each returns an errno value; 0: go on.
   int begin();
   int advance(size_t index);
   int greet(size_t index);

@@ -19,7 +19,7 @@
 namespace bagua::nccl_net {
 namespace {
 
-constexpr size_t kMaxDevices = 16;  // as many as NCCL's own sockets take
+constexpr size_t kMaxDevices = 16;  // the same limit as for NCCL's own sockets
 constexpr int kDefaultSpeed = 10000;
 
 struct FreeInterfaces {
@@ -38,7 +38,7 @@ struct NameFilter {
     while (at < text.size()) {
       const size_t comma = std::min(text.find(',', at), text.size());
       std::string name = text.substr(at, comma - at);
-      name = name.substr(0, name.find(':'));  // NCCL's lists may name a port, which sockets have no use for
+      name = name.substr(0, name.find(':'));  // NCCL's lists may name a port, which is irrelevant for sockets
       if (!name.empty()) names.push_back(std::move(name));
       at = comma + 1;
     }
@@ -51,7 +51,7 @@ struct NameFilter {
   }
 };
 
-// 0: best. Link-local addresses reach only the same link, so any other one of the interface is better.
+// Rank of an address, 0 is best. Any other address is better than a link-local one, which reaches only the same link.
 int rank(const Interface& item) {
   if (item.address.any.sa_family == AF_INET) return 0;
   return IN6_IS_ADDR_LINKLOCAL(&item.address.v6.sin6_addr) ? 2 : 1;
@@ -83,7 +83,8 @@ std::vector<Interface> read_interfaces() {
   }
   const std::unique_ptr<ifaddrs, FreeInterfaces> owner(list);
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_RUNNING) == 0) continue;  // a card without a cable is up
+    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_RUNNING) == 0)
+      continue;  // IFF_RUNNING, because a card without a cable is "up"
     const int family = item->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     Interface one{item->ifa_name, {}, (item->ifa_flags & IFF_LOOPBACK) != 0};
@@ -94,8 +95,8 @@ std::vector<Interface> read_interfaces() {
   return out;
 }
 
-// Where an interface's device lies; "" if it has none. Not always a PCI function (".../0000:00:03.0/virtio0"): NCCL
-// attaches such a one to the first processor, as it does for its own sockets.
+// Path of an interface's device in /sys; "" if it has none. It need not be a PCI function (".../0000:00:03.0/virtio0"):
+// NCCL attaches such a device to the first processor, as it does for its own sockets.
 std::string pci_path_of(const std::string& name) {
   char resolved[PATH_MAX];
   if (::realpath(("/sys/class/net/" + name + "/device").c_str(), resolved) == nullptr) return "";
@@ -105,7 +106,7 @@ std::string pci_path_of(const std::string& name) {
 int speed_of(const std::string& name) {
   std::ifstream file("/sys/class/net/" + name + "/speed");
   int speed = 0;
-  return file >> speed && speed > 0 ? speed : kDefaultSpeed;  // Wi-Fi, loopback and tunnels have none
+  return file >> speed && speed > 0 ? speed : kDefaultSpeed;  // Wi-Fi, loopback and tunnels have no speed
 }
 
 int family_of_environment() {
@@ -153,7 +154,8 @@ std::vector<Interface> choose_interfaces(const std::vector<Interface>& found, co
   std::vector<Interface> others;
   std::vector<Interface> loopback;
   for (const Interface& item : found) (item.loopback ? loopback : others).push_back(item);
-  // The order of NCCL's own sockets. A bridge of virtual machines has the same address on each host.
+  // The same order as for NCCL's own sockets. Bridges of virtual machines come late: they have the same address on all
+  // hosts.
   for (const char* standard : {"ib", "^docker,virbr", "docker"}) {
     std::vector<Interface> out = matching(others, standard, family);
     if (!out.empty()) return out;

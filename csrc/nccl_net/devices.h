@@ -1,4 +1,4 @@
-// The network interfaces that NCCL may use through this plugin: one device each.
+// Finds the network interfaces that NCCL may use through this plugin; each is one device.
 #pragma once
 
 #include <netinet/in.h>
@@ -20,25 +20,26 @@ socklen_t address_bytes(const Address& address);
 std::string address_text(const Address& address);
 
 struct Device {
-  std::string name;      // of the interface
+  std::string name;      // name of the interface
   std::string pci_path;  // in /sys; "" for an interface without hardware
   Address address;       // port 0
   int speed;             // Mbit/s
 };
 
-// One address of an interface that is up.
+// An address of an interface that is up.
 struct Interface {
   std::string name;
   Address address;
   bool loopback;
 };
 
-// Which interfaces of `found` NCCL_SOCKET_IFNAME (`names`: prefixes with commas, "^" before all: not these, "=": exact
-// names) and NCCL_SOCKET_FAMILY (AF_INET, AF_INET6, AF_UNSPEC) allow, one address each, in order. Without names: ib*,
-// else all but loopback and docker*, else docker*, else loopback: what NCCL's own sockets take. Pure.
+// Returns the interfaces of `found` that NCCL_SOCKET_IFNAME (`names`) and NCCL_SOCKET_FAMILY (AF_INET, AF_INET6,
+// AF_UNSPEC) allow, in order, with one address each. `names` are prefixes with commas; a "^" before all excludes them,
+// a "=" makes them exact names. Without names it chooses as NCCL's own sockets do: ib*, else all but loopback and
+// docker*, else docker*, else loopback. Pure.
 std::vector<Interface> choose_interfaces(const std::vector<Interface>& found, const std::string& names, int family);
 
-// Reads the machine's interfaces and the environment; the reason is logged if none is left.
+// Reads the machine's interfaces and the environment. Logs the reason if no interface is left.
 std::vector<Device> find_devices();
 
 }  // namespace bagua::nccl_net

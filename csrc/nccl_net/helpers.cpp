@@ -16,7 +16,7 @@
 namespace bagua::nccl_net {
 namespace {
 
-// A connection without work stays under watch for so long, if nothing happens to it.
+// A connection without work and events is watched for this long.
 constexpr int kIdleMs = 20;
 
 }  // namespace
@@ -27,11 +27,11 @@ Status Helper::start() {
   if (Status status = wake_.open(); !status) return status;
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.ptr = this;  // of the wake-up; connections' own addresses stand for them
+  event.data.ptr = this;  // marks the wake-up event; a connection's events carry the connection's address
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd(), &event) != 0) {
     return {Code::kResource, "epoll_ctl: " + errno_text(errno)};
   }
-  // Signals are for the program's own threads.
+  // The program's own threads handle signals.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -63,7 +63,8 @@ void Helper::wake(Connection* connection) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = connection;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->epoll_fd(), &event) != 0) return;  // it gets no help
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->epoll_fd(), &event) != 0)
+      return;  // then the connection works without a helper
     active_.push_back(connection);
   }
   if (asleep_) {
@@ -117,7 +118,7 @@ void Helper::sleep(uint64_t seen) {
   bool idle = false;
   {
     const Lock lock(mutex_);
-    if (stop_ || calls_ != seen) return;  // somebody called since the last look
+    if (stop_ || calls_ != seen) return;  // wake() was called since the last check
     asleep_ = true;
     idle = active_.empty();
   }
@@ -128,7 +129,7 @@ void Helper::sleep(uint64_t seen) {
   }
   const Lock lock(mutex_);
   asleep_ = false;
-  drop_idle();  // also after an event: one that nobody wants help for would be told again and again
+  drop_idle();  // also after an event, because epoll would report an unwanted connection again and again
 }
 
 void Helper::drop_idle() {

@@ -1,6 +1,6 @@
-// Helper threads of NCCL's own thread: they move bytes of connections that have much outstanding. A helper sleeps in
-// epoll when none of its connections has anything to move. Threads are started when the first connection joins, and
-// joined when the last one has left.
+// Helper threads, which assist NCCL's own thread: they move bytes of connections with many outstanding bytes. A helper
+// sleeps in epoll while its connections have nothing to move. Threads are started when the first connection joins, and
+// ended when the last one leaves.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ class Helper {
  public:
   Status start();
   ~Helper();
-  // There is something to do for `connection`. Any thread.
+  // Tells the helper that `connection` has work. Any thread.
   void wake(Connection* connection);
-  // Forgets `connection`, and waits until it is not being served.
+  // Removes `connection`, and waits until it is not being served.
   void remove(Connection* connection);
 
  private:
@@ -48,9 +48,9 @@ class Helper {
 class Helpers {
  public:
   static Helpers& instance();
-  // The helper that serves `connection` from now until it leaves; nullptr if none can be started.
+  // Returns the helper that serves `connection` until it leaves; nullptr if no thread can be started.
   Helper* join(Connection* connection);
-  // After this no helper touches `connection`.
+  // When it returns, no helper uses `connection`.
   void leave(Connection* connection);
 
  private:

@@ -14,9 +14,9 @@
 namespace bagua::nccl_net {
 namespace {
 
-constexpr int64_t kHelloNs = 10 * kNsPerS;  // from the accepted connection to its whole Hello
+constexpr int64_t kHelloNs = 10 * kNsPerS;  // limit from accepting a socket to its complete Hello
 constexpr size_t kMaxGroups = 256;
-constexpr uint64_t kLoggedDrops = 10;  // of one listener; a flood of strangers is no flood of lines
+constexpr uint64_t kLoggedDrops = 10;  // per listener, so that many strangers do not flood the log
 
 void fill_handle(const Address& address, const Nonce& nonce, Handle* handle) {
   *handle = {};
@@ -35,7 +35,8 @@ void fill_handle(const Address& address, const Nonce& nonce, Handle* handle) {
   }
 }
 
-// The connecting side sends nothing between Hello and Answer: something to read is the end.
+// True if there is nothing to read. The connecting side sends nothing between Hello and Answer, so readable means
+// closed.
 bool silent(const Socket& socket) {
   char byte;
   return ::recv(socket.fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -81,7 +82,7 @@ Status Listener::accept(std::unique_ptr<ReceiveConnection>* out) {
   const ssize_t put = ::send(group.sockets.front().fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (put != sizeof answer) {
     BAGUA_NET_INFO("the connection from " + group.peer + " broke before it was complete");
-    return Status::ok();  // whoever connects tries again
+    return Status::ok();  // the connecting side tries again
   }
   *out = std::make_unique<ReceiveConnection>(std::move(group.sockets), group.peer);
   return Status::ok();

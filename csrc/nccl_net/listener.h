@@ -1,5 +1,5 @@
-// The listening end: accepts sockets, reads their Hello, and groups those of one connection. A socket without the nonce
-// is dropped and disturbs no other. One thread at a time.
+// The listening end: accepts sockets, reads their Hello, and groups the sockets of one connection. A socket without the
+// right nonce is dropped; it does not disturb others. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ class Listener {
  public:
   static Status open(const Device& device, Handle* handle, std::unique_ptr<Listener>* out);
 
-  // Goes on without waiting. *out stays empty until a connection is complete; an error is one of this machine.
+  // Makes progress without waiting. *out stays empty until a connection is complete. Errors are of this machine.
   Status accept(std::unique_ptr<ReceiveConnection>* out);
 
  private:
-  static constexpr size_t kMaxStrangers = 64;  // the oldest is dropped for the next
+  static constexpr size_t kMaxStrangers = 64;  // at most; the oldest is dropped for a new one
 
-  // A socket whose Hello is not complete.
+  // An accepted socket whose Hello is not complete yet.
   struct Stranger {
     Socket socket;
     std::string peer;
@@ -32,7 +32,7 @@ class Listener {
     size_t got = 0;
     Hello hello{};
   };
-  // Sockets of one connection, until all have come.
+  // The sockets of one connection, until all are there.
   struct Group {
     Nonce connection;
     std::string peer;
@@ -42,7 +42,7 @@ class Listener {
   };
 
   Status take_new();
-  // Reads what has come. False if the socket is to be dropped or has been put into its group.
+  // Reads the Hello. False: drop the socket, or it has moved to its group.
   bool read_hello(Stranger* stranger);
   void admit(Stranger* stranger);
   void drop(const Stranger& stranger, const std::string& reason);

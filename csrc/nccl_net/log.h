@@ -1,5 +1,5 @@
-// Logs through NCCL's logger (NCCL_DEBUG sets the level); before NCCL has given one, warnings go to standard error. Any
-// thread.
+// Logs through NCCL's logger (NCCL_DEBUG sets the level). Until NCCL has provided it, warnings go to standard error.
+// Any thread.
 #pragma once
 
 #include <string>

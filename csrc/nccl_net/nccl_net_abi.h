@@ -1,6 +1,6 @@
-// The binary interface between NCCL and a network plugin, versions 8 to 12, declared anew from its public description:
-// layouts, enumerators and the order of functions are NCCL's, names and comments ours. The static_asserts hold the
-// sizes of NCCL's own headers; no header of NCCL or CUDA is needed to build the plugin.
+// Declares the binary interface between NCCL and a network plugin, versions 8 to 12, from its public description, so
+// that the build needs no headers of NCCL or CUDA. Layouts, enumerators and the order of functions are NCCL's; names
+// and comments are ours. The static_asserts compare sizes with those in NCCL's headers.
 #pragma once
 
 #include <cstddef>
@@ -25,15 +25,15 @@ constexpr unsigned long kSubsysNet = 16;
 using Logger = void (*)(LogLevel level, unsigned long subsystems, const char* file, int line, const char* format, ...);
 using ProfilerCallback = Result (*)(void** event, int type, void* parent, int64_t plugin, void* data);
 
-constexpr size_t kHandleBytes = 128;  // what listen() may write and connect() reads
-constexpr int kMaxRequests = 32;      // that NCCL keeps in flight on one connection
+constexpr size_t kHandleBytes = 128;  // size of the handle that listen() writes and connect() reads
+constexpr int kMaxRequests = 32;      // requests that NCCL keeps in flight on one connection
 constexpr int kPtrHost = 1;           // kinds of memory
 constexpr int kPtrCuda = 2;
 constexpr int kPtrDmaBuf = 4;
 constexpr int kDeviceHost = 0;  // ncclNetDeviceType: no offload to the GPU
 constexpr size_t kMaxMessageBytes = size_t{1} << 40;
 
-struct DeviceHandle;  // of offload to the GPU, which this plugin does not do
+struct DeviceHandle;  // for offload to the GPU, which this plugin does not support
 
 template <int kDevices>
 struct VirtualDevice {
@@ -125,7 +125,7 @@ struct NetAttributes {  // v11 and later
 };
 static_assert(sizeof(NetAttributes) == 44);
 
-// Functions that are the same in every version.
+// Functions that are the same in all versions.
 using DevicesFn = Result (*)(int* count);
 using AcceptFn = Result (*)(void* listen_comm, void** recv_comm, DeviceHandle** offload);
 using RegMrFn = Result (*)(void* comm, void* data, size_t size, int type, void** mhandle);

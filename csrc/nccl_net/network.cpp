@@ -20,13 +20,13 @@ const char kPluginName[] = "Bagua-Net";
 
 namespace {
 
-// NCCL's memory handle.
+// The target of NCCL's memory handles.
 struct Registration {
   const char* data;
   size_t size;
 };
 
-// NCCL's handles of connections are Connection*.
+// NCCL's connection handles are Connection*.
 SendConnection* sender(void* comm) {
   return static_cast<SendConnection*>(static_cast<Connection*>(comm));
 }
@@ -35,9 +35,9 @@ ReceiveConnection* receiver(void* comm) {
   return static_cast<ReceiveConnection*>(static_cast<Connection*>(comm));
 }
 
-std::atomic<int> contexts{0};  // of init() without finalize()
+std::atomic<int> contexts{0};  // calls of init() minus calls of finalize()
 
-// Found at the first init() and kept: NCCL holds pointers to the names.
+// Found by the first init() and never freed, because NCCL keeps pointers to the names.
 const std::vector<Device>& all_devices() {
   static const auto* const found = new std::vector<Device>(find_devices());
   return *found;
@@ -50,7 +50,7 @@ const Device* device_at(int index) {
   return nullptr;
 }
 
-// Connections that connect() has begun and NCCL will ask for again. One that it gave up is found by its age.
+// Connections that connect() has begun and for which NCCL will call again. Old ones are dropped: NCCL has given up.
 class Attempts {
  public:
   static Attempts& instance() {
@@ -58,7 +58,7 @@ class Attempts {
     return *instance;
   }
 
-  // nullptr if there is none of that number for that handle.
+  // Returns nullptr if no attempt has this number and handle.
   std::unique_ptr<Connector> take(const Handle& handle) {
     const Lock lock(mutex_);
     const auto found = waiting_.find(handle.attempt);
@@ -114,7 +114,7 @@ Result told(const std::string& what, const Status& status) {
   return result_of(status.code());
 }
 
-// NCCL is C: no exception may reach it (there is one source: no memory).
+// Catches exceptions, because NCCL is called from C. The only possible one is std::bad_alloc.
 template <class F>
 Result guarded(const char* name, F body) {
   try {
@@ -130,7 +130,7 @@ Result guarded(const char* name, F body) {
 Result init(void** context, uint64_t, CommConfig*, Logger logger, ProfilerCallback) {
   set_logger(logger);
   static_cast<void>(settings());
-  if (context != nullptr) *context = &contexts;  // there is nothing to keep for one of them
+  if (context != nullptr) *context = &contexts;  // contexts have no state of their own
   if (all_devices().empty()) return kSystemError;
   contexts.fetch_add(1);
   return kSuccess;
@@ -191,7 +191,7 @@ Result connect(void*, int device, void* handle, void** send_comm, DeviceHandle**
     }
     std::unique_ptr<SendConnection> connection;
     if (const Status status = connector->step(&connection); !status) return told("connect", status);
-    // NCCL keeps the handle for the next call; what is known of the attempt is found again by a number in it.
+    // NCCL keeps the handle for the next call; a number in it identifies the attempt.
     copy.attempt = connection == nullptr ? Attempts::instance().put(std::move(connector)) : 0;
     std::memcpy(handle, &copy, sizeof copy);
     *send_comm = static_cast<Connection*>(connection.release());
@@ -217,7 +217,7 @@ Result reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
     BAGUA_NET_WARN("memory of kind " + std::to_string(type) + " can't be used: sockets carry host memory only");
     return kInvalidUsage;
   }
-  return guarded("regMr", [&] {  // sockets take any memory of the process: this is for its end
+  return guarded("regMr", [&] {  // sockets need no registration: it only tells when NCCL takes memory back
     *mhandle = new Registration{static_cast<const char*>(data), size};
     return kSuccess;
   });
@@ -228,9 +228,9 @@ Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void**) {
   return kInvalidUsage;
 }
 
-// NCCL frees its buffers after this and closes the connection later: helpers would go on with what is in flight.
+// NCCL frees its buffers after this call and closes the connection later, so helpers must stop using them now.
 Result dereg_mr(void* comm, void* mhandle) {
-  if (comm == nullptr || mhandle == nullptr) return kSuccess;  // nothing was registered
+  if (comm == nullptr || mhandle == nullptr) return kSuccess;  // there is no registration
   return guarded("deregMr", [&] {
     const std::unique_ptr<Registration> ended(static_cast<Registration*>(mhandle));
     static_cast<Connection*>(comm)->withdraw(ended->data, ended->size);
@@ -269,7 +269,7 @@ Result irecv(void* recv_comm, int n, void** data, size_t* sizes, int*, void**, v
 
 Result iflush(void*, int, void**, int*, void**, void** request) {
   if (request == nullptr) return kInvalidArgument;
-  *request = nullptr;  // done: what test() calls complete is in host memory already
+  *request = nullptr;  // nothing to flush: complete messages are in host memory already
   return kSuccess;
 }
 

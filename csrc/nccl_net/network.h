@@ -1,5 +1,5 @@
-// The plugin's functions as version 11 of the interface has them; tables of other versions call these (tables.cpp).
-// They throw no exception and never wait for a peer.
+// The plugin's functions, in the form of version 11 of the interface; the tables of other versions call them
+// (tables.cpp). They throw no exceptions and never wait for a peer.
 #pragma once
 
 #include "nccl_net/nccl_net_abi.h"

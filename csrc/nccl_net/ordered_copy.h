@@ -6,9 +6,10 @@
 
 namespace bagua::nccl_net {
 
-// Copies ascending, each aligned word of 8 bytes at once. NCCL's LL protocol polls the buffer that it receives into:
-// there a word is 4 bytes of data and the flag that says so, and memcpy, which begins at both ends, has shown the flag
-// before the data. Where `to` is not aligned to words (NCCL's buffers are, but not pieces of a message), bytes ascend.
+// Copies in ascending order, each aligned word of 8 bytes at once. NCCL's LL protocol polls the buffer that it receives
+// into, whose words have 4 bytes of data and a flag that marks them as valid. memcpy() begins at both ends, so the flag
+// could appear before the data. If `to` is not aligned (NCCL's buffers are, but pieces of a message may not be), single
+// bytes are copied in ascending order.
 inline void copy_in_order(char* to, const char* from, size_t bytes) {
   const auto aligned = [&](size_t size) { return reinterpret_cast<uintptr_t>(to) % size == 0; };
   const auto copy_byte = [&] {
@@ -25,7 +26,8 @@ inline void copy_in_order(char* to, const char* from, size_t bytes) {
   };
   while (bytes > 0 && !aligned(8)) copy_byte();
 #if defined(__x86_64__)
-  // Two words at once, half the time: stores are seen in their order, and the compiler keeps that of volatile ones.
+  // Copies two words at once, in half the time. x86 makes stores visible in order, and volatile keeps the compiler from
+  // reordering them.
   using Words = uint64_t __attribute__((vector_size(16), may_alias));
   if (bytes >= 8 && !aligned(16)) copy_word();
   for (; bytes >= sizeof(Words); bytes -= sizeof(Words)) {

@@ -16,14 +16,14 @@
 namespace bagua::nccl_net {
 namespace {
 
-// For so long only the socket on which bytes last came is asked before the kernel is asked for all of them.
+// For this time only the socket that last had bytes is tried; then the kernel is asked about all sockets.
 constexpr int64_t kGuessNs = 2'000;
 
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
 
-// recvmsg, or the cheaper recv for one part, that begins anew after a signal; -1 with errno, 0 at the end.
+// recvmsg, or the cheaper recv for one part; restarts after a signal. Returns -1 with errno, 0 at the end.
 ssize_t receive_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
   message.msg_iov = parts;
@@ -73,8 +73,8 @@ Result ReceiveConnection::irecv(void* data, size_t size, Request** request) {
   return kSuccess;
 }
 
-// NCCL asks again and again. Where nothing is known to be there, the socket on which bytes last came is tried, which
-// costs one system call less than to ask first; but the others are soon asked for, too.
+// NCCL polls by calling test(). If no socket is known to be ready, this tries the socket that last had bytes, which
+// saves the system call that asks first. Soon afterwards it asks about the other sockets, too.
 void ReceiveConnection::progress() {
   if (!advance()) {
     favour_last();
@@ -93,8 +93,8 @@ Status ReceiveConnection::watch_for_helper() {
   return watch(control_, EPOLLIN, EPOLLIN);
 }
 
-// Which sockets have something to read. Without helpers this is poll: for a socket under epoll's watch, the kernel has
-// more work with each packet, and on loopback the sender does that work. True if one is ready.
+// Finds readable sockets. Returns true if there is one. Without helpers it uses poll(): for sockets in epoll the kernel
+// does more work per packet, and on loopback the sender does that work.
 bool ReceiveConnection::ask_kernel() {
   if (watched()) return look();
   pollfd items[kMaxStreams + 1];
@@ -117,7 +117,7 @@ bool ReceiveConnection::ask_kernel() {
   return found > 0;
 }
 
-// Reads what is known to be there. True if bytes were read.
+// Reads from sockets that are known to be ready. True if bytes were read.
 bool ReceiveConnection::advance() {
   const bool small = control_ready_.load(std::memory_order_acquire) && !control_parked_ && read_control();
   return pass(settings().chunk_bytes) || small;
@@ -133,23 +133,23 @@ bool ReceiveConnection::pump() {
   return pass(settings().chunk_bytes) || (look() && pass(settings().chunk_bytes));
 }
 
-// The peer is gone, and no socket can bring any more of the request: each has ended, or brings later messages.
+// The request can't complete if the peer is lost, and each socket has ended or continues with later messages.
 std::string ReceiveConnection::hopeless(const Request& request) const {
   if (!control_ended_ && !control_parked_) return "";
   if (&request == small_) return "the peer closed the connection in the middle of it";
   const bool over = std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) {
     return stream->ended.load(std::memory_order_acquire) || stream->parked.load(std::memory_order_acquire);
   });
-  // A helper may have read the last bytes of the message just before the end.
+  // A helper may have read the last bytes of the message just before the sockets ended.
   if (!over || request.complete()) return "";
   return "the peer closed the connection before all of it had come";
 }
 
-// True if bytes were read.
+// Reads the control socket. True if bytes were read.
 bool ReceiveConnection::read_control() {
   bool any = false;
-  bool drained = false;  // the last read got less than it had room for: there is no more
-  // First, so that an event that comes while the kernel has nothing is not lost.
+  bool drained = false;  // the last read was short, so there are no more bytes
+  // Cleared before the read, so that an event during the read is not lost.
   control_ready_.store(false, std::memory_order_release);
   while (failure() == kSuccess) {
     if (small_ != nullptr && staged_begin_ < staged_end_) take_staged();
@@ -165,7 +165,7 @@ bool ReceiveConnection::read_control() {
   return any;
 }
 
-// Takes one header of what is staged. False if it is not complete, wrong, or has no buffer.
+// Parses one header from the staged bytes. False: it is incomplete or wrong, or its message has no buffer.
 bool ReceiveConnection::parse_control() {
   SmallHeader header;
   if (staged_end_ - staged_begin_ < sizeof header) return false;
@@ -197,7 +197,7 @@ bool ReceiveConnection::begin_small(const Header& header) {
   return true;
 }
 
-// Copies staged bytes of the small message that is being read.
+// Copies staged bytes to the small message that is being received.
 void ReceiveConnection::take_staged() {
   const size_t part = std::min(small_left_, staged_end_ - staged_begin_);
   copy_in_order(small_->data + (small_->total - small_left_), staged_ + staged_begin_, part);
@@ -208,11 +208,11 @@ void ReceiveConnection::take_staged() {
   request->finish(static_cast<int64_t>(part));
 }
 
-// Reads from the control socket: the rest of a small message to its place, what follows to the stage. False if nothing
-// came.
+// Reads from the control socket: the rest of a small message into its buffer, further bytes into the stage. False if
+// nothing was read.
 bool ReceiveConnection::fill_control(bool* drained) {
   if (control_ended_) return false;
-  if (staged_begin_ > 0) {  // less than a header is left of it
+  if (staged_begin_ > 0) {  // at most an incomplete header is left
     std::memmove(staged_, staged_ + staged_begin_, staged_end_ - staged_begin_);
     staged_end_ -= staged_begin_;
     staged_begin_ = 0;
@@ -236,7 +236,7 @@ bool ReceiveConnection::fill_control(bool* drained) {
     return false;
   }
   auto bytes = static_cast<size_t>(got);
-  *drained = bytes < room && !control_hung_up();  // the end comes behind what was read
+  *drained = bytes < room && !control_hung_up();  // the end of the stream may follow
   if (small_ != nullptr) {
     const size_t part = std::min(bytes, small_left_);
     small_left_ -= part;
@@ -249,7 +249,7 @@ bool ReceiveConnection::fill_control(bool* drained) {
   return true;
 }
 
-// One turn over the streams that nobody else is at; each moves about `budget` bytes.
+// Goes once over the streams that no other thread uses; each moves about `budget` bytes.
 bool ReceiveConnection::pass(size_t budget) {
   const size_t count = streams_.size();
   const size_t first = first_.fetch_add(1, std::memory_order_relaxed);
@@ -266,7 +266,7 @@ bool ReceiveConnection::pass(size_t budget) {
 
 bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
   size_t moved = 0;
-  // First, so that an event that comes while the kernel has nothing is not lost.
+  // Cleared before the read, so that an event during the read is not lost.
   stream->ready.store(false, std::memory_order_release);
   while (moved < budget && failure() == kSuccess) {
     if (stream->request == nullptr && stream->header_got == sizeof(Header) && !begin_chunk(stream)) return moved > 0;
@@ -288,14 +288,14 @@ bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
     moved += static_cast<size_t>(got);
     last_.store(stream->number, std::memory_order_relaxed);
     chunk_read(stream, static_cast<size_t>(got));
-    // There is no more: the kernel says when there is. The end comes behind what was read.
+    // A short read: epoll will report more bytes. The end of the stream may follow.
     if (static_cast<size_t>(got) < room && !stream->hung_up.load(std::memory_order_acquire)) return true;
   }
   stream->ready.store(true, std::memory_order_release);
   return moved > 0;
 }
 
-// A whole header is there. False if its message has no buffer yet, or after an error.
+// Evaluates a complete header. False if its message has no buffer yet, or after an error.
 bool ReceiveConnection::begin_chunk(ReceiveStream* stream) {
   const Header& header = stream->header;
   if (header.kind != Header::kChunk || header.length == 0 || header.length > header.total ||
@@ -380,7 +380,7 @@ Result ReceiveConnection::wrong(const Header& header, const char* what) {
   std::snprintf(numbers, sizeof numbers, " (kind %08x, message %llu, offset %llu, length %u, total %llu)", header.kind,
                 static_cast<unsigned long long>(header.message), static_cast<unsigned long long>(header.offset),
                 header.length, static_cast<unsigned long long>(header.total));
-  // A message that is too large is a matter of the program; everything else, of a peer that is none of ours.
+  // A message that is too large is an error of the program. Other errors mean that the peer is not this plugin.
   return fail(kInternalError, std::string(what) + numbers);
 }
 

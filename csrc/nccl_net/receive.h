@@ -11,28 +11,28 @@ namespace bagua::nccl_net {
 
 class ReceiveConnection final : public Connection {
  public:
-  // Takes accepted, greeted, non-blocking sockets: control, then data.
+  // `sockets` are non-blocking and have exchanged Hello and Answer: the control socket, then the data sockets.
   ReceiveConnection(std::vector<Socket> sockets, const std::string& peer);
   ~ReceiveConnection() override;
 
-  // Posts a buffer for the next message; *request is nullptr if kMaxRequests are in flight.
+  // Posts a buffer for the next message. *request is nullptr if kMaxRequests requests are in flight.
   Result irecv(void* data, size_t size, Request** request);
   bool pump() override;
 
  private:
-  // Messages of less than kPaddedFrom bytes are staged, several at once; what is larger is read to its place.
+  // Messages of less than kPaddedFrom bytes are staged, several per read. Larger ones are read into their buffer.
   static constexpr size_t kStagedBytes = 16 << 10;
 
   struct ReceiveStream : Stream {
-    // mutex
+    // guarded by mutex:
     Header header;
     size_t header_got = 0;
-    Request* request = nullptr;  // of the chunk that is being read
+    Request* request = nullptr;  // of the chunk that is being received
     char* data = nullptr;
     size_t left = 0;
-    // A whole header of a message that has no buffer yet; set under mutex_.
+    // A complete header waits, because its message has no buffer yet. Set under mutex_.
     std::atomic<bool> parked{false};
-    std::atomic<bool> ended{false};  // the peer closed it between two chunks
+    std::atomic<bool> ended{false};  // the peer has closed it between two chunks
   };
   enum class Found { kBuffer, kParked, kWrong };
 
@@ -54,26 +54,26 @@ class ReceiveConnection final : public Connection {
   void chunk_read(ReceiveStream* stream, size_t bytes);
   void stream_ended(ReceiveStream* stream, int error);
 
-  // The request of a message, with its size made known. kParked also sets stream->parked.
+  // Finds the request of a message and sets its size. kParked also sets stream->parked.
   Found find(const Header& header, ReceiveStream* stream, Request** out);
   Result wrong(const Header& header, const char* what);
 
   Socket control_;
   std::vector<std::unique_ptr<ReceiveStream>> streams_;
-  std::atomic<size_t> first_{0};  // where the next pass over the streams begins
-  std::atomic<size_t> last_{0};   // the socket that bytes last came on: 0 control, else a data socket
-  int64_t asked_ns_ = 0;          // when the kernel was last asked which sockets have bytes; NCCL's thread
-  // Bytes of a large message began to come: a helper may be called.
+  std::atomic<size_t> first_{0};  // the next pass over the streams begins here
+  std::atomic<size_t> last_{0};   // the socket that last had bytes: 0 is the control socket
+  int64_t asked_ns_ = 0;          // when the kernel was last asked which sockets are readable; NCCL's thread
+  // A large message has begun to arrive, so a helper may be called.
   std::atomic<bool> large_begun_{false};
-  // NCCL's thread: what was read from the control socket ahead of its use, and the small message that is being read.
+  // NCCL's thread only: bytes that were read ahead from the control socket, and the small message being received.
   char staged_[kStagedBytes];
   size_t staged_begin_ = 0;
   size_t staged_end_ = 0;
   Request* small_ = nullptr;
   size_t small_left_ = 0;
-  uint64_t last_total_ = 0;      // bytes of the small message that came last
-  uint64_t next_control_ = 0;    // no earlier message comes on the control socket
-  bool control_parked_ = false;  // a whole header of a message that has no buffer yet is staged
+  uint64_t last_total_ = 0;      // size of the latest small message
+  uint64_t next_control_ = 0;    // earlier messages do not come on the control socket any more
+  bool control_parked_ = false;  // a complete header is staged, whose message has no buffer yet
   bool control_ended_ = false;
 };
 

@@ -18,15 +18,15 @@
 namespace bagua::nccl_net {
 namespace {
 
-constexpr size_t kTurnBytes = 1 << 20;     // that one stream moves before others get their turn
-constexpr uint64_t kLargeChunk = 1 << 20;  // of a stream that takes everything at once
-// A message that comes so soon after others were sent is one of several: it is held back until the next ones have
-// joined it, at most for that time and until they are so many bytes.
+constexpr size_t kTurnBytes = 1 << 20;     // that a stream moves before it is another stream's turn
+constexpr uint64_t kLargeChunk = 1 << 20;  // for a stream that takes everything at once
+// A message that follows others within this time is probably one of several. It is held back so that the next ones can
+// join it, for at most this time and number of bytes.
 constexpr int64_t kTogetherNs = 2'000;
 constexpr size_t kTogetherBytes = 512 << 10;
-constexpr int64_t kPatienceNs = 50'000;  // that a stream without room is waited for before another one is taken
+constexpr int64_t kPatienceNs = 50'000;  // how long to wait for a stream without room before another one is used
 
-// The kernel's tcp_info is longer than the C library's: in microseconds, since Linux 4.6.
+// Offset in the kernel's tcp_info, which is longer than that of the C library (microseconds, since Linux 4.6).
 constexpr size_t kShortestRoundTripAt = 148;
 
 int64_t shortest_round_trip_ns(int fd) {
@@ -42,7 +42,7 @@ bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
 
-// sendmsg that begins anew after a signal; -1 with errno.
+// sendmsg; restarts after a signal. Returns -1 with errno.
 ssize_t send_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
   message.msg_iov = parts;
@@ -65,7 +65,7 @@ SendHost* SendHost::of(const std::string& peer) {
 
 void SendHost::tell(int64_t now, int change) {
   const Lock lock(mutex_);
-  told_ns_ = std::max(told_ns_, now);  // another connection may have told something later
+  told_ns_ = std::max(told_ns_, now);  // another connection may have reported a later time
   waiting_ += change;
   count_.update(told_ns_, sent_.load(std::memory_order_relaxed), 0, waiting_ > 0);
   spreads_.store(count_.all(), std::memory_order_relaxed);
@@ -136,8 +136,8 @@ void SendConnection::queue_small(Request* request, size_t size) {
   inline_bytes_ += size;
 }
 
-// A message that has begun waits for others: one call of the kernel takes many. NCCL begins those that it has
-// one after the other, so the second call of test() without a new message ends the wait.
+// True while messages wait for more messages, because one system call can send many. NCCL begins all that it has one
+// after the other, so the second call of test() without a new message ends the wait.
 bool SendConnection::holds() const {
   return held_bytes_ < kTogetherBytes && !control_refused_ && control_count_ < kMaxRequests &&
          now_ns() - sent_ns_ < kTogetherNs;
@@ -150,7 +150,8 @@ void SendConnection::progress() {
   check_peer();
 }
 
-// Sends what can be sent; `again`: tries sockets that had no room before, too. True if bytes of large messages moved.
+// Sends as much as possible. `again`: also tries sockets that had no room before. True if bytes of large messages
+// moved.
 bool SendConnection::flush(bool again) {
   if (control_count_ > 0 && (again || !control_refused_)) flush_control();
   const bool moved = outstanding_.load(std::memory_order_relaxed) > 0 && (again ? turn() : pass(false));
@@ -160,13 +161,13 @@ bool SendConnection::flush(bool again) {
   return moved;
 }
 
-// Tells the host whether large messages wait for room.
+// Tells the SendHost whether large messages wait for room.
 void SendConnection::count_streams(int64_t now) {
   const size_t current = current_.load(std::memory_order_relaxed);
   const bool waits =
       outstanding_.load(std::memory_order_relaxed) > 0 && !streams_[current]->ready.load(std::memory_order_relaxed);
   const int64_t drained = drained_ns_.exchange(0, std::memory_order_relaxed);
-  if (drained > counted_ns_ && waits_) {  // a helper may have sent the last of it long ago
+  if (drained > counted_ns_ && waits_) {  // a helper may have sent the last bytes long ago
     host_->tell(std::min(drained, now), -1);
     waits_ = false;
   }
@@ -176,7 +177,7 @@ void SendConnection::count_streams(int64_t now) {
   counted_ns_ = now;
 }
 
-// A connection that ends stops waiting: its host would count the time as work of the others.
+// Called when a connection ends: otherwise its SendHost would count later time as waiting, too.
 void SendConnection::stop_waiting() {
   if (waits_) host_->tell(now_ns(), -1);
   waits_ = false;
@@ -194,8 +195,8 @@ std::string SendConnection::hopeless(const Request&) const {
   return gone ? "the peer closed the connection" : "";
 }
 
-// A host that vanished without a word: TCP itself would try for a quarter of an hour. A peer that is alive but takes
-// nothing acknowledges the probes of its closed window, and is waited for.
+// Finds a vanished host, for which TCP itself would try for a quarter of an hour. A living peer that takes no bytes
+// still acknowledges window probes, so the connection waits for it.
 void SendConnection::check_peer() {
   const int64_t now = now_ns();
   const int64_t limit_s = settings().peer_timeout_s;
@@ -214,7 +215,7 @@ void SendConnection::check_peer() {
   }
 }
 
-// Small messages of the queue, as many as fit into one call, until the kernel takes no more.
+// Sends small messages of the queue, as many per call as fit, until the kernel takes no more.
 void SendConnection::flush_control() {
   while (control_count_ > 0 && failure() == kSuccess) {
     iovec parts[2 * kMaxRequests];
@@ -255,9 +256,8 @@ void SendConnection::control_sent(size_t bytes) {
   }
 }
 
-// True if bytes were moved. Where several sockets carry more than one, a stream that takes nothing for long is not
-// waited for, unless what is left may be gone before another one, which begins slowly, has come up to its speed: that
-// takes some round trips.
+// True if bytes were moved. If several sockets are faster than one, a stream that takes nothing for long is left for
+// another one. But a new stream needs some round trips to reach its speed, so it stays if the rest is sent earlier.
 bool SendConnection::turn() {
   if (pass(false) || (look() && pass(false))) return true;
   if (!host_->spreads()) return false;
@@ -267,8 +267,8 @@ bool SendConnection::turn() {
          pass(true);
 }
 
-// Goes on with chunks that have begun, wherever there is room, and begins new ones on the current stream: one socket
-// that takes everything costs less than several. `spread`: if it takes nothing more, the next one becomes the current.
+// Continues chunks that have begun on all streams with room, and begins new chunks on the current stream only: one
+// socket that takes everything costs less than several. `spread`: if it takes no more, the next stream becomes current.
 bool SendConnection::pass(bool spread) {
   const size_t count = streams_.size();
   const size_t current = current_.load(std::memory_order_relaxed);
@@ -286,7 +286,7 @@ bool SendConnection::pass(bool spread) {
   return moved;
 }
 
-// Moves bytes of a stream that has room and that nobody else is at; `begins`: new chunks, too. True if any moved.
+// Moves bytes of a stream that has room and that no other thread uses. `begins`: also new chunks. True if bytes moved.
 bool SendConnection::serve(SendStream* stream, bool begins) {
   if (!stream->ready.load(std::memory_order_acquire)) return false;
   if (!stream->mutex.try_lock()) return false;
@@ -296,7 +296,7 @@ bool SendConnection::serve(SendStream* stream, bool begins) {
 
 bool SendConnection::pump_stream(SendStream* stream, bool begins) {
   size_t moved = 0;
-  // First, so that an event that comes while the kernel says no is not lost.
+  // Cleared before the call, so that an event during the call is not lost.
   stream->ready.store(false, std::memory_order_release);
   while (moved < kTurnBytes && failure() == kSuccess) {
     if (stream->count == 0 && begins) {
@@ -316,11 +316,11 @@ bool SendConnection::pump_stream(SendStream* stream, bool begins) {
     }
     moved += static_cast<size_t>(put);
     chunks_sent(stream, static_cast<size_t>(put));
-    if (static_cast<size_t>(put) < asked) {  // there is no more room: the kernel says when there is
+    if (static_cast<size_t>(put) < asked) {  // no more room: epoll will report when there is
       refused(stream);
       return true;
     }
-    if (fresh) {  // all at once
+    if (fresh) {  // the kernel took all at once
       stream->takes = std::min<uint64_t>(2 * stream->takes, std::max<uint64_t>(kLargeChunk, settings().chunk_bytes));
     }
   }
@@ -329,7 +329,7 @@ bool SendConnection::pump_stream(SendStream* stream, bool begins) {
   return moved > 0;
 }
 
-// One call of the kernel for all that the stream has claimed; *asked: their bytes with headers.
+// Sends all claimed chunks of the stream by one system call. *asked: their bytes with headers.
 ssize_t SendConnection::send_chunks(SendStream* stream, size_t* asked) {
   iovec parts[2 * kMostChunks];
   size_t count = 0;
@@ -381,8 +381,8 @@ void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {
   }
 }
 
-// Cuts the next chunk for `stream` off the first large message that has bytes left. Beside others it claims only what
-// is left of a message as a whole. False if there is none, or if it has claimed enough.
+// Claims the next chunk for `stream`, from the first large message with bytes left. Together with other chunks it
+// claims only the whole rest of a message. False if there is no message, or if the stream has claimed enough.
 bool SendConnection::claim(SendStream* stream) {
   if (stream->count == kMostChunks) return false;
   const Lock lock(mutex_);
@@ -391,7 +391,7 @@ bool SendConnection::claim(SendStream* stream) {
   const uint64_t rest = request->capacity - large_offset_;
   if (stream->count > 0 && stream->claimed + rest > stream->takes) return false;
   uint64_t most = stream->takes;
-  if (large_count_ == 1 && settings().threads > 0) {  // helpers are to have a share
+  if (large_count_ == 1 && settings().threads > 0) {  // leaves a share for helpers
     const uint64_t share = rest / (static_cast<uint64_t>(settings().threads) + 1);
     most = std::min(most, std::max<uint64_t>(share, settings().chunk_bytes));
   }

@@ -20,13 +20,13 @@ constexpr char kPrefix[] = "BAGUA_NET_";
 constexpr const char* kNames[] = {"STREAMS", "CHUNK",           "INLINE",       "THREADS",
                                   "HELP",    "CONNECT_TIMEOUT", "PEER_TIMEOUT", "STATS"};
 
-// A number of the environment within its range.
+// Allowed range of a number in the environment.
 struct Range {
   const char* name;
   uint64_t low;
   uint64_t high;
   uint64_t standard;
-  bool bytes;  // takes K, M and G
+  bool bytes;  // accepts the suffixes K, M and G
 };
 
 std::string shown(const Range& range, uint64_t value) {
@@ -93,8 +93,8 @@ Settings read_settings() {
   if (Status status = check_congestion_setting(); !status) {
     BAGUA_NET_WARN(status.message() + "; the system's congestion control is used");
   }
-  // The threads of the program and of NCCL keep two or three cores of each rank busy. A helper that has to share a core
-  // with them costs more than it brings: it may be put off with a socket in its hands.
+  // Threads of the program and of NCCL keep two or three cores per rank busy. A helper that shares a core with them
+  // costs more than it brings: the system may suspend it while it holds a socket.
   const char* local = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = std::clamp(local != nullptr ? std::atoi(local) : 1, 1, 1024);
   const auto threads = static_cast<uint64_t>(std::clamp(usable_cores() / ranks / 4, 0, 2));

@@ -1,4 +1,4 @@
-// The tables of functions that NCCL looks up: version 11, and thin adapters for the others.
+// The tables of functions that NCCL looks up: version 11, and thin adapters for the other versions.
 #include "nccl_net/network.h"
 
 namespace bagua::nccl_net {
@@ -15,7 +15,7 @@ Result init_v10(Logger logger, ProfilerCallback profiler) {
   return init(&context, 0, nullptr, logger, profiler);
 }
 
-// Copies what two versions of the properties have in common.
+// Copies the fields that two versions of the properties have in common.
 template <class To>
 void copy_common(const PropertiesV11& from, To* to) {
   to->name = from.name;
@@ -45,7 +45,7 @@ Result get_properties_v9(int device, PropertiesV9* properties) {
   PropertiesV11 all{};
   if (properties == nullptr) return kInvalidArgument;
   if (const Result result = get_properties(device, &all); result != kSuccess) return result;
-  *properties = all;  // the part that version 11 begins with
+  *properties = all;  // version 11 begins with this part
   return kSuccess;
 }
 

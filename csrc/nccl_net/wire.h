@@ -1,10 +1,10 @@
-// The format on the wire between two plugins. Little-endian.
+// The wire format between two plugins. Little-endian.
 //
-// A connection carries messages one way, from the one that connects to the one that listens: on a control socket and
-// on one or more data sockets. Each socket begins with a Hello; when all have come, the listener sends one Answer on
-// the control socket, the only bytes in that direction. The control socket then carries the small messages, in order,
-// a SmallHeader before each. The bytes of a large message travel in chunks, a Header before each, on whichever data
-// socket takes them: each data socket carries ascending messages.
+// A connection carries messages in one direction, from the connecting to the listening side, on a control socket and
+// one or more data sockets. Each socket begins with a Hello. When all have arrived, the listener sends one Answer on
+// the control socket, the only bytes in that direction. The control socket then carries small messages in order, each
+// after a SmallHeader. A large message is sent in chunks, each after a Header, on any data sockets. On each data socket
+// the numbers of messages ascend.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers are sent as th
 
 constexpr uint16_t kProtocolVersion = 3;
 
-// Known only to those whom NCCL gave the handle: a connection is taken if it knows it.
+// A secret in the handle that NCCL distributes: the listener accepts a connection only with this nonce.
 struct Nonce {
   uint8_t bytes[16];
-  // Takes the same time whatever differs.
+  // Compares in constant time.
   bool equals(const Nonce& other) const {
     uint8_t difference = 0;
     for (size_t i = 0; i < sizeof bytes; ++i)
@@ -41,14 +41,14 @@ struct Handle {
   uint8_t address[16];
   uint16_t port;
   uint16_t zero;
-  uint32_t link_local;  // 1: the address is of the link of whoever connects
+  uint32_t link_local;  // 1: a link-local address, on the link of the connecting side
   Nonce nonce;
-  uint64_t attempt;  // 0 on its way; then what connect() knows of it between two calls
+  uint64_t attempt;  // 0 at first; then the number of an attempt of connect()
   uint8_t reserved[72];
 };
 static_assert(sizeof(Handle) == kHandleBytes && std::is_trivially_copyable_v<Handle>);
 
-// The first bytes on each socket. Magic, version and nonce stay where they are in every version.
+// The first bytes on each socket. Magic, version and nonce keep their places in all versions.
 struct Hello {
   static constexpr uint32_t kMagic = 0x434e4742;  // "BGNC"
   uint32_t magic;
@@ -61,7 +61,7 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 64 && std::is_trivially_copyable_v<Hello>);
 
-// Tells that a connection is accepted, or that its version is not known.
+// Says that the connection is accepted, or that its version is unknown.
 struct Answer {
   static constexpr uint32_t kMagic = 0x414e4742;  // "BGNA"
   uint32_t magic;
@@ -70,15 +70,15 @@ struct Answer {
 };
 static_assert(sizeof(Answer) == 8 && std::is_trivially_copyable_v<Answer>);
 
-// Before a small message. Short, so that messages of a few bytes are not mostly header; but from kPaddedFrom bytes on,
-// zeros make it longer: then payloads lie evenly in the kernel's pages, and some processors copy them in half the time.
+// Precedes a small message. It is short, so that tiny messages are not mostly header. From kPaddedFrom bytes on it is
+// padded with zeros: then payloads are aligned in the kernel's pages, and some processors copy them in half the time.
 struct SmallHeader {
-  // Unlikely numbers, so that a stream that lost its place is noticed: the upper 11 bits of `mark`, the lower are
-  // bytes.
+  // The upper 11 bits of `mark` are an unlikely number, to detect a reader that has lost its place. The lower bits are
+  // the size in bytes.
   static constexpr uint32_t kMark = 0x5e200000;
   static constexpr uint32_t kMostBytes = (uint32_t{1} << 21) - 1;
   uint32_t mark;
-  uint32_t message;  // the lower half of its number
+  uint32_t message;  // lower half of the message's number
 };
 static_assert(sizeof(SmallHeader) == 8 && std::is_trivially_copyable_v<SmallHeader>);
 
@@ -90,7 +90,7 @@ constexpr size_t small_header_bytes(uint64_t total) {
 }
 
 struct Header {
-  static constexpr uint32_t kSmall = 0xba60a001;  // never sent: a SmallHeader in this form
+  static constexpr uint32_t kSmall = 0xba60a001;  // never sent: marks a SmallHeader in this form
   static constexpr uint32_t kChunk = 0xba60a003;  // data: `length` bytes follow
   uint32_t kind;
   uint32_t length;

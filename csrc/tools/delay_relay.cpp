@@ -1,13 +1,13 @@
-// Emulates a wire between two network namespaces, for kernels without netem: a TUN device in each, and this process,
-// which forwards every packet after a fixed delay, at no more than a given rate, the same in both directions.
+// Emulates a wire between two network namespaces, for kernels without netem. It creates a TUN device in each namespace
+// and forwards every packet after a fixed delay, at a limited rate, the same in both directions.
 //
 //     delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S     (0: no limit of the rate)
 //
-// Namespaces are names of `ip netns`. Prints "ready" once both devices are there (without addresses, down). Ends, and
-// the devices with it, when standard input is closed, when its parent dies, or on SIGTERM. Not part of the core.
+// Namespaces are names of `ip netns`. Prints "ready" once both devices exist (without addresses, down). Ends, and
+// removes the devices, when standard input is closed, its parent dies, or it gets SIGTERM. Not part of the core.
 //
-// Packets keep their segmentation offload (up to 64 KiB in one read), so that it carries several Gbit/s; for the rate
-// each segment counts with its headers and 14 bytes of Ethernet, as tbf on a veth pair does.
+// Packets keep their segmentation offload (up to 64 KiB per read), so that it can forward several Gbit/s. The rate
+// counts each segment with its headers and 14 bytes of Ethernet, as tbf on a veth pair does.
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
@@ -34,12 +34,13 @@
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr int64_t kRetryNs = 100'000;            // a device whose queue is full is tried again after that
-constexpr size_t kQueueBytes = size_t{4} << 20;  // a packet that finds more waiting is dropped, as by a switch
-constexpr int kBatch = 64;                       // packets taken from one side before the other has its turn
+constexpr int64_t kRetryNs = 100'000;            // pause before a device whose queue is full is tried again
+constexpr size_t kQueueBytes = size_t{4} << 20;  // packets are dropped when more bytes than this wait, as in a switch
+constexpr int kBatch = 64;                       // packets read from one side before it is the other side's turn
 constexpr size_t kEthernetHeader = 14;
 
-// virtio_net_hdr of linux/virtio_net.h, which is not C++: what a device with IFF_VNET_HDR puts before each packet.
+// The header before each packet of a device with IFF_VNET_HDR: virtio_net_hdr of linux/virtio_net.h, which does not
+// compile as C++.
 struct OffloadHeader {
   uint8_t flags, gso_type;
   uint16_t hdr_len, gso_size, csum_start, csum_offset;
@@ -57,7 +58,7 @@ int64_t now_ns() {
   std::exit(1);
 }
 
-// Makes a TUN device in a namespace; this thread is back in its own afterwards.
+// Creates a TUN device in a namespace, then returns this thread to its own namespace.
 int open_tun(const std::string& name, const std::string& device) {
   const std::string path = "/run/netns/" + name;
   const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
@@ -80,7 +81,7 @@ int open_tun(const std::string& name, const std::string& device) {
   return tun;
 }
 
-// Bytes that a packet, as read from the device, has on an Ethernet wire.
+// Size on an Ethernet wire of a packet that was read from the device, in bytes.
 size_t wire_bytes(const char* data, size_t size) {
   OffloadHeader header;
   if (size < sizeof header) return 0;
@@ -94,13 +95,13 @@ size_t wire_bytes(const char* data, size_t size) {
   return payload + segments * (header.hdr_len + kEthernetHeader);
 }
 
-// One direction: what came in at one device waits here until it is due at the other.
+// One direction: packets of one device wait here until they are due at the other device.
 class Direction {
  public:
   Direction(int from, int to, int64_t delay_ns, double bits_per_s)
       : from_(from), to_(to), delay_ns_(delay_ns), bits_per_s_(bits_per_s) {}
 
-  // Takes what has come.
+  // Reads packets that have arrived.
   void take() {
     std::array<char, size_t{1} << 17>& buffer = scratch();
     for (int i = 0; i < kBatch; ++i) {
@@ -120,7 +121,7 @@ class Direction {
     }
   }
 
-  // Gives out what is due. Returns when the next packet is (kNever: none waits).
+  // Writes packets that are due. Returns when the next packet is due (kNever: none waits).
   int64_t give() {
     const int64_t now = now_ns();
     while (!queue_.empty()) {
@@ -149,7 +150,7 @@ class Direction {
   const double bits_per_s_;
   std::deque<Packet> queue_;
   size_t queued_bytes_ = 0;
-  int64_t line_free_ns_ = 0;  // when the last packet taken will have left at the given rate
+  int64_t line_free_ns_ = 0;  // when the latest packet will have left, at the given rate
 };
 
 void relay(int a, int b, int64_t delay_ns, double bits_per_s) {
@@ -166,7 +167,7 @@ void relay(int a, int b, int64_t delay_ns, double bits_per_s) {
     }
     std::array<pollfd, 3> ready = {{{a, POLLIN, 0}, {b, POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}}};
     if (ppoll(ready.data(), ready.size(), next == kNever ? nullptr : &wait, nullptr) > 0 && ready[2].revents != 0) {
-      return;  // nothing is ever written there: the other end is gone
+      return;  // standard input has been closed
     }
   }
 }

@@ -1,12 +1,12 @@
-// Measures the least time of an all-reduce inside one host: no message, no daemon, one pass over memory. Every rank (a
-// thread here) reads its slice of all ranks' float32 vectors and writes the sum into that slice of all ranks' results,
-// past the caches where these are large; a barrier of spinning threads before and after. Loops as a compiler vectorises
-// them, none of the core's code.
+// Measures the shortest possible time of an all-reduce inside one host: one pass over memory, without messages and
+// daemon. Each rank (a thread here) reads its slice of all ranks' float32 vectors and writes the sum into that slice of
+// all ranks' results, with non-temporal stores if these are large. Threads spin at a barrier before and after. It uses
+// plain loops that the compiler vectorises, and no code of the core.
 //
 //     memory_floor RANKS MAX_BYTES
 //
-// Reads lines "BYTES REPEATS" and answers each with one line: nanoseconds per operation. Prints "ready" once memory is
-// touched; ends with its standard input. Not part of the core.
+// Prints "ready" once memory is touched. Reads lines "BYTES REPEATS" and answers each with one line: nanoseconds per
+// operation. Ends with its standard input. Not part of the core.
 #include <sched.h>
 #include <sys/prctl.h>
 
@@ -31,7 +31,7 @@ namespace {
 
 constexpr size_t kBlock = 1024;                   // floats summed in the first-level cache
 constexpr size_t kLine = 16;                      // floats of a cache line: slices begin on one
-constexpr size_t kStreamBytes = size_t{4} << 20;  // results of all ranks larger than that go past the caches
+constexpr size_t kStreamBytes = size_t{4} << 20;  // larger results, of all ranks together, use non-temporal stores
 constexpr size_t kPage = 4096;
 
 struct Free {
@@ -81,7 +81,7 @@ class Floor {
   Floor(const Floor&) = delete;
   Floor& operator=(const Floor&) = delete;
 
-  // Nanoseconds per all-reduce of `bytes`, the mean of `repeats`.
+  // Mean time of `repeats` all-reduces of `bytes`, in nanoseconds.
   int64_t measure(size_t bytes, int repeats) {
     begin(bytes, repeats);
     wait();
@@ -139,7 +139,7 @@ class Floor {
     for (const Vector& out : out_) store(out.get() + at, sum, count, stream);
   }
 
-  // All threads meet; spins, and gives way where there are fewer cores than ranks.
+  // Waits for all threads: spins, and yields if there are fewer cores than ranks.
   void wait() {
     const uint32_t round = round_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks_) {
@@ -159,7 +159,7 @@ class Floor {
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> round_{0};
   std::atomic<int> arrived_{0};
-  std::mutex mutex_;  // guards the turn; what a turn is about is written before it and read after
+  std::mutex mutex_;  // guards the turn; the data of a turn are written before it and read after it
   std::condition_variable changed_;
   uint64_t turn_ = 0;
   size_t count_ = 0;

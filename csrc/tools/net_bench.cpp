@@ -5,8 +5,8 @@
 //     net_bench nccl ADDRESS              NCCL's own protocol on sockets (2.28), driven in the same way
 //     net_bench polling ADDRESS           one connection, never blocking: less work per message than NCCL's own
 //
-// Both ends print "handle HEX" and read the other's HEX, connect (one connection for each direction), print "ready",
-// and then carry out lines of standard input: "send|receive stream|ping SIZE COUNT". Each prints its nanoseconds. Not
+// Both ends print "handle HEX", read the other's HEX, connect (one connection per direction) and print "ready". Then
+// they execute lines of standard input: "send|receive stream|ping SIZE COUNT", and print the nanoseconds of each. Not
 // part of the core.
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -40,10 +40,10 @@
 
 namespace {
 
-constexpr int kWindow = 8;                        // messages in flight: NCCL's steps of a buffer
-constexpr size_t kMostMemory = size_t{64} << 20;  // for their buffers together, but two at the least
+constexpr int kWindow = 8;                        // messages in flight: the same as NCCL's steps per buffer
+constexpr size_t kMostMemory = size_t{64} << 20;  // for all buffers together, but there are at least two
 constexpr size_t kAnswerBytes = 8;
-constexpr size_t kSmallestShare = size_t{64} << 10;  // of a message on one of several sockets, as NCCL's own sockets
+constexpr size_t kSmallestShare = size_t{64} << 10;  // of a message on one of several sockets, as in NCCL's own sockets
 constexpr size_t kHandleBytes = 128;
 
 [[noreturn]] void fail(const std::string& what) {
@@ -61,7 +61,7 @@ int64_t now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Buffers of `size` bytes that messages use in turn.
+// Buffers of `size` bytes, which messages use in turn.
 struct Slots {
   explicit Slots(size_t message)
       : size(message),
@@ -71,11 +71,11 @@ struct Slots {
   const size_t size;
   const int count;
   std::vector<char> memory;
-  void* send_key = nullptr;  // the plugin's, of this memory
+  void* send_key = nullptr;  // the plugin's handle of this memory
   void* receive_key = nullptr;
 };
 
-// Two directions to the other process.
+// Connections in both directions to the other process.
 class Link {
  public:
   virtual ~Link() = default;
@@ -83,12 +83,12 @@ class Link {
   virtual void meet(const std::string& other) = 0;
   virtual void send(Slots& slots, int count) = 0;
   virtual void receive(Slots& slots, int count) = 0;
-  virtual void enroll(Slots&) {}  // before messages use these buffers
+  virtual void enroll(Slots&) {}  // called before messages use these buffers
   virtual void dismiss(Slots&) {}
 };
 
-// Posts `count` requests, `window` at a time, and tests the oldest until all are done: as NCCL's proxy thread does.
-// post(message) tells whether the request is taken, test(message) whether it is complete.
+// Posts `count` requests, `window` at a time, and tests the oldest until all are done, as NCCL's proxy thread does.
+// post(message) returns true if the request was taken, test(message) if it is complete.
 template <typename Post, typename Test>
 void drive(int count, int window, const Post& post, const Test& test) {
   int posted = 0;
@@ -102,7 +102,7 @@ void drive(int count, int window, const Post& post, const Test& test) {
 
 // ---- NCCL's plugin
 
-// ncclNet_v11_t: what is used of it has its arguments.
+// ncclNet_v11_t; only the functions that are used have their arguments.
 struct Table {
   const char* name;
   int (*init)(void** context, uint64_t id, int* traffic_class, void* logger, void* profiler);
@@ -212,7 +212,7 @@ class PluginLink : public Link {
 
 // ---- plain sockets
 
-// A thread that carries out one piece of work at a time.
+// A thread that runs one piece of work at a time.
 class Worker {
  public:
   Worker() : thread_([this] { run(); }) {}
@@ -286,7 +286,7 @@ void set_no_delay(int fd) {
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) fail_errno("TCP_NODELAY");
 }
 
-// One connection on which messages go, each behind its length.
+// A connection that carries messages, each after its length.
 class Stream {
  public:
   Stream(int fd, bool polls) : fd_(fd), flags_(polls ? MSG_DONTWAIT : 0) { set_no_delay(fd); }
@@ -311,7 +311,7 @@ class Stream {
   }
 
  private:
-  // False: nothing could be done yet.
+  // False: no bytes could be moved yet.
   bool moved(ssize_t result) {
     if (result > 0) return true;
     if (result == 0) fail("the other end has gone");
@@ -343,17 +343,17 @@ class Stream {
   const int flags_;
 };
 
-// Connections in both directions between two programs of this kind, none of NCCL's.
+// Opens connections in both directions between two processes of this program, without NCCL.
 class Meeting {
  public:
   explicit Meeting(std::string address) : address_(std::move(address)), listener_(listen_at(address_, &port_)) {}
   std::string handle() const { return address_ + " " + std::to_string(port_); }
-  // Descriptors to send on, then as many to receive on.
+  // Returns the descriptors to send on, and as many to receive on.
   std::array<std::vector<int>, 2> meet(const std::string& other, size_t streams) const {
     const size_t space = other.find(' ');
     if (space == other.npos) fail("not a handle of sockets");
     std::array<std::vector<int>, 2> out;
-    // The other end's backlog takes it, so both may connect first and accept afterwards, in the same order.
+    // The other end's backlog takes the connections, so both ends may connect first and accept afterwards, in order.
     for (size_t i = 0; i < streams; ++i) {
       out[0].push_back(connect_to(other.substr(0, space), other.substr(space + 1)));
     }
@@ -370,9 +370,9 @@ class Meeting {
   const int listener_;
 };
 
-// Does as NCCL's own sockets on machines without network cards of AWS or Google: all on one connection, moved by
-// test() of the oldest request alone. A message is its length in 4 bytes and, if it has at most 128 bytes, the payload
-// with it; what is longer follows with a call of its own. Each read takes the length alone, then the payload.
+// Behaves like NCCL's own sockets on machines without network cards of AWS or Google. All messages use one connection,
+// and only test() of the oldest request moves bytes. A message is its length in 4 bytes, then the payload: up to 128
+// bytes in the same call, otherwise in a call of its own. The receiver reads the length first, then the payload.
 class NcclLink : public Link {
  public:
   explicit NcclLink(const std::string& address) : meeting_(address) {}
@@ -432,7 +432,7 @@ class NcclLink : public Link {
     }
     return move(::recv, receiver_, request->data, request->size, &request->offset);
   }
-  // Moves all of it or nothing: what has begun is waited for. False if nothing could be moved.
+  // Moves all bytes or none: once it has begun, it waits for the rest. False if nothing could be moved.
   template <typename Call, typename Data>
   static bool begin(Call call, int fd, Data data, size_t size) {
     size_t offset = 0;
@@ -441,7 +441,7 @@ class NcclLink : public Link {
     } while (offset > 0 && offset < size);
     return offset > 0;
   }
-  // Moves until all is through or the kernel says no; true if all is through.
+  // Moves bytes until all are moved or the kernel refuses. True if all are moved.
   template <typename Call, typename Data>
   static bool move(Call call, int fd, Data data, size_t size, size_t* offset) {
     while (*offset < size) {
@@ -482,7 +482,7 @@ class SocketLink : public Link {
   }
 
  private:
-  // Lets as many threads as make sense each carry its share of every message.
+  // Runs `work` on as many threads as make sense; each moves its share of every message.
   template <typename Work>
   void share(const Slots& slots, const Work& work) {
     const size_t size = slots.size;
@@ -522,7 +522,7 @@ std::string from_hex(const std::string& text) {
   return out;
 }
 
-// `count` messages one after the other, and an answer when the last has come; or `count` round trips.
+// Sends `count` messages and waits for an answer after the last; or makes `count` round trips.
 void carry_out(Link& link, bool begins, bool pings, Slots& slots, Slots& answer, int count) {
   if (!pings) {
     begins ? link.send(slots, count) : link.receive(slots, count);

@@ -1,7 +1,8 @@
 """Living jobs and all nodes in memory, as the database has them, indexed for every question about them.
 
-Only the reconciler changes it, after its transaction was committed; everybody on the event loop may read. Each change
-costs what it changes, however many jobs wait and however many nodes there are.
+Only the reconciler changes it, after its transaction was committed; the intake alone notes at once whether a node's
+session lives. Everybody on the event loop may read. The cost of a change depends on its size alone, not on the numbers
+of waiting jobs and of nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Shape = tuple[int, int]  # nodes, ranks on each
 
 def shape_of(job: JobRecord) -> Shape:
     """Jobs of one shape fit or don't fit alike."""
-    return job.spec.nnodes, job.spec.nproc_per_node
+    return job.spec.least_nodes, job.spec.nproc_per_node
 
 
 class Waiting:
@@ -74,9 +75,9 @@ class Board:
     def put(self, stored: Stored) -> None:
         """The job as it is now. One that has ended and of which nothing is left is dropped."""
         old, new = self.job(stored.job.job_id), stored.job
-        self._account(() if old is None else old.hosts, new.hosts, new.job_id)
+        self._account(() if old is None else old.parts, new.parts, new.job_id)
         self._count(old, new)
-        if new.state.terminal and all(host.phase is Phase.STOPPED for host in new.hosts):
+        if new.state.terminal and all(host.phase is Phase.STOPPED for host in new.parts):
             self.jobs.pop(new.job_id, None)
         else:
             self.jobs[new.job_id] = stored
@@ -85,7 +86,7 @@ class Board:
         """The job is no more."""
         old = self.job(job_id)
         if old is not None:
-            self._account(old.hosts, (), job_id)
+            self._account(old.parts, (), job_id)
             self._count(old, None)
             del self.jobs[job_id]
 
@@ -135,7 +136,8 @@ class Board:
         """The node's session began to count, or is gone."""
         view = self.views.get(node_id)
         if view is not None:
-            self.views[node_id] = replace(view, connected=connected, heard_clock=heard_clock, last_seen=last_seen)
+            view = replace(view, connected=connected, hung_up=not connected)
+            self.views[node_id] = replace(view, heard_clock=heard_clock, last_seen=last_seen)
             self._reasons.clear()
 
     def note_heard(self, node_id: str, heard_clock: float) -> None:

@@ -1,4 +1,5 @@
-"""Makes the directives for the nodes of a job, and their form on the wire.
+"""Makes the directives for the nodes of a job, and their form on the wire. A node with a part of a former generation
+gets a StopJob, whatever the others do.
 
 Levels, not edges: telling again changes nothing. What all nodes of a job get is encoded once, and each adds its index:
 protobuf messages that are concatenated are one message.
@@ -44,7 +45,7 @@ def wish(job: JobRecord) -> Run | Stop | None:
 
 def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
     """True if the host has something to do."""
-    return isinstance(wanted, Run) or host.phase is not Phase.STOPPED
+    return (isinstance(wanted, Run) and host.index >= 0) or host.phase is not Phase.STOPPED
 
 
 class Order:
@@ -55,23 +56,24 @@ class Order:
         self._job = job
 
     def to(self, index: int) -> bytes:
-        """A serialized Directive for the host with that index."""
+        """A serialized Directive for the host with that index; a negative one is that of a former part."""
         if isinstance(self.wish, Stop):
             return self._shared
+        if index < 0:
+            return self._leave
         body = self._shared + node_pb2.RunJob(host_index=index).SerializeToString()
         return _RUN_TAG + _varint(len(body)) + body
 
     @cached_property
     def _shared(self) -> bytes:
         if isinstance(self.wish, Stop):
-            stop = node_pb2.StopJob(
-                job_id=self.wish.job_id,
-                generation=self.wish.generation,
-                reason=self.wish.reason,
-                grace_s=self.wish.grace_s,
-            )
-            return node_pb2.Directive(stop=stop).SerializeToString()
+            return _stop_message(self.wish)
         return _run_message(self.wish, self._job).SerializeToString()
+
+    @cached_property
+    def _leave(self) -> bytes:
+        text = f"the job goes on without this node since generation {self._job.generation}"
+        return _stop_message(Stop(self._job.job_id, self._job.generation, text, self._job.spec.stop_grace_s))
 
 
 _RUN_TAG = bytes([node_pb2.Directive.RUN_FIELD_NUMBER << 3 | 2])
@@ -86,6 +88,11 @@ def _varint(number: int) -> bytes:
     return bytes(found)
 
 
+def _stop_message(stop: Stop) -> bytes:
+    message = node_pb2.StopJob(job_id=stop.job_id, generation=stop.generation, reason=stop.reason, grace_s=stop.grace_s)
+    return node_pb2.Directive(stop=message).SerializeToString()
+
+
 def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
     """All but ``host_index``."""
     hosts = [
@@ -94,6 +101,7 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
             address=host.address,
             ranks=range(host.first_rank, host.first_rank + host.nranks),
             engine_address=run.engine_addresses[host.index] if run.engine_addresses else "",
+            members=[rank.number for rank in host.ranks] if job.spec.elastic else (),
         )
         for host in job.hosts
     ]

@@ -57,16 +57,18 @@ class JobSpec:
     stop_grace_s: float
     master_port: int  # 0: the coordinator picks one
     wire: bytes  # serialized bagua.v1.JobSpec
+    elastic: bool = False  # it goes on without ranks and nodes that are lost
+    min_nodes: int = 0  # 0: it begins on all of its nodes, and goes on down to one rank
 
     @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.nnodes * self.nproc_per_node
+    def least_nodes(self) -> int:
+        """On so many nodes it begins."""
+        return self.min_nodes or self.nnodes
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank of the current generation."""
+    """One rank of the current generation, or the last state of one that is gone."""
 
     rank: int
     local_rank: int
@@ -80,6 +82,13 @@ class RankRecord:
     exited_at: float = 0.0  # by the node's clock
     seen_exited_clock: float = 0.0
     follows: bool = False  # it ended after the job had failed on its node
+    member: int = -1  # -1: the same number as rank, as in every job that has lost nobody
+    left: bool = False  # it has taken leave of its engine, and ends by itself
+
+    @property
+    def number(self) -> int:
+        """Of the process in its job: given once, while ranks are counted anew in each generation."""
+        return self.rank if self.member < 0 else self.member
 
     @property
     def failed(self) -> bool:
@@ -89,7 +98,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """One node's part in the current generation of a job."""
+    """One node's part in the current generation of a job; or, with a negative index, one that is out of it."""
 
     index: int
     node_id: str
@@ -103,6 +112,11 @@ class HostRecord:
     error: str = ""  # the first error that the node reported
     error_clock: float = 0.0
     waiting: str = ""
+    suspended: str = ""  # why its engine has suspended this generation of an elastic job
+    suspended_clock: float = 0.0
+    lost_hosts: tuple[int, ...] = ()  # indices of the hosts that its engine has lost
+    withdrawn: bool = False  # the node ended its part though nothing had failed: see ``error``
+    last_generation: int = 0  # that this part was in; 0: it is in the current one
     ranks: tuple[RankRecord, ...] = ()
 
     @cached_property
@@ -135,7 +149,8 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as asked for, decided and seen. ``hosts`` are in order of index, their ranks in order."""
+    """A job as asked for, decided and seen. ``hosts`` are in order of index, their ranks in order; ``former`` are parts
+    of hosts that generations before this one had, with indices -1, -2, ..."""
 
     job_id: str
     spec: JobSpec
@@ -148,12 +163,14 @@ class JobRecord:
     started_at: float = 0.0
     finished_at: float = 0.0
     submitted_clock: float = 0.0
-    placed_clock: float = 0.0
+    placed_clock: float = 0.0  # when the current generation was decided
     stopping_clock: float = 0.0
+    stalls: int = 0  # how often, in a row, a generation was suspended soon though nobody was lost
     master_addr: str = ""
     master_port: int = 0
     job_key: bytes = field(default=b"", repr=False)
     hosts: tuple[HostRecord, ...] = ()
+    former: tuple[HostRecord, ...] = ()
     # By node. Shared with the records that follow this one, so it is checked at each use.
     _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -161,6 +178,21 @@ class JobRecord:
     def ranks(self) -> tuple[RankRecord, ...]:
         """All ranks of the current generation, in order."""
         return tuple(rank for host in self.hosts for rank in host.ranks)
+
+    @property
+    def parts(self) -> tuple[HostRecord, ...]:
+        """Whatever of the job may be on a node: hosts and former ones."""
+        return (*self.hosts, *self.former) if self.former else self.hosts
+
+    @property
+    def homes(self) -> dict[int, str]:
+        """Member number -> its node, also of those that are gone."""
+        return {rank.number: rank.node_id for host in self.parts for rank in host.ranks}
+
+    def former_part(self, node_id: str) -> HostRecord | None:
+        """Something of a former generation that may be left on this node."""
+        left = (host for host in self.former if host.node_id == node_id and host.phase is not Phase.STOPPED)
+        return next(left, None)
 
     def host_index(self, node_id: str) -> int | None:
         """The index of the host on this node. None: the node is not in the job."""
@@ -177,9 +209,9 @@ class JobRecord:
         if self.state.terminal:
             return ""
         if self.state is JobState.STOPPING:
-            busy = [host.node_id for host in self.hosts if host.phase is not Phase.STOPPED]
+            busy = [host.node_id for host in self.parts if host.phase is not Phase.STOPPED]
             return (
-                f"{len(busy)} of {len(self.hosts)} nodes have not stopped it yet: {', '.join(busy[:10])}"
+                f"{len(busy)} of {len(self.parts)} nodes have not stopped it yet: {', '.join(busy[:10])}"
                 if busy
                 else ""
             )
@@ -214,6 +246,11 @@ class Change:
     @property
     def places(self) -> bool:
         """True if the step takes slots."""
+        return bool(self.job.hosts) and not self.old.job.hosts
+
+    @property
+    def regroups(self) -> bool:
+        """True if the step begins a generation: then every host has changed."""
         return self.job.generation != self.old.job.generation
 
 
@@ -257,6 +294,7 @@ class NodeView:
     used: int  # slots taken by jobs that are not yet stopped on it
     connected: bool
     heard_clock: float  # while it is not connected: when it was heard of last
+    hung_up: bool = False  # its session ended here: it is not only that this coordinator has not met it yet
     last_seen: float = 0.0  # for people
     version: str = ""
 
@@ -279,6 +317,8 @@ class LocalRank:
     log_path: str = ""
     exited_at: float = 0.0
     follows: bool = False
+    member: int = 0
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +332,9 @@ class LocalJob:
     error: str = ""
     waiting: str = ""
     ranks: tuple[LocalRank, ...] = ()
+    suspended: str = ""
+    suspended_hosts: tuple[int, ...] = ()
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,6 +357,12 @@ class Options:
     # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
     # better cause.
     settle_s: float = 1.0
+    # The same for an elastic job that is suspended while nobody is known to be lost.
+    regroup_s: float = 0.2
+    # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of
+    # them the job fails.
+    stall_s: float = 60.0
+    max_stalls: int = 5
     # A connected node that has not stopped a job so long after the grace of its ranks is not waited for any more.
     stop_margin_s: float = 30.0
     # Every rank must have been started so long after the placement: a node may have to compile the core first.

@@ -102,3 +102,13 @@ class Inbox:
         for done in waiting:
             if not done.done():
                 done.set_exception(error)
+
+
+def settle(done: asyncio.Future[Any], result: object = None, error: BaseException | None = None) -> None:
+    """Answers a caller that still waits: with ``result``, or with ``error`` if there is none."""
+    if done.done():
+        return
+    if result is None and error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

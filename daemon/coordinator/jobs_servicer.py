@@ -114,7 +114,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 job = await self._service.job(request.job_id)
         if not job.ranks:
             return
-        ranks = asked_ranks(request, len(job.ranks))
+        ranks = asked_ranks(request, len(job.homes))
         reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
         try:
             async for chunk in reader.chunks():

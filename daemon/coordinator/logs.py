@@ -55,7 +55,8 @@ class _Stream:
 
 
 class LogReader:
-    """One call of ReadLogs, once the ranks of ``job`` are placed. Read ``chunks``, then ``close`` it."""
+    """One call of ReadLogs, once the ranks of ``job`` are placed; ``ranks`` are member numbers. Read ``chunks``, then
+    ``close`` it."""
 
     def __init__(self, sessions: Sessions, job: JobRecord, ranks: Sequence[int], follow: bool, tail_lines: int) -> None:
         self._sessions = sessions
@@ -65,7 +66,8 @@ class LogReader:
         self._window = max(LEAST_WINDOW_BYTES, WINDOW_BYTES // max(1, len(ranks)))
         self._chunks: deque[tuple[_Stream, common_pb2.LogChunk]] = deque()
         self._wake = asyncio.Event()
-        self._streams = [_Stream(rank, job.ranks[rank].node_id) for rank in ranks]
+        homes = job.homes
+        self._streams = [_Stream(rank, homes[rank]) for rank in ranks]
         for stream in self._streams:
             self._open(stream)
 

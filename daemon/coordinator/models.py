@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -13,6 +14,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 metadata = MetaData(
@@ -47,6 +49,7 @@ jobs = Table(
     Column("submitted_clock", Float, nullable=False),  # readings of the service clock
     Column("placed_clock", Float, nullable=False),
     Column("stopping_clock", Float, nullable=False),
+    Column("stalls", Integer, nullable=False, server_default="0"),
     Column("master_addr", String(255), nullable=False),
     Column("master_port", Integer, nullable=False),
     Column("job_key", LargeBinary, nullable=False),
@@ -69,6 +72,7 @@ job_hosts = Table(
     "job_hosts",
     metadata,
     _job_id(),
+    # In the order of the current generation; negative: a part of a former one.
     Column("host_index", Integer, primary_key=True, autoincrement=False),
     Column("node_id", String(200), nullable=False),
     Column("hostname", String(255), nullable=False),
@@ -81,6 +85,11 @@ job_hosts = Table(
     Column("error", Text, nullable=False),
     Column("error_clock", Float, nullable=False),
     Column("waiting", Text, nullable=False),
+    Column("suspended", Text, nullable=False, server_default=""),
+    Column("suspended_clock", Float, nullable=False, server_default="0"),
+    Column("lost_hosts", Text, nullable=False, server_default=""),  # a list of indices in JSON; empty: none
+    Column("withdrawn", Boolean, nullable=False, server_default=false()),
+    Column("last_generation", Integer, nullable=False, server_default="0"),  # of a former part; 0: it is a current one
     # The ranks, as a list of lists in JSON; empty: all of them wait. One row is written for whatever a node says.
     Column("ranks", Text, nullable=False),
     Index("ix_job_hosts_node_id_phase", "node_id", "phase"),

@@ -1,4 +1,4 @@
-"""Implements NodeService: one stream per daemon, facts to the reconciler, directives from the session."""
+"""Implements NodeService: one stream per daemon, facts to the intake, directives from the session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bagua.base.errors import InvalidRequestError, UnavailableError
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.reconciler import Reconciler
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
@@ -39,13 +39,13 @@ class NodeServicer:
 
     def __init__(
         self,
-        reconciler: Reconciler,
+        intake: Intake,
         sessions: Sessions,
         watchers: Watchers,
         clock: ServiceClock,
         welcome: node_pb2.Welcome,
     ) -> None:
-        self._reconciler = reconciler
+        self._intake = intake
         self._sessions = sessions
         self._watchers = watchers
         self._clock = clock
@@ -79,14 +79,14 @@ class NodeServicer:
         # back, without a wait that could be cancelled.
         self._sessions.add(session)
         try:
-            restarted = await self._reconciler.introduce(session, node, jobs)
+            restarted = await self._intake.introduce(session, node, jobs)
             log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
             await context.write(node_pb2.Directive(welcome=self._welcome))
             reason = await self._serve(session, context)
         finally:
             if self._sessions.remove(session):
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
-                self._reconciler.node_gone(session)
+                self._intake.node_gone(session)
         if session.closed.is_set():
             raise UnavailableError(session.close_reason)
 
@@ -155,7 +155,7 @@ class NodeServicer:
                 self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
             scopes.check_job(fact.job.job_id)
-            self._reconciler.fact(session, local_job(fact.job))
+            self._intake.fact(session, local_job(fact.job))
         elif kind == "progress":
             scopes.check_job(fact.progress.job_id)
             self._watchers.report(checked_progress(fact.progress))

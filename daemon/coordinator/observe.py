@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bagua.daemon.coordinator.decide import describe_exit
+from bagua.daemon.coordinator.causes import describe_exit
 from bagua.daemon.coordinator.domain import (
     Event,
     HostRecord,
@@ -31,15 +31,20 @@ Changed = tuple[JobRecord, tuple[Event, ...]]
 
 def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
     """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. ``now`` by the service clock, ``wall``
-    for people. Facts of another generation, or of a node that is not in the job, change nothing. A daemon with another
-    ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost, however many hosts the
-    job has."""
+    for people. Facts of a later generation, or of a node that is not in the job, change nothing. In an elastic job a
+    fact of an older generation tells of members, and is right in this one, but for what it says of the engine. A
+    daemon with another ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost,
+    however many hosts the job has."""
     index = job.host_index(node_id)
-    if index is None or fact.generation != job.generation:
-        return job, ()
+    if index is None:
+        return _observe_former(job, node_id, boot_id, fact, now, wall)
+    if fact.generation != job.generation:
+        if fact.generation > job.generation or not job.spec.elastic:
+            return job, ()
+        fact = replace(fact, suspended="", suspended_hosts=(), waiting="")
     old = job.hosts[index]
-    if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED and not fact.error:
-        fact = replace(fact, error=RESTARTED.format(node_id))
+    if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED:
+        fact = replace(fact, error=fact.error or RESTARTED.format(node_id), withdrawn=True)
     host, started, exited = _merge_ranks(job, _merge_host(old, fact, now), fact.ranks, now)
     if host == old:
         return job, ()
@@ -47,13 +52,29 @@ def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: flo
     return job, tuple(_events(job, old, host, started, exited, wall))
 
 
+def _observe_former(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
+    """A node that is out of the job tells, in whichever generation, how its part ends. Another run of its daemon has
+    nothing of it."""
+    old = job.former_part(node_id)
+    if old is None:
+        return job, ()
+    if old.boot_id != boot_id:
+        fact = replace(fact, phase=Phase.STOPPED)
+    phase = max(old.phase, fact.phase)
+    host, _, exited = _merge_ranks(job, replace(old, phase=phase), fact.ranks, now)
+    if host == old:
+        return job, ()
+    job = replace(job, former=tuple(host if part is old else part for part in job.former))
+    return job, tuple(_events(job, old, host, [], exited, wall))
+
+
 def forget(job: JobRecord, node_id: str, boot_id: str, now: float, wall: float) -> Changed:
     """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A
     job of which the node has not said anything yet stays as it is: it will be sent (again)."""
     index = job.host_index(node_id)
-    if index is None or job.hosts[index].phase is Phase.STOPPED:
+    host = job.former_part(node_id) if index is None else job.hosts[index]
+    if host is None or host.phase is Phase.STOPPED:
         return job, ()
-    host = job.hosts[index]
     if _needed(job) and host.boot_id == boot_id and host.phase is Phase.UNKNOWN:
         return job, ()
     return observe(job, node_id, boot_id, LocalJob(job.job_id, job.generation, Phase.STOPPED), now, wall)
@@ -68,9 +89,19 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
     error, error_clock = host.error, host.error_clock
     if fact.error and not error:
         error, error_clock = fact.error[:MAX_ERROR], now
+    lost_hosts = host.lost_hosts
+    if fact.suspended_hosts:
+        lost_hosts = tuple(sorted({*lost_hosts, *fact.suspended_hosts}))
+    suspended, suspended_clock = host.suspended, host.suspended_clock
+    if fact.suspended and not suspended:
+        suspended, suspended_clock = fact.suspended[:MAX_ERROR], now
     return replace(
         host,
         phase=phase,
+        suspended=suspended,
+        suspended_clock=suspended_clock,
+        lost_hosts=lost_hosts,
+        withdrawn=host.withdrawn or fact.withdrawn,
         engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
         error=error,
         error_clock=error_clock,
@@ -87,8 +118,10 @@ def _merge_ranks(
     started: list[RankRecord] = []
     exited: list[RankRecord] = []
     changed = False
+    # Members keep their number, so what is said of them is right in every generation.
+    places = {rank.number: local for local, rank in enumerate(ranks)} if job.spec.elastic and facts else None
     for fact in facts:
-        local = fact.rank - host.first_rank
+        local = fact.rank - host.first_rank if places is None else places.get(fact.member, -1)
         if not 0 <= local < host.nranks:
             continue
         old = ranks[local]
@@ -108,7 +141,7 @@ def _merge_ranks(
 def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) -> RankRecord:
     if rank.state is RankState.EXITED or fact.state < rank.state:
         return rank
-    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH])
+    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH], left=rank.left or fact.left)
     if fact.state is not RankState.EXITED:
         return rank
     tail = fact.error_tail[-MAX_TAIL:] if full_tail else fact.error_tail.rstrip().rpartition("\n")[2][-500:]
@@ -144,6 +177,8 @@ def _events(
         yield event("rank_exited", f"{rest} on node {host.node_id} did not end well either")
     if host.error and not old.error:
         yield event("node_error", host.error_text)
+    if host.suspended and not old.suspended:
+        yield event("suspended", f"node {host.name}: {host.suspended}")
     if host.waiting and not old.waiting:
         yield event("waiting", host.waiting)
     if host.phase is Phase.STOPPED and old.phase is not Phase.STOPPED:

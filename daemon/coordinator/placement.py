@@ -23,13 +23,14 @@ class Placement:
 
 
 def place(spec: JobSpec, nodes: Iterable[NodeView]) -> Placement | str:
-    """The first ``spec.nnodes`` connected nodes, by node_id, that have enough free slots; else what is missing."""
+    """The first ``spec.nnodes`` connected nodes, by node_id, that have enough free slots; an elastic job may begin on
+    fewer, as its ``least_nodes`` say. Else what is missing."""
     connected = sorted((node for node in nodes if node.connected), key=lambda node: node.node_id)
     fit = [node for node in connected if node.free >= spec.nproc_per_node]
-    if len(fit) >= spec.nnodes:
+    if len(fit) >= spec.least_nodes:
         return Placement(tuple(fit[: spec.nnodes]))
     slots = "1 free slot" if spec.nproc_per_node == 1 else f"{spec.nproc_per_node} free slots"
-    wanted = f"1 node with {slots}" if spec.nnodes == 1 else f"{spec.nnodes} nodes with {slots} each"
+    wanted = f"1 node with {slots}" if spec.least_nodes == 1 else f"{spec.least_nodes} nodes with {slots} each"
     return f"needs {wanted}; connected: {_figures(connected)}"
 
 

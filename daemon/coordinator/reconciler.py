@@ -1,19 +1,17 @@
 """Changes jobs and nodes in rounds: takes facts, decides, writes one transaction, then tells everybody.
 
-    inbox --> Stage (pure) --> one transaction in the writer's thread --> board --> nodes, watchers, callers
+    Intake --> Stage (pure) --> one transaction in the writer's thread --> board --> nodes, watchers, callers
 
 Rounds follow each other, so what comes while one is being written shares the next transaction, and with it the wait for
-the disk. What could not be written stays in the inbox: facts are never lost, callers get the error.
+the disk. What could not be written goes back to the intake: facts are never lost, callers get the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -27,13 +25,13 @@ from bagua.daemon.coordinator.domain import (
     Change,
     JobRecord,
     JobState,
-    LocalJob,
     NodeRecord,
     Options,
     Phase,
     Stored,
 )
-from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission
+from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission, settle
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.neighbours import Neighbours
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
@@ -44,7 +42,6 @@ from bagua.proto import node_pb2
 
 FIRST_RETRY_S = 0.1  # after an error of the database
 MAX_RETRY_S = 2.0
-_LEAST_S = 0.01  # between two looks for a deadline: clocks have a resolution
 _BEAT_S = 3.0
 _RESYNC_S = 1.0  # how often to look for what other coordinators have changed
 _MOST_FACTS = 500  # in one round: the event loop must not stand still for long
@@ -56,10 +53,11 @@ log = structlog.get_logger("coordinator.reconciler")
 
 
 class Reconciler:
-    """One task (``run``); everything else may be called from the event loop at any time."""
+    """One task: ``run``."""
 
     def __init__(
         self,
+        intake: Intake,
         worker: Worker,
         store: Store,
         owner: str,
@@ -72,6 +70,7 @@ class Reconciler:
         on_end: Callable[[], None],
         job_lease_s: float = 10.0,
     ) -> None:
+        self._intake = intake
         self._worker = worker
         self._store = store
         self._owner = owner
@@ -84,68 +83,11 @@ class Reconciler:
         self._on_end = on_end
         self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
         self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4)
-        self._inbox = Inbox()
-        self._due: list[tuple[float, str]] = []  # a heap of (service clock, job)
-        self._due_of: dict[str, float] = {}
-        self._wake = asyncio.Event()
         self._orphans: set[str] = set()
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_shown = 0.0
         self._in_doubt = False  # a write has failed: it may have been done all the same
-        self._stopped = False
-
-    # ---- what comes in
-
-    def fact(self, session: NodeSession, job: LocalJob) -> None:
-        """A node says something of a job. Kept until it is written."""
-        fact = Fact(session.node_id, session.boot_id, job)
-        self._inbox.facts[fact.key] = fact
-        self._wake.set()
-
-    async def introduce(self, session: NodeSession, node: NodeRecord, jobs: list[LocalJob]) -> bool:
-        """A session begins: returns when that is written, and the node is told its jobs. True if its daemon was
-        restarted since it was seen last. Raises ConflictError if another coordinator holds a living session of another
-        daemon with the same id."""
-        held = frozenset(job.job_id for job in jobs)
-        done: asyncio.Future[bool] = self._future()
-        older = self._inbox.introductions.get(session.node_id)
-        if older is not None:
-            _settle(older.done, error=UnavailableError("replaced by a newer session of this node"))
-        self._board.note_heard(session.node_id, session.heard_clock)
-        self._inbox.introductions[session.node_id] = Introduction(session, node, held, done)
-        for job in jobs:
-            self.fact(session, job)
-        self._wake.set()
-        return await done
-
-    def node_gone(self, session: NodeSession) -> None:
-        """A session has ended. Counts at once; kept until it is written."""
-        waiting = self._inbox.introductions.get(session.node_id)
-        if waiting is not None and waiting.session is session:
-            del self._inbox.introductions[session.node_id]
-        self._board.set_connected(session.node_id, False, session.heard_clock, self._clock.wall())
-        self._inbox.gone[session.node_id] = None
-        self.look(self._board.on_node(session.node_id))
-
-    async def submit(self, job: JobRecord, idempotency_key: str) -> JobRecord:
-        """The job once it is written, or the one that was submitted with the same key."""
-        call = Submission(job, idempotency_key, self._future())
-        self._inbox.submissions.append(call)
-        self._wake.set()
-        return await call.done
-
-    async def cancel(self, job_id: str, reason: str) -> JobRecord:
-        """The job once the wish to end it is written. Raises NotFoundError if it is not (or no longer) alive."""
-        call = Cancellation(job_id, reason, self._future())
-        self._inbox.cancellations.append(call)
-        self._wake.set()
-        return await call.done
-
-    def look(self, job_ids: Iterable[str]) -> None:
-        """Decide about these jobs now."""
-        self._inbox.looks.update(dict.fromkeys(job_ids))
-        self._wake.set()
 
     def forget(self, job_ids: Iterable[str]) -> None:
         """These jobs were deleted."""
@@ -166,7 +108,7 @@ class Reconciler:
             self._board.put_node(node, connected=False, heard_clock=self._clock.now())
         if self._neighbours is not None:
             self._neighbours.observe(beats)
-        self.look(stored.job.job_id for stored in jobs)
+        self._intake.look(stored.job.job_id for stored in jobs)
         return len(self._board.unfinished)
 
     def _load(self) -> tuple[dict[str, float], list[NodeRecord], list[Stored]]:
@@ -179,7 +121,7 @@ class Reconciler:
         retry_s = FIRST_RETRY_S
         try:
             while True:
-                await self._something()
+                await self._intake.wait(self._next_turn())
                 try:
                     await self._round()
                     retry_s = FIRST_RETRY_S
@@ -194,8 +136,7 @@ class Reconciler:
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
         finally:
-            self._stopped = True
-            self._inbox.fail(UnavailableError(STOPPING))
+            self._intake.close()
 
     async def stop(self) -> None:
         """Gives back what this coordinator holds, after ``run`` has ended."""
@@ -208,34 +149,15 @@ class Reconciler:
             if self._store.shared:
                 tx.release_jobs(self._owner)
 
-    def _future(self) -> asyncio.Future[Any]:
-        if self._stopped:
-            raise UnavailableError(STOPPING)
-        return asyncio.get_running_loop().create_future()
-
-    async def _something(self) -> None:
-        """Waits until there is something to do."""
-        if not self._inbox:
-            now = self._clock.now()
-            until = self._due[0][0] if self._due else now + _BEAT_S
-            until = min(until, self._next_beat, self._next_sync if self._neighbours is not None else until)
-            try:
-                async with asyncio.timeout(max(_LEAST_S, until - now)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-        self._wake.clear()
+    def _next_turn(self) -> float:
+        """When a round is due even if nothing comes, by the service clock."""
+        return self._next_beat if self._neighbours is None else min(self._next_beat, self._next_sync)
 
     # ---- a round
 
     async def _round(self) -> None:
         now = self._clock.now()
-        taken = self._inbox.take(_MOST_FACTS)
-        while self._due and self._due[0][0] <= now:
-            at, job_id = heapq.heappop(self._due)
-            if self._due_of.get(job_id) == at:
-                del self._due_of[job_id]
-                taken.looks[job_id] = None
+        taken = self._intake.take(now, _MOST_FACTS)
         try:
             if self._neighbours is not None and now >= self._next_sync:
                 self._next_sync = now + _RESYNC_S
@@ -252,7 +174,7 @@ class Reconciler:
                 self._next_beat = self._clock.now() + self._beat_s
         except BaseException as error:
             self._in_doubt = True
-            self._inbox.put_back(taken)
+            self._intake.inbox.put_back(taken)
             taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
             raise
         try:
@@ -352,9 +274,9 @@ class Reconciler:
                 self._install(change)
             elif change.job.job_id in outcome.failed:
                 self._counters.add("faults", "write")
-                self._wake_at(change.job.job_id, self._clock.now() + FAULT_RETRY_S)
+                self._intake.wake_at(change.job.job_id, self._clock.now() + FAULT_RETRY_S)
         for job_id, at in stage.wakes.items():
-            self._wake_at(job_id, at)
+            self._intake.wake_at(job_id, at)
         for change in batch.changes:
             if change.job.job_id not in refused:
                 await self._tell(change.job)
@@ -363,14 +285,14 @@ class Reconciler:
             self._welcome(came, outcome)
         if again:
             await self._reload(again)
-            self._inbox.facts = {
+            self._intake.inbox.facts = {
                 **{key: fact for key, fact in taken.facts.items() if fact.job.job_id in again},
-                **self._inbox.facts,
+                **self._intake.inbox.facts,
             }
-            self.look(again)
+            self._intake.look(again)
         ended = {change.job.job_id: change.job for change in batch.changes if change.job.state.terminal}
         tried_again = [call for call in taken.cancellations if call.job_id in again]
-        self._inbox.cancellations += tried_again
+        self._intake.inbox.cancellations += tried_again
         taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
         for call in taken.cancellations:
             self._answer_cancellation(call, ended, outcome)
@@ -385,17 +307,17 @@ class Reconciler:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         self._watchers.notify(job.job_id)
         if job.state.terminal:
-            self._due_of.pop(job.job_id, None)
+            self._intake.drop_deadline(job.job_id)
             self._on_end()
 
     async def _tell(self, job: JobRecord) -> None:
         """In parts: each directive wakes a stream."""
         with self._alone(job):
             order = self._sessions.order(job)
-            for start in range(0, len(job.hosts), _YIELD_EVERY):
+            for start in range(0, len(job.parts), _YIELD_EVERY):
                 if start:
                     await asyncio.sleep(0)
-                self._sessions.tell(job.job_id, job.hosts[start : start + _YIELD_EVERY], order)
+                self._sessions.tell(job.job_id, job.parts[start : start + _YIELD_EVERY], order)
 
     @contextmanager
     def _alone(self, job: JobRecord) -> Iterator[None]:
@@ -403,43 +325,43 @@ class Reconciler:
             yield
         except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
             self._note_fault(Fault(job.job_id, "tell", error))
-            self._inbox.faults[job.job_id] = fault_reason("tell", error)
+            self._intake.inbox.faults[job.job_id] = fault_reason("tell", error)
 
     def _welcome(self, came: Introduction, outcome: Outcome) -> None:
         node_id = came.session.node_id
         error = outcome.failed.get(node_id)
         if error is not None or not self._lives(came.session):
-            _settle(came.done, error=error or UnavailableError("the session has ended"))
+            settle(came.done, error=error or UnavailableError("the session has ended"))
             return
         view = self._board.views.get(node_id)
         restarted = view is not None and view.boot_id != came.session.boot_id
         if self._board.put_node(came.node, connected=True, heard_clock=came.session.heard_clock):
-            self._inbox.room = True
+            self._intake.inbox.room = True
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
             if job is not None:
                 with self._alone(job):
-                    of_node = [host for host in job.hosts if host.node_id == node_id]
+                    of_node = [host for host in job.parts if host.node_id == node_id]
                     self._sessions.tell(job_id, of_node, self._sessions.order(job))
-        self.look(self._board.on_node(node_id))
-        _settle(came.done, restarted)
+        self._intake.look(self._board.on_node(node_id))
+        settle(came.done, restarted)
 
     def _answer_submissions(self, calls: list[Submission], outcome: Outcome) -> None:
         for call in calls:
             job = call.job
             if job.job_id in outcome.created:
                 self._board.put(Stored(job, 1, outcome.created[job.job_id], self._owner))
-                self.look([job.job_id])
-                _settle(call.done, job)
+                self._intake.look([job.job_id])
+                settle(call.done, job)
             elif job.job_id in outcome.failed:
-                _settle(call.done, error=outcome.failed[job.job_id])
+                settle(call.done, error=outcome.failed[job.job_id])
             else:
-                _settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
+                settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
 
     def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
         error: BaseException | None = outcome.failed.get(call.job_id)
         job = ended.get(call.job_id) or self._board.job(call.job_id)
-        _settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
+        settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
 
     # ---- other coordinators
 
@@ -467,7 +389,7 @@ class Reconciler:
         here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
         differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
         await self._reload(differ)
-        self.look(differ)
+        self._intake.look(differ)
 
     def _snapshot(self) -> tuple[dict[str, float], list[NodeRecord], dict[str, int]]:
         with self._store.read() as tx:
@@ -484,8 +406,8 @@ class Reconciler:
         if view is not None and not view.connected and not connected:
             heard = view.heard_clock
         if self._board.put_node(node, connected, heard):
-            self._inbox.room = True
-        self.look(self._board.on_node(node.node_id))
+            self._intake.inbox.room = True
+        self._intake.look(self._board.on_node(node.node_id))
 
     async def _reload(self, job_ids: set[str]) -> None:
         """Takes in jobs as the database has them."""
@@ -525,11 +447,6 @@ class Reconciler:
     def _lives(self, session: NodeSession) -> bool:
         return self._sessions.get(session.node_id) is session and not session.closed.is_set()
 
-    def _wake_at(self, job_id: str, at: float) -> None:
-        if self._due_of.get(job_id) != at:
-            self._due_of[job_id] = at
-            heapq.heappush(self._due, (at, job_id))
-
     def _refuse(self, fact: Fact) -> None:
         session = self._sessions.get(fact.node_id)
         if session is not None:
@@ -549,13 +466,3 @@ class Reconciler:
                 job = self._board.job(job_id)
                 if job is not None and job.state is JobState.PENDING:
                     self._watchers.notify(job_id)
-
-
-def _settle(done: asyncio.Future[Any], result: object = None, error: BaseException | None = None) -> None:
-    """Answers whoever still waits: with ``result``, or with ``error`` if there is none."""
-    if done.done():
-        return
-    if result is None and error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)

@@ -32,6 +32,7 @@ from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.domain import Options
 from bagua.daemon.coordinator.identity import bearer_of
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
@@ -121,7 +122,9 @@ class Coordinator:
         self._closers.callback(worker.close)
         sys.setswitchinterval(_SWITCH_S)
         board = Board()
-        self._reconciler = Reconciler(
+        self._intake = Intake(board, self._clock)
+        reconciler = Reconciler(
+            self._intake,
             worker,
             store,
             folder.identity(),
@@ -134,11 +137,11 @@ class Coordinator:
             self._activity.set,
             settings.job_lease_s,
         )
-        self._service = Service(worker, store, board, self._reconciler, self._clock)
-        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), self._reconciler.forget)
-        unfinished = await self._reconciler.start()
-        self._closers.push_async_callback(self._reconciler.stop)
-        self._spawn(self._reconciler.run(), "reconciler")
+        self._service = Service(worker, store, board, self._intake, self._clock)
+        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
+        unfinished = await reconciler.start()
+        self._closers.push_async_callback(reconciler.stop)
+        self._spawn(reconciler.run(), "reconciler")
         nodes = self._service.nodes()
         self._connections.know(node.address for node in nodes)
         await self._listen(token, host)
@@ -167,7 +170,7 @@ class Coordinator:
             fence_s=settings.fence_after,
             sole=not self._shared,
         )
-        self._nodes = NodeServicer(self._reconciler, self.sessions, self.watchers, self._clock, welcome)
+        self._nodes = NodeServicer(self._intake, self.sessions, self.watchers, self._clock, welcome)
         jobs = JobServicer(self._service, self.sessions, self.watchers)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         server.add_generic_rpc_handlers((self._nodes.handler(),))

@@ -1,5 +1,5 @@
-"""Use cases of users. Living jobs are read from memory, ended ones from the database. Changes go through the reconciler
-and are acknowledged when they are stored."""
+"""Use cases of users. Living jobs are read from memory, ended ones from the database. Changes go to the intake and
+are acknowledged when they are stored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bagua.base.errors import InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.listing import Listing
-from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 
@@ -22,12 +22,12 @@ MAX_EVENTS = 1_000  # in one answer
 class Service:
     """Use from the event loop."""
 
-    def __init__(self, worker: Worker, store: Store, board: Board, reconciler: Reconciler, clock: ServiceClock) -> None:
+    def __init__(self, worker: Worker, store: Store, board: Board, intake: Intake, clock: ServiceClock) -> None:
         self._worker = worker
         self._store = store
         self._listing = Listing(store)
         self._board = board
-        self._reconciler = reconciler
+        self._intake = intake
         self._clock = clock
 
     async def submit(self, spec: JobSpec, idempotency_key: str) -> JobRecord:
@@ -43,7 +43,7 @@ class Service:
             master_port=spec.master_port or self._board.free_port(),
             job_key=secrets.token_bytes(32),
         )
-        return await self._reconciler.submit(job, idempotency_key)
+        return await self._intake.submit(job, idempotency_key)
 
     async def job(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
@@ -76,7 +76,7 @@ class Service:
         """Asks for the end of a job; one that ends or has ended stays as it is. Raises NotFoundError."""
         text = reason.replace("\0", "").strip()[:2_000]
         try:
-            return await self._reconciler.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
+            return await self._intake.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
         except NotFoundError:
             return await self._worker.read(self._ended, job_id)
 

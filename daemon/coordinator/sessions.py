@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from bagua.daemon.coordinator.directives import Order, concerns, wish
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase
 from bagua.proto import common_pb2, node_pb2
 
 MAX_WAITING_DIRECTIVES = 10_000
@@ -121,10 +121,11 @@ class Sessions:
                 session.close(f"nothing was heard of this daemon for {lease_s:g} s")
 
     def tell(self, job_id: str, hosts: Iterable[HostRecord], order: Order | None) -> None:
-        """Passes ``order`` about a job on to these of its hosts, as far as they are connected."""
+        """Passes ``order`` about a job on to these of its parts, as far as they are connected."""
         for host in hosts:
             session = self._sessions.get(host.node_id)
-            if session is not None:
+            over = host.index < 0 and host.phase is Phase.STOPPED  # its node may have another part
+            if session is not None and not over:
                 session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:
@@ -135,7 +136,7 @@ class Sessions:
         """The directive for the hosts of ``job`` as it is now. The same object as before if nothing is new."""
         now = wish(job)
         before = self._orders.get(job.job_id)
-        if now is None or (job.state.terminal and all(not concerns(now, host) for host in job.hosts)):
+        if now is None or (job.state.terminal and all(not concerns(now, host) for host in job.parts)):
             self._orders.pop(job.job_id, None)
             return None
         if before is None or before.wish != now:

@@ -119,13 +119,10 @@ class Stage:
             self._step(job, Decision(JobState.STOPPING, reason, JobState.FAILED))
 
     def observe(self, node_id: str, boot_id: str, fact: LocalJob) -> bool:
-        """Takes in what a node says of a job. False if the node should stop what it runs: nobody knows it, or it was
-        replaced, or its node had said before that nothing is left."""
+        """Takes in what a node says of a job. False if the node should stop what it runs: nobody knows it, or the node
+        is not in it (any more), or it had said before that nothing is left."""
         job = self.job(fact.job_id)
-        if job is None or job.generation != fact.generation:
-            return False
-        index = job.host_index(node_id)
-        if index is not None and job.hosts[index].phase is Phase.STOPPED and fact.phase is not Phase.STOPPED:
+        if job is None or not _belongs(job, node_id, fact):
             return False
         with self._alone(job.job_id, "observe", (node_id, fact)):
             self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
@@ -158,7 +155,7 @@ class Stage:
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
                 return  # why it waits is told from memory: it changes with every slot, for every job that waits
             new = self._step(job, decision)
-            if new.state is job.state:
+            if new.state is job.state and new.generation == job.generation:
                 return
 
     def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
@@ -228,18 +225,30 @@ class Stage:
         self._jobs[job_id] = new
         self._events.setdefault(job_id, []).extend(events)
         if new.generation != old.generation:
-            for host in new.hosts:
-                self._use(host, 1)
-            return
-        for host, before in zip(new.hosts, old.hosts, strict=True):
-            if host is not before and host.phase is Phase.STOPPED and before.phase is not Phase.STOPPED:
+            for host in old.parts:
                 self._use(host, -1)
+            for host in new.parts:
+                self._use(host, 1)
+            self.freed |= bool(old.hosts)  # a rank that is out has left its slot
+            return
+        for host, before in zip(new.parts, old.parts, strict=True):
+            if host is not before and host.phase is Phase.STOPPED and before.phase is not Phase.STOPPED:
+                self._use(before, -1)
                 self.freed = True
 
     def _use(self, host: HostRecord, sign: int) -> None:
         view = self._views.get(host.node_id)
-        if view is not None and view.boot_id == host.boot_id:
+        if view is not None and view.boot_id == host.boot_id and host.phase is not Phase.STOPPED:
             self._views[host.node_id] = replace(view, used=view.used + sign * host.nranks)
+
+
+def _belongs(job: JobRecord, node_id: str, fact: LocalJob) -> bool:
+    """True if the fact speaks of this run of the job. A node that is a generation behind has been told the newest."""
+    if fact.generation > job.generation or (fact.generation < job.generation and not job.spec.elastic):
+        return False
+    index = job.host_index(node_id)
+    part = job.former_part(node_id) if index is None else job.hosts[index]
+    return part is not None and (part.phase is not Phase.STOPPED or fact.phase is Phase.STOPPED)
 
 
 def fault_reason(step: str, error: Exception) -> str:

@@ -165,7 +165,7 @@ class Transaction:
                 continue
             numbered = enumerate(change.events, change.old.last_event + 1)
             events += [_event_row(job_id, seq, event) for seq, event in numbered]
-            if change.places:
+            if change.regroups:
                 self._replace_hosts(change.job)
             else:
                 hosts += _changed_hosts(change)
@@ -295,7 +295,7 @@ class Transaction:
 
     def _replace_hosts(self, job: JobRecord) -> None:
         self._db.execute(sa.delete(m.job_hosts).where(m.job_hosts.c.job_id == job.job_id))
-        self._db.execute(sa.insert(m.job_hosts), [_host_row(job.job_id, host) for host in job.hosts])
+        self._db.execute(sa.insert(m.job_hosts), [_host_row(job.job_id, host) for host in job.parts])
 
     def _add_events(self, rows: list[dict[str, Any]]) -> None:
         if rows:
@@ -342,7 +342,7 @@ def _event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
 
 
 def _changed_hosts(change: Change) -> list[dict[str, Any]]:
-    pairs = zip(change.job.hosts, change.old.job.hosts, strict=True)
+    pairs = zip(change.job.parts, change.old.job.parts, strict=True)
     rows = [_host_row(change.job.job_id, host) for host, before in pairs if host is not before and host != before]
     for row in rows:
         row["p_job_id"], row["p_host_index"] = row.pop("job_id"), row.pop("host_index")
@@ -351,6 +351,8 @@ def _changed_hosts(change: Change) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """Every database driver takes it."""
+    if isinstance(value, tuple):
+        return json.dumps(value) if value else ""
     return int(value) if isinstance(value, enum.IntEnum) else value
 
 
@@ -375,7 +377,7 @@ def _ranks(host: Mapping[Any, Any]) -> tuple[RankRecord, ...]:
     first, node_id = host["first_rank"], host["node_id"]
     if not host["ranks"]:
         return tuple(RankRecord(first + local, local, node_id) for local in range(host["nranks"]))
-    return tuple(
+    return tuple(  # rows of the first versions have no member
         RankRecord(first + local, local, node_id, RankState(state), *rest)
         for local, (state, *rest) in enumerate(json.loads(host["ranks"]))
     )
@@ -393,6 +395,7 @@ def _job_row(job: JobRecord) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "placed_clock": job.placed_clock,
         "stopping_clock": job.stopping_clock,
+        "stalls": job.stalls,
         "master_addr": job.master_addr,
         "master_port": job.master_port,
     }
@@ -414,16 +417,19 @@ def _job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRec
         submitted_clock=row["submitted_clock"],
         placed_clock=row["placed_clock"],
         stopping_clock=row["stopping_clock"],
+        stalls=row["stalls"],
         master_addr=row["master_addr"],
         master_port=row["master_port"],
         job_key=row["job_key"],
-        hosts=hosts,
+        hosts=tuple(host for host in hosts if host.index >= 0),
+        former=tuple(reversed([host for host in hosts if host.index < 0])),
     )
 
 
 def _host_record(row: Mapping[Any, Any]) -> HostRecord:
     values = {name: row[name] for name in _HOST_FIELDS}
     values["phase"] = Phase(values["phase"])
+    values["lost_hosts"] = tuple(json.loads(values["lost_hosts"] or "[]"))
     return HostRecord(index=row["host_index"], **values, ranks=_ranks(row))
 
 

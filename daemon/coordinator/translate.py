@@ -110,6 +110,8 @@ def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
         stop_grace_s=spec.stop_grace_s,
         master_port=spec.master_port,
         wire=wire,
+        elastic=spec.elastic,
+        min_nodes=spec.min_nodes,
     )
 
 
@@ -123,6 +125,23 @@ def _check_size(spec: common_pb2.JobSpec) -> None:
             f"spec.nnodes x spec.nproc_per_node is {spec.nnodes} x {spec.nproc_per_node}: "
             f"a job can have {MAX_RANKS} ranks at most."
         )
+    _check_elastic(spec)
+
+
+def _check_elastic(spec: common_pb2.JobSpec) -> None:
+    if not spec.elastic:
+        if spec.min_nodes or spec.max_nodes:
+            raise InvalidRequestError("spec.min_nodes and spec.max_nodes need spec.elastic.")
+        return
+    if spec.adopt:
+        raise InvalidRequestError(
+            "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all when one is lost."
+        )
+    least, most = spec.min_nodes or 1, spec.max_nodes or spec.nnodes
+    if least > most:
+        raise InvalidRequestError(f"spec.min_nodes is {least}, more than the {most} nodes that the job may have.")
+    if not least <= spec.nnodes <= most:
+        raise InvalidRequestError(f"spec.nnodes is {spec.nnodes}: it must be from {least} to {most}.")
 
 
 def _check_text(field: str, text: str, limit: int) -> None:
@@ -183,6 +202,9 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             engine_address=_clean(fact.engine_address),
             error=_clean(fact.error),
             waiting=_clean(fact.waiting),
+            suspended=_clean(fact.suspended),
+            suspended_hosts=tuple(fact.suspended_hosts[:MAX_SLOTS]),
+            withdrawn=fact.withdrawn,
             ranks=tuple(_local_rank(rank) for rank in fact.ranks),
         )
     except ValueError as error:  # a number that is not in an enumeration
@@ -200,6 +222,8 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         log_path=_clean(rank.log_path),
         exited_at=rank.exited_at if math.isfinite(rank.exited_at) else 0.0,
         follows=rank.follows,
+        member=rank.member,
+        left=rank.left,
     )
 
 
@@ -222,6 +246,7 @@ def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, *, 
     """A job as users see it."""
     message = _head_message(job, _shown_spec(job.spec.wire), progress)
     message.waiting = job.waiting
+    message.gone.extend(_gone_messages(job))
     if with_ranks:
         message.ranks.extend(_rank_messages(job.ranks))
     return message
@@ -260,6 +285,15 @@ def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
     return found
 
 
+def _gone_messages(job: JobRecord) -> list[common_pb2.RankStatus]:
+    found = []
+    for host in job.former:
+        for rank in host.ranks:
+            found.append(rank_message(rank))
+            found[-1].last_generation = host.last_generation
+    return sorted(found, key=lambda rank: rank.member)
+
+
 def _shown_spec(wire: bytes) -> common_pb2.JobSpec:
     """The stored spec without the values of secrets."""
     spec = common_pb2.JobSpec.FromString(wire)
@@ -282,6 +316,7 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
         log_path=rank.log_path,
         exited_at=rank.exited_at,
         follows=rank.follows,
+        member=rank.number,
     )
 
 

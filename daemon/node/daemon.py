@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 2.0
 STOP_JOBS_S = 3.5
-FLUSH_S = 0.5
+WIND_DOWN_S = 4.4
 KILL_CHILDREN_S = 0.5
-"""Grace of ranks, time for all of a job, time for the last reports and for the compiler: together below the five
-seconds of a daemon's end."""
+"""Grace of ranks, time for all of a job, the same with the last reports, and time for the compiler: together below the
+five seconds of a daemon's end."""
 
 Ready = Callable[[dict[str, str]], None]
 
@@ -179,10 +179,12 @@ class NodeDaemon:
         """Stops the jobs, then lets the coordinator know, as long as it listens."""
         self._log.info("the daemon stops", reason=self._stop_reason)
         text = f"the daemon on node {self._folder.node_id} was stopped ({self._stop_reason})"
+        deadline = asyncio.get_running_loop().time() + WIND_DOWN_S
         await self._jobs.stop_all(text, STOP_GRACE_S, STOP_JOBS_S)
         if self._session.connected:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._session.flushed(), FLUSH_S)
+                async with asyncio.timeout_at(deadline):
+                    await self._session.finish()
 
     # ── what the session asks for ──
 

@@ -67,8 +67,10 @@ async def make_engine(
     tokens: dict[int, bytes],
     wire: WireSettings,
 ) -> core.Engine:
-    """The engine of one generation of a job, listening. Raises core.CoreError or OSError."""
+    """The engine of a job, listening, in the generation of ``spec``. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
+    members = [member for host in spec.hosts for member in host.members]
+    elastic: dict[str, Any] = {"elastic": True, "members": members} if spec.elastic else {}
     return await in_thread(
         lambda: core.Engine(
             job_id=spec.job_id,
@@ -82,6 +84,7 @@ async def make_engine(
             zero_copy=wire.zero_copy,
             measure_ring=wire.measure_ring,
             encryption=wire.encryption,
+            **elastic,
         )
     )
 

@@ -1,4 +1,5 @@
-"""Events and instructions of the job's state machine (transitions.py)."""
+"""Events and instructions of the job's state machine (transitions.py). ``rank`` is that of the first generation: the
+member number of a process."""
 
 from __future__ import annotations
 
@@ -87,6 +88,26 @@ class EngineFailed(Event):
 
 
 @dataclass(frozen=True)
+class Suspended(Event):
+    """The engine of an elastic job has lost a rank or a host (its index, -1: none) and suspended that generation."""
+
+    generation: int
+    host: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Regrouped(Event):
+    """The coordinator has decided the next generation: the local ranks in it, their members, addresses of all engines
+    (none with one host)."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    members: tuple[int, ...]
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WaitsChanged(Event):
     text: str
 
@@ -124,6 +145,11 @@ class SpawnRanks(Instruction):
 @dataclass(frozen=True)
 class SetPeers(Instruction):
     addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RegroupEngine(Instruction):
+    """The engine goes over to the newest generation."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ class NodeContext:
 
 
 class Job:
-    """One generation of one job. Everything happens in the event loop; blocking calls run in threads of their own.
+    """One job: one generation, or, if it is elastic, one after the other. Everything happens in the event loop;
+    blocking calls run in threads of their own. Whatever belongs to a process is kept by its member number.
 
     ``on_report`` is called whenever what the coordinator should know has changed.
     """
@@ -79,11 +80,19 @@ class Job:
     def __init__(self, spec: JobSpecification, node: NodeContext, on_report: Callable[[str], None]) -> None:
         self.spec = spec
         self.state = state.new_job(
-            node.node_id, spec.ranks, adopt=spec.adopt, grace_s=spec.stop_grace_s, join_s=spec.join_timeout_s
+            node.node_id,
+            spec.ranks,
+            adopt=spec.adopt,
+            grace_s=spec.stop_grace_s,
+            join_s=spec.join_timeout_s,
+            elastic=spec.elastic,
+            generation=spec.generation,
         )
         self.engine: core.Engine | None = None
         self.data_socket = data_socket(node.socket_folder, spec.job_id, spec.generation)
         self._engine_failed = False
+        self._engine_generation = spec.generation
+        self._regrouping = asyncio.Lock()
         self.tokens = {rank: secrets.token_bytes(32) for rank in spec.ranks}
         self._node = node
         self._on_report = on_report
@@ -102,7 +111,7 @@ class Job:
         self._saves_wanted = self._saves_done = 0
         self._outputs: dict[int, RankOutput] = {}
         self._watches: dict[int, ProcessWatch] = {}
-        self._joined: dict[int, int] = {}  # rank -> pid that got the way to the engine
+        self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._start_times: dict[int, int] = {}
         self._memory: dict[int, MemoryWatch] = {}
 
@@ -116,6 +125,10 @@ class Job:
     def generation(self) -> int:
         return self.spec.generation
 
+    def knows(self, rank: int) -> bool:
+        """True if a process here has, or had, this number."""
+        return rank in self.tokens or rank in self.spec.ranks
+
     @property
     def stopped(self) -> bool:
         return self.state.phase is Phase.STOPPED
@@ -125,6 +138,19 @@ class Job:
         """True while something happens here that does not need the coordinator."""
         preparing_or_ending = (Phase.PREPARING, Phase.TERMINATING, Phase.KILLING, Phase.CLOSING)
         return bool(self.state.alive) or self.state.phase in preparing_or_ending
+
+    def regroup(self, spec: JobSpecification, peers: tuple[str, ...]) -> None:
+        """The coordinator has decided the next generation of an elastic job: nothing of it is stopped that stays in."""
+        unknown = set(spec.members) - {rank.member for rank in self.state.ranks}
+        if unknown:
+            text = f"node {self._node.node_id} has no members {sorted(unknown)}"
+            self.post(events.EngineFailed(f"{text}, which generation {spec.generation} of the job needs here"))
+            return
+        self.spec = spec
+        self._log = self._node.log.bind(job=spec.job_id, generation=spec.generation)
+        self._log.info("job goes on", ranks=list(spec.ranks), members=list(spec.members))
+        self.post(events.Regrouped(spec.generation, spec.ranks, spec.members, peers))
+        self._run(self._save())
 
     def start(self) -> None:
         self._log.info("job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt)
@@ -146,16 +172,16 @@ class Job:
         """Returns when nothing of the job is left on this node and the journal says so."""
         await self._finished.wait()
 
-    def log_of(self, rank: int) -> LogFile | None:
+    def log_of(self, member: int) -> LogFile | None:
         """The log of a local rank that was started."""
-        output = self._outputs.get(rank)
+        output = self._outputs.get(member)
         return output.log if output else None
 
     def snapshot(self) -> node_pb2.LocalJob:
         """Everything that the coordinator may know of the job. Of the last words only those of the first to end: when
         a thousand ranks fail together, they must still fit in a message."""
         exited = sorted((rank for rank in self.state.ranks if rank.error_tail), key=lambda rank: rank.exited_at)
-        with_tail = {rank.rank for rank in exited[:MAX_ERROR_TAILS]}
+        with_tail = {rank.member for rank in exited[:MAX_ERROR_TAILS]}
         if self.stopped:
             phase = node_pb2.LOCAL_PHASE_STOPPED
         elif self.state.phase is Phase.PREPARING:
@@ -169,7 +195,10 @@ class Job:
             engine_address=self.state.address,
             error=self.state.error,
             waiting=self.state.waiting,
-            ranks=[self._rank_status(rank, rank.rank in with_tail) for rank in self.state.ranks],
+            ranks=[self._rank_status(rank, rank.member in with_tail) for rank in self.state.ranks],
+            suspended=self.state.suspended,
+            suspended_hosts=self.state.lost_hosts,
+            withdrawn=self.state.withdrawn,
         )
 
     # ── for ranks ──
@@ -179,9 +208,9 @@ class Job:
         await self._prepared.wait()
 
     def admit(self, rank: int, pid: int) -> bool:
-        """Lets the process ``pid`` be ``rank``. False if the rank has joined before, or has ended. A process that
-        asks again before it connected gets the same answer."""
-        known = next(known for known in self.state.ranks if known.rank == rank)
+        """Lets the process ``pid`` be the member ``rank``. False if the rank has joined before, or has ended. A process
+        that asks again before it connected gets the same answer."""
+        known = next(known for known in self.state.ranks if known.member == rank)
         if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
             return False
         self._joined[rank] = pid
@@ -212,6 +241,8 @@ class Job:
                 self._spawn_ranks()
             case events.SetPeers(addresses):
                 self._set_peers(addresses)
+            case events.RegroupEngine():
+                self._run(self._regroup_engine())
             case events.Abort(reason):
                 if self.engine is not None:
                     self.engine.abort(reason)
@@ -230,6 +261,27 @@ class Job:
             self.engine.set_peers(list(addresses))
         except (RuntimeError, ValueError) as error:
             self.post(events.EngineFailed(f"node {self._node.node_id}: the other hosts can't be reached: {error}"))
+
+    async def _regroup_engine(self) -> None:
+        """The newest generation is enough: others may have been decided while an older one was being formed."""
+        async with self._regrouping:
+            engine, spec = self.engine, self.spec
+            if engine is None or spec.generation <= self._engine_generation:
+                return
+            hosts = [list(host.ranks) for host in spec.hosts]
+            members = [member for host in spec.hosts for member in host.members]
+            try:
+                await in_thread(
+                    lambda: engine.regroup(
+                        generation=spec.generation, host_index=spec.host_index, hosts=hosts, members=members
+                    )
+                )
+            except (RuntimeError, ValueError) as error:
+                self.post(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
+                return
+            self._engine_generation = spec.generation
+            if self.spec is spec and self.state.peers:
+                self._set_peers(self.state.peers)
 
     def _phase_changed(self, before: Phase) -> None:
         now = self.state.phase
@@ -382,6 +434,9 @@ class Job:
                     self._lost(rank, text or "its connection broke", rank in after_error)
                 case "error":
                     self.post(events.EngineFailed(text))
+                case "suspended":
+                    generation = int(event.get("generation", self._engine_generation))
+                    self.post(events.Suspended(generation, int(event["host"]), text))
                 case "ring":
                     self._log.info("order of the hosts in rings", order=text)
 
@@ -405,13 +460,15 @@ class Job:
     async def _kill_leftovers(self) -> None:
         if self.spec.adopt:
             return
-        leaders = {rank.pid: self._start_times[rank.rank] for rank in self.state.ranks if rank.pid}
+        everybody = (*self.state.ranks, *self.state.gone)
+        leaders = {rank.pid: self._start_times[rank.member] for rank in everybody if rank.pid}
         left = await kill_members(leaders, marks_of(self.job_id, self._node.rank_socket), LEFTOVER_KILL_S)
         if left:
             self._log.error("processes do not die", pids=left)
 
     async def _close_engine(self) -> None:
-        engine, self.engine = self.engine, None
+        async with self._regrouping:
+            engine, self.engine = self.engine, None
         if engine is not None:
             self._loop.remove_reader(engine.event_fd())
             await in_thread(engine.close)
@@ -457,9 +514,10 @@ class Job:
         ranks = tuple(
             RankEntry(
                 rank=rank.rank,
-                local_rank=self.spec.ranks.index(rank.rank),
+                local_rank=local,
+                member=rank.member,
                 pid=rank.pid,
-                start_time=self._start_times.get(rank.rank, 0),
+                start_time=self._start_times.get(rank.member, 0),
                 exited=rank.phase is RankPhase.EXITED,
                 exit_code=rank.exit_code,
                 signal=rank.signal,
@@ -467,7 +525,7 @@ class Job:
                 exited_at=rank.exited_at,
                 follows=rank.follows,
             )
-            for rank in self.state.ranks
+            for local, rank in enumerate((*self.state.ranks, *self.state.gone))
         )
         return JobEntry(
             job_id=self.job_id,
@@ -489,7 +547,9 @@ class Job:
             exit_code=rank.exit_code,
             signal=rank.signal,
             error_tail=rank.error_tail if with_tail else "",
-            log_path=str(log_path(self._folder, rank.rank)) if rank.rank in self._outputs else "",
+            log_path=str(log_path(self._folder, rank.member)) if rank.member in self._outputs else "",
             exited_at=rank.exited_at,
             follows=rank.follows,
+            member=rank.member,
+            left=self.spec.elastic and (rank.left or rank.lost),
         )

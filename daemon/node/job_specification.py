@@ -23,10 +23,11 @@ class SpecificationError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """One host of the job: its node and its ranks, ascending."""
+    """One host of the job: its node, its ranks, ascending, and their member numbers."""
 
     node_id: str
     ranks: tuple[int, ...]
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Program:
 
 @dataclass(frozen=True)
 class JobSpecification:
-    """One generation of one job as this node sees it. Constant, but for the peers that become known later."""
+    """One generation of one job as this node sees it. Constant, but for the peers that become known later. ``elastic``:
+    others may follow."""
 
     job_id: str
     generation: int
@@ -58,6 +60,7 @@ class JobSpecification:
     master_port: int
     stop_grace_s: float
     join_timeout_s: float
+    elastic: bool = False
 
     @property
     def node_id(self) -> str:
@@ -67,6 +70,11 @@ class JobSpecification:
     def ranks(self) -> tuple[int, ...]:
         """Global ranks on this node, ascending."""
         return self.hosts[self.host_index].ranks
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of the processes with these ranks: in the first generation the same."""
+        return self.hosts[self.host_index].members
 
     @property
     def world_size(self) -> int:
@@ -106,6 +114,7 @@ def parse_specification(run: node_pb2.RunJob) -> JobSpecification:
         master_port=run.master_port,
         stop_grace_s=grace or DEFAULT_GRACE_S,
         join_timeout_s=spec.join_timeout_s if spec.join_timeout_s > 0 else DEFAULT_JOIN_S,
+        elastic=spec.elastic,
     )
 
 
@@ -118,13 +127,23 @@ def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
 def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
     if not 0 < len(run.hosts) <= MAX_HOSTS or run.host_index >= len(run.hosts):
         raise SpecificationError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
-    hosts = tuple(Host(host.node_id, tuple(sorted(host.ranks))) for host in run.hosts)
+    hosts = tuple(_parse_host(host) for host in run.hosts)
     ranks = sorted(rank for host in hosts for rank in host.ranks)
     if ranks != list(range(len(ranks))) or not all(host.ranks for host in hosts):
         raise SpecificationError("the ranks of the hosts are not 0, 1, … without gaps")
     if len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
         raise SpecificationError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
+    if len({member for host in hosts for member in host.members}) != len(ranks):
+        raise SpecificationError("two ranks have one member number")
     return hosts
+
+
+def _parse_host(host: node_pb2.HostPlan) -> Host:
+    members = host.members or host.ranks
+    if len(members) != len(host.ranks):
+        raise SpecificationError(f"{len(host.ranks)} ranks on node {host.node_id} have {len(members)} member numbers")
+    pairs = sorted(zip(host.ranks, members, strict=True))
+    return Host(host.node_id, tuple(rank for rank, _ in pairs), tuple(member for _, member in pairs))
 
 
 def _parse_program(spec: common_pb2.JobSpec) -> Program:

@@ -44,10 +44,10 @@ class EndedJob:
     def snapshot(self) -> node_pb2.LocalJob:
         return self._last
 
-    def log_of(self, rank: int) -> LogFile | None:
-        if self._folder is None or all(known.rank != rank for known in self._last.ranks):
+    def log_of(self, member: int) -> LogFile | None:
+        if self._folder is None or all(known.member != member for known in self._last.ranks):
             return None
-        path = log_path(self._folder, rank)
+        path = log_path(self._folder, member)
         return LogFile.of_the_past(path) if path.exists() else None
 
 
@@ -86,7 +86,9 @@ class Jobs:
     def run(self, directive: node_pb2.RunJob) -> None:
         """Level-triggered: a job that runs already learns its peers; an ended or older generation changes nothing."""
         held = self._held.get(directive.job_id)
-        if held is None or (held.stopped and directive.generation > held.generation):
+        if directive.spec.elastic and directive.generation > (held.generation if held else 1):
+            self._go_on(held, directive)
+        elif held is None or (held.stopped and directive.generation > held.generation):
             self._begin(directive)
         elif directive.generation > held.generation and isinstance(held, Job):
             self._replace(held, directive)
@@ -175,6 +177,21 @@ class Jobs:
         self._on_report(spec.job_id)
         self._spawn_task(self._announce())
 
+    def _go_on(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
+        """The next generation of an elastic job: with what runs here, or nothing."""
+        if held is None or held.stopped:
+            last = node_pb2.LocalJob(job_id=directive.job_id)
+            if held is not None:
+                last.CopyFrom(held.snapshot())
+            last.generation = directive.generation
+            self._remember(last)
+        elif isinstance(held, Job):
+            try:
+                held.regroup(parse_specification(directive), parse_peers(directive))
+            except SpecificationError as error:
+                held.post(events.EngineFailed(f"node {self._node.node_id} can't run the job: {error}"))
+        self._on_report(directive.job_id)
+
     def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
         first = held.job_id not in self._next
         self._next[held.job_id] = directive
@@ -198,7 +215,7 @@ class Jobs:
             self._node.log.error("a directive names a job in a way that can't be right", job=last.job_id[:200])
             return
         last.phase = node_pb2.LOCAL_PHASE_STOPPED
-        self._held[last.job_id] = EndedJob(last)
+        self._held[last.job_id] = EndedJob(last, self._node.jobs_folder / last.job_id)
         self._spawn_task(self._announce())
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -226,9 +243,10 @@ def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJo
             exit_code=rank.exit_code,
             signal=rank.signal,
             error_tail=rank.error_tail,
-            log_path=str(log_path(folder, rank.rank)),
+            log_path=str(log_path(folder, rank.number)),
             exited_at=rank.exited_at,
             follows=rank.follows,
+            member=rank.number,
         )
         for rank in entry.ranks
     ]

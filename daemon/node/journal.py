@@ -20,7 +20,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": s
 
 @dataclass(frozen=True)
 class RankEntry:
-    """One local rank. ``start_time``: clock ticks since boot (see process.py); 0 with pid 0 before the start."""
+    """One local rank, of this generation or gone. ``start_time``: clock ticks since boot (see process.py); 0 with pid 0
+    before the start."""
 
     rank: int
     local_rank: int
@@ -32,6 +33,12 @@ class RankEntry:
     error_tail: str = ""
     exited_at: float = 0.0
     follows: bool = False
+    member: int = -1  # -1: the same number as rank
+
+    @property
+    def number(self) -> int:
+        """Of the process, for life."""
+        return self.rank if self.member < 0 else self.member
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class RankService(RankServiceServicer):
         try:
             async with asyncio.timeout(patience):
                 job = self._jobs.find(request.job_id) or await self._jobs.arrival(request.job_id)
-                if isinstance(job, Job) and request.rank in job.spec.ranks:
+                if isinstance(job, Job) and request.rank in job.spec.members:
                     await job.prepared()
         except TimeoutError:
             if self._jobs.find(request.job_id) is None:
@@ -54,8 +54,9 @@ class RankService(RankServiceServicer):
         if isinstance(job, EndedJob):
             reason = job.snapshot().error or "it was stopped"
             await _refuse_ended(request.job_id, reason, context)
-        if request.rank not in job.spec.ranks:
-            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {list(job.spec.ranks)}"
+        if request.rank not in job.spec.members:
+            has = list(job.spec.members)
+            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {has}"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if job.state.failure or job.state.phase is not Phase.RUNNING:
             reason = job.state.failure or "it is being stopped"
@@ -75,7 +76,7 @@ class RankService(RankServiceServicer):
 
     async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
         job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or request.rank not in job.spec.ranks:
+        if not isinstance(job, Job) or not job.knows(request.rank):
             await _no_such_job(request.job_id, context)
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
             text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"

@@ -102,7 +102,8 @@ class Session:
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
         self._wake = asyncio.Event()
-        self._sent = asyncio.Event()
+        self._ending = False  # finish() was called
+        self._over = asyncio.Event()  # no stream follows
 
     # ── what others hand in ──
 
@@ -121,19 +122,24 @@ class Session:
         await self._logs.put(reply)
         self._something_to_send()
 
-    async def flushed(self) -> None:
-        """Returns when everything that was reported has been handed to the stream."""
-        while self._jobs or self._progress:
-            self._sent.clear()
-            await self._sent.wait()
+    async def finish(self) -> None:
+        """Sends what was reported, says that nothing more comes, and returns when the coordinator has ended the stream:
+        then it has read all of it. A stream that is cancelled instead may take its last messages with it."""
+        self._ending = True
+        self._something_to_send()
+        await self._over.wait()
 
     # ── the stream ──
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConfigError if the coordinator refuses this daemon before it ever was welcome."""
+        """Until cancelled, or ``finish`` is over. Raises ConfigError if the coordinator refuses this daemon before it
+        ever was welcome."""
         backoff, told = FIRST_BACKOFF_S, ""
         while True:
             reason, refused = await self._one_stream()
+            if self._ending:
+                self._over.set()
+                return
             if refused and not self.welcomed.is_set():
                 raise ConfigError(f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}")
             if self.connected or reason != told:
@@ -225,7 +231,9 @@ class Session:
             self._wake.clear()
             while loop.time() < next_beat and (fact := self._take()) is not None:
                 await call.write(fact)
-            self._sent.set()
+            if self._ending and not self._jobs and not self._progress:
+                await call.done_writing()
+                await self._over.wait()  # for ever: reading ends the stream
             try:
                 async with asyncio.timeout_at(next_beat):
                     await self._wake.wait()

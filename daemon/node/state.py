@@ -25,13 +25,16 @@ class RankPhase(enum.Enum):
 
 @dataclass(frozen=True)
 class Rank:
-    """One local rank. ``signal`` is 0 for an exit by itself, else ``exit_code`` is -signal."""
+    """One local rank. ``signal`` is 0 for an exit by itself, else ``exit_code`` is -signal. ``member`` names its
+    process for life, and in events."""
 
     rank: int
+    member: int
     phase: RankPhase = RankPhase.WAITING
     pid: int = 0
     connected: bool = False  # the core has, or had, its connection
     lost: bool = False  # that connection broke
+    left: bool = False  # it took leave of the core, in an elastic job
     exit_code: int = 0
     signal: int = 0
     error_tail: str = ""
@@ -48,6 +51,9 @@ class JobState:
     adopt: bool
     grace_s: float
     join_s: float
+    elastic: bool = False  # the loss of a rank is no failure: the coordinator sends the next generation
+    generation: int = 1
+    gone: tuple[Rank, ...] = ()  # ranks of former generations
     phase: Phase = Phase.PREPARING
     engine: bool = False
     address: str = ""
@@ -56,26 +62,40 @@ class JobState:
     error: str = ""  # the part of it that the coordinator can't see from the ranks
     pending_error: str = ""
     waiting: str = ""
+    suspended: str = ""  # why the engine has suspended this generation
+    lost_hosts: tuple[int, ...] = ()  # indices in this generation of the hosts that it has lost
+    withdrawn: bool = False  # this node ends its part though nothing has failed
     aborted: bool = False
     deadline: float | None = None
 
     @property
     def alive(self) -> tuple[Rank, ...]:
         """Ranks whose process this node has seen and not yet seen ending."""
-        return tuple(rank for rank in self.ranks if rank.phase is RankPhase.RUNNING)
+        return tuple(rank for rank in (*self.ranks, *self.gone) if rank.phase is RankPhase.RUNNING)
 
     @property
     def visible(self) -> tuple[object, ...]:
         """What the coordinator is told; a change of it is a report."""
         phase = self.phase if self.phase in (Phase.PREPARING, Phase.STOPPED) else Phase.RUNNING
-        ranks = tuple(replace(rank, connected=False, lost=False) for rank in self.ranks)
-        return phase, self.address, self.error, ranks, self.waiting
+        ranks = tuple(replace(rank, connected=False, lost=self.elastic and rank.lost) for rank in self.ranks)
+        engine = self.generation, self.address, self.suspended, self.lost_hosts
+        return phase, self.error, self.withdrawn, ranks, self.waiting, engine
 
 
-def new_job(node_id: str, ranks: tuple[int, ...], *, adopt: bool, grace_s: float, join_s: float = 0.0) -> JobState:
-    """The state after a RunJob, before anything was done. ``grace_s``: between SIGTERM and SIGKILL when nobody says
-    more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins."""
-    return JobState(node_id, tuple(Rank(rank) for rank in ranks), adopt, grace_s, join_s)
+def new_job(
+    node_id: str,
+    ranks: tuple[int, ...],
+    *,
+    adopt: bool,
+    grace_s: float,
+    join_s: float = 0.0,
+    elastic: bool = False,
+    generation: int = 1,
+) -> JobState:
+    """The state after the first RunJob, before anything was done. ``grace_s``: between SIGTERM and SIGKILL when nobody
+    says more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins."""
+    members = tuple(Rank(rank, rank) for rank in ranks)
+    return JobState(node_id, members, adopt, grace_s, join_s, elastic, generation)
 
 
 def describe_exit(rank: Rank, node_id: str) -> str:

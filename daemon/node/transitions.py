@@ -3,6 +3,9 @@
 ``PREPARING`` -> ``RUNNING`` -> ``TERMINATING`` -> ``KILLING`` -> ``CLOSING`` -> ``STOPPED``, with ``FAILING`` between
 the first failure and either the coordinator's StopJob or the time that this node waits for it. Steps may be left out;
 none goes back.
+
+In an elastic job a death by signal is no failure: the engine suspends its generation, the job stays ``RUNNING``, and
+``Regrouped`` begins the next one with the ranks that are left.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ from bagua.daemon.node.events import (
     RankLeft,
     RankLost,
     RankStarted,
+    Regrouped,
+    RegroupEngine,
     Report,
     SetPeers,
     SignalRanks,
     SpawnFailed,
     SpawnRanks,
     StopRequested,
+    Suspended,
     TimerFired,
     WaitsChanged,
 )
@@ -46,6 +52,8 @@ KILLING_S = 10.0
 """How long a process may take to die of SIGKILL before the job is given up as it is."""
 VERDICT_S = 0.5
 """How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then."""
+LOST_S = 5.0
+"""How long a rank of an elastic job that the engine has lost may take to end by itself: the next generation waits."""
 
 Step = tuple[JobState, list[Instruction]]
 Handler = Callable[[JobState, Any, float], Step]
@@ -64,12 +72,14 @@ def step(state: JobState, event: Event, now: float) -> Step:
 
 
 def _find(state: JobState, rank: int) -> Rank | None:
-    return next((candidate for candidate in state.ranks if candidate.rank == rank), None)
+    return next((candidate for candidate in (*state.ranks, *state.gone) if candidate.member == rank), None)
 
 
 def _update(state: JobState, rank: int, **changes: Any) -> JobState:
-    ranks = tuple(replace(known, **changes) if known.rank == rank else known for known in state.ranks)
-    return replace(state, ranks=ranks)
+    def changed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+        return tuple(replace(known, **changes) if known.member == rank else known for known in ranks)
+
+    return replace(state, ranks=changed(state.ranks), gone=changed(state.gone))
 
 
 def _fail(state: JobState, now: float, failure: str, error: str = "") -> Step:
@@ -115,7 +125,7 @@ def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:
 
 
 def _stop_preparing(state: JobState, event: StopRequested, now: float) -> Step:
-    return replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error), []
+    return replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error, withdrawn=bool(event.error)), []
 
 
 def _peers_early(state: JobState, event: PeersKnown, now: float) -> Step:
@@ -159,8 +169,10 @@ def _connected(state: JobState, event: RankConnected, now: float) -> Step:
 def _left(state: JobState, event: RankLeft, now: float) -> Step:
     """A farewell is an exit only of ranks that others started: the process of the rest is watched."""
     rank = _find(state, event.rank)
-    if rank is None or not state.adopt or rank.phase is not RankPhase.RUNNING:
+    if rank is None or rank.phase is not RankPhase.RUNNING:
         return state, []
+    if not state.adopt:
+        return (_update(state, event.rank, left=True) if state.elastic else state), []
     return _update(state, event.rank, phase=RankPhase.EXITED, exited_at=event.at), []
 
 
@@ -191,6 +203,8 @@ def _lost(state: JobState, event: RankLost, now: float) -> Step:
     if after is not state and after.adopt and rank is not None:
         text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"
         return _fail(after, now, text)
+    if after.elastic and rank is not None and rank.phase is RankPhase.RUNNING:
+        after = replace(after, deadline=after.deadline or now + LOST_S)
     return after, instructions
 
 
@@ -207,6 +221,8 @@ def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
 def _exited(state: JobState, event: RankExited, now: float) -> Step:
     after, instructions = _mark_exited(state, event, now)
     rank = _find(after, event.rank)
+    if after.elastic and rank is not None and (rank.signal or rank in after.gone):
+        return after, []
     if after is not state and rank is not None and (rank.exit_code or rank.signal):
         return _fail(after, now, describe_exit(rank, state.node_id))
     return after, instructions
@@ -215,9 +231,45 @@ def _exited(state: JobState, event: RankExited, now: float) -> Step:
 def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
     if state.pending_error:
         return state, []
-    if any(rank.lost for rank in state.ranks):
+    if any(rank.lost for rank in state.ranks) and not state.elastic:
         return replace(state, pending_error=event.text, deadline=now + VERDICT_S), []
     return _fail(state, now, event.text, error=event.text)
+
+
+def _suspended(state: JobState, event: Suspended, now: float) -> Step:
+    if event.generation != state.generation:
+        return state, []
+    hosts = state.lost_hosts if event.host < 0 else tuple(sorted({*state.lost_hosts, event.host}))
+    return replace(state, suspended=state.suspended or event.text, lost_hosts=hosts), []
+
+
+def _renumber(state: JobState, event: Regrouped, now: float) -> Step:
+    """The next generation: whoever stays has another rank, whoever is not in it is out."""
+    if event.generation <= state.generation:
+        return state, []
+    rank_of = dict(zip(event.members, event.ranks, strict=True))
+    staying = [replace(rank, rank=rank_of[rank.member]) for rank in state.ranks if rank.member in rank_of]
+    out = tuple(rank for rank in state.ranks if rank.member not in rank_of)
+    after = replace(
+        state,
+        generation=event.generation,
+        ranks=tuple(sorted(staying, key=lambda rank: rank.rank)),
+        gone=(*state.gone, *out),
+        peers=event.addresses,
+        suspended="",
+        lost_hosts=(),
+        waiting="",
+    )
+    return after, []
+
+
+def _regroup(state: JobState, event: Regrouped, now: float) -> Step:
+    after, _ = _renumber(state, event, now)
+    if after is state:
+        return state, []
+    alive = tuple(rank.pid for rank in after.gone if rank.phase is RankPhase.RUNNING)
+    kill: list[Instruction] = [SignalRanks(alive, signal.SIGKILL)] if alive else []
+    return after, [*kill, RegroupEngine()]
 
 
 def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
@@ -233,6 +285,9 @@ def _running_timer(state: JobState, event: TimerFired, now: float) -> Step:
         return state, []
     if state.pending_error:
         return _verdict(state, now)
+    if state.elastic:
+        lost = tuple(rank.pid for rank in state.alive if rank.lost)
+        return replace(state, deadline=None), [SignalRanks(lost, signal.SIGKILL)] if lost else []
     if _nobody_joined(state):
         text = f"no rank joined on node {state.node_id} within {state.join_s:g} s"
         return _fail(state, now, text, error=text)
@@ -247,7 +302,7 @@ def _verdict(state: JobState, now: float) -> Step:
 
 def _stop(state: JobState, event: StopRequested, now: float) -> Step:
     if event.error and not state.failure:
-        state = replace(state, error=event.error)
+        state = replace(state, error=event.error, withdrawn=True)
     return _terminate(state, now, event.reason, event.grace_s)
 
 
@@ -317,6 +372,7 @@ _BOOKKEEPING: dict[type[Event], Handler] = {
     RankLeft: _left,
     RankLost: _mark_lost,
     RankExited: _mark_exited,
+    Regrouped: _renumber,
 }
 _ENDING: dict[type[Event], Handler] = {kind: _close_when_empty(handler) for kind, handler in _BOOKKEEPING.items()}
 
@@ -337,6 +393,8 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         RankLost: _lost,
         RankExited: _exited,
         EngineFailed: _engine_failed,
+        Suspended: _suspended,
+        Regrouped: _regroup,
         WaitsChanged: _waits,
         TimerFired: _running_timer,
         StopRequested: _stop,
@@ -344,7 +402,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
     Phase.FAILING: {**_BOOKKEEPING, RankStarted: _started, TimerFired: _failing_timer, StopRequested: _stop},
     Phase.TERMINATING: {**_ENDING, RankStarted: _ending_started, TimerFired: _kill, StopRequested: _hurry},
     Phase.KILLING: {**_ENDING, RankStarted: _ending_started, TimerFired: _give_up},
-    Phase.CLOSING: {RankExited: _mark_exited, EngineClosed: _closed},
+    Phase.CLOSING: {RankExited: _mark_exited, Regrouped: _renumber, EngineClosed: _closed},
     Phase.STOPPED: {EngineReady: _late_engine},
 }
 

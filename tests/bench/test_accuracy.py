@@ -28,6 +28,7 @@ def output_of(*command: str) -> Any:
 def test_accuracy(tmp_path: Path) -> None:
     plot = tmp_path / "a.png"
     options = ["--only", "local_sgd", "--tasks", "digits", "--share", "0.04", "--seeds", "1", "--quiet"]
+    options += ["--nproc-per-node", "1"]
     if importlib.util.find_spec("matplotlib"):
         options += ["--plot", str(plot)]
     found = output_of("-P", "-m", "bagua.cli.main", "bench", "accuracy", *options, "--output", "json")
@@ -41,7 +42,9 @@ def test_accuracy(tmp_path: Path) -> None:
 
 def test_tiny_steps() -> None:
     script = str(Path(__file__).with_name("tiny_steps.py"))
-    found = output_of(script, "--steps", "10", "--only", "ddp (gloo),gradient_allreduce", "--output", "json")
+    found = output_of(
+        script, "--steps", "10", "--nproc-per-node", "2", "--only", "ddp (gloo),gradient_allreduce", "--output", "json"
+    )
     assert {row["algorithm"] for row in found["rows"]} == {"ddp (gloo)", "gradient_allreduce"}
 
 

@@ -106,10 +106,16 @@ def test_volume_on_the_wire(runners: dict[str, Runner], request: pytest.FixtureR
     assert abs(found - wanted) <= case.slack * wanted + 2048, f"{found:.0f} bytes per step, {wanted:.0f} by the formula"
 
 
-@pytest.mark.job("2 hosts x 2", "switch 10")
-def test_switching_leaks_nothing(runners: dict[str, Runner]) -> None:
-    """Through all algorithms, ten times; the first two rounds warm up."""
-    for rank, found in enumerate(runners["2 hosts x 2"].result("switch 10")):
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(name, marks=[pytest.mark.job("2 hosts x 2", name), *marks], id=f"2 hosts x 2-{name}")
+        for name, marks in (("switch 6", []), ("switch 10", [pytest.mark.full]))
+    ],
+)
+def test_switching_leaks_nothing(runners: dict[str, Runner], job: str) -> None:
+    """Through all algorithms, several times; the first two rounds warm up."""
+    for rank, found in enumerate(runners["2 hosts x 2"].result(job)):
         first, last = found[1], found[-1]
         grown = {name: (value, last[name]) for name, value in first.items() if last[name] > value and name != "memory"}
         assert not grown, f"rank {rank}: {grown}"

@@ -110,8 +110,12 @@ def test_a_placed_job_comes_back_with_hosts_and_ranks(store: Store):
 
 def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
     old = placed(store)
-    rank = RankRecord(1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25)
-    more = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken", "waiting": "waits for b"}
+    rank = RankRecord(
+        1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25, True, member=7, left=True
+    )
+    more: dict[str, Any] = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken"}
+    more |= {"waiting": "waits for b", "suspended": "lost", "suspended_clock": 102.75, "lost_hosts": (0, 3)}
+    more["withdrawn"] = True
     host = replace(old.hosts[0], **more, error_clock=102.5, ranks=(old.ranks[0], rank))
     with store.transaction() as tx:
         step = change(
@@ -125,10 +129,30 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
             finished_at=3.5,
             placed_clock=4.5,
             stopping_clock=2.5,
+            stalls=3,
         )
         assert not tx.save([step])
     with store.read() as tx:
         assert tx.job("job-1") == step.job and stored(tx) == step.stored
+
+
+def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
+    old = placed(store)
+    ranks = tuple(replace(rank, state=RankState.RUNNING, member=rank.rank) for rank in old.ranks)
+    a = replace(old.hosts[0], phase=Phase.STARTED, nranks=1, ranks=ranks[:1])
+    lost = RankRecord(1, 0, "a", RankState.EXITED, 7, -9, 9, member=1)
+    dead = replace(old.hosts[0], index=-1, first_rank=1, nranks=1, phase=Phase.STOPPED, ranks=(lost,))
+    away = replace(old.hosts[1], index=-2, phase=Phase.STARTED, last_generation=1, ranks=ranks[2:])
+    with store.transaction() as tx:
+        step = change(stored(tx), generation=2, hosts=(a,), former=(dead, away))
+        assert step.regroups and not step.places and not tx.save([step])
+    with store.read() as tx:
+        assert stored(tx) == step.stored
+        assert tx.used_slots() == {"a": 1, "b": 2}, "who is away may run it still"
+    with store.transaction() as tx:
+        ended = change(stored(tx), former=(dead, replace(away, phase=Phase.STOPPED)))
+        assert not tx.save([ended])
+        assert stored(tx) == ended.stored and tx.used_slots() == {"a": 1}
 
 
 def test_an_idempotency_key_is_taken_once(store: Store):
@@ -331,7 +355,7 @@ async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine])
         assert (await desk.service.job(job_id)).state is JobState.STARTING
         for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
             over = tuple(LocalRank(rank, RankState.EXITED) for rank in ranks)
-            desk.reconciler.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
+            desk.intake.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
         await desk.until(lambda: desk.board.job(job_id) is None)
         assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
         kinds = [event.kind for event in await desk.service.events(job_id, 0)]

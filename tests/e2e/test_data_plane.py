@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
+    from tests.e2e.conftest import Service
 
 MIB = 1 << 20
 
@@ -62,9 +62,10 @@ SHARE = """
 """
 
 
-def test_two_jobs_on_the_same_daemons(service: Service, sandbox: Sandbox) -> None:
+def test_two_jobs_on_the_same_daemons(service: Service) -> None:
     """Both get on, at about the same speed; results are right; neither holds memory of the other, nor can a rank of one
     join the other."""
+    sandbox = service.sandbox
     script = sandbox.script("share.py", SHARE)
     names = ("one", "two")
     watches = [
@@ -146,11 +147,10 @@ LAYER_BYTES = 2048 * 2048 * 4
     [pytest.param(1, 2, marks=pytest.mark.full), (2, 1), pytest.param(2, 2, marks=pytest.mark.full)],
     ids=["1 x 2", "2 x 1", "2 x 2"],
 )
-def test_memory_of_a_job(
-    service: Service, sandbox: Sandbox, request: pytest.FixtureRequest, nodes: int, ranks: int
-) -> None:
+def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes: int, ranks: int) -> None:
     """A daemon needs for a job at most twice the gradients of its ranks and 64 MiB, over what it needs without one,
     and gives all of it back. With --full the model has 256 MiB of parameters."""
+    sandbox = service.sandbox
     layers = 16 if request.config.getoption("--full") else 4
     daemons = [process for process in sandbox.processes if "daemon" in process.args]
     script = sandbox.script("model.py", MODEL)

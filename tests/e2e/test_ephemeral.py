@@ -44,7 +44,7 @@ SPAWN = """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        mp.spawn(work, args=(3, port), nprocs=3)
+        mp.spawn(work, args=(2, port), nprocs=2)
 """
 
 CRASH = """
@@ -63,19 +63,21 @@ CRASH = """
 """
 
 RESTART = """
-    import os, sys
+    import os, pathlib, sys
     import torch
     import bagua.torch_api as bagua
 
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    last = os.environ["RANK"] == "1"
-    if last and attempt == 0 and "--before" in sys.argv:
-        os._exit(3)  # rank 0 is starting the cluster, or waits for us
+    def die(when):
+        fallen = pathlib.Path(f"fallen-{when}")
+        if os.environ["RANK"] == "1" and when in sys.argv and not fallen.exists():
+            fallen.touch()
+            os._exit(3)
+
+    die("before")  # rank 0 is starting the cluster, or waits for us
     bagua.init_process_group()
     tensor = torch.ones(4)
     bagua.allreduce_inplace(tensor)
-    if last and attempt == 0:
-        os._exit(3)
+    die("after")
     bagua.allreduce_inplace(tensor)
     sys.stdout.write(f"recovered with {int(tensor[0])}\\n")
 """
@@ -96,26 +98,26 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     script = sandbox.script("sum_script.py", SUM)
     rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     started = time.monotonic()
-    command = [*TORCHRUN, "2", *rendezvous, "--node-rank"]
+    command = [*TORCHRUN, "1", *rendezvous, "--node-rank"]
     agents = [sandbox.start(*command, str(rank), script) for rank in range(2)]
     done = [sandbox.finish(agent, started) for agent in agents]
     assert [d.code for d in done] == [0, 0], "\n".join(d.text for d in done)
-    assert [d.out.count("sum 10 of 4") for d in done] == [2, 2]
+    assert [d.out.count("sum 3 of 2") for d in done] == [1, 1]
     sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 
 
 @pytest.mark.parametrize(
-    "how, when",
+    "how, deaths",
     [
-        ("static", ""),
-        pytest.param("static", "--before", marks=pytest.mark.full),
-        pytest.param("standalone", "", marks=pytest.mark.full),
-        ("c10d", "--before"),
+        pytest.param("static", ["after"], marks=pytest.mark.full),
+        pytest.param("static", ["before"], marks=pytest.mark.full),
+        pytest.param("standalone", ["after"], marks=pytest.mark.full),
+        ("c10d", ["before", "after"]),
     ],
 )
-def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, when: str) -> None:
-    """Rank 1 dies once, in a collective or before it joined; the store outlives the ranks. Each of two agents counts
+def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[str]) -> None:
+    """Rank 1 dies before it joined, or after a collective; the store outlives the ranks. Each of two agents counts
     restarts for itself."""
     script = sandbox.script("restart.py", RESTART)
     port = str(free_port())
@@ -126,12 +128,9 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, when: str) -> N
                   "--local-addr=127.0.0.1"]] * 2,
     }  # fmt: skip
     per_agent = "2" if how == "standalone" else "1"
-    command = [*TORCHRUN, per_agent, "--max-restarts", "2", "--monitor-interval", "0.2"]
+    command = [*TORCHRUN, per_agent, "--max-restarts", "3", "--monitor-interval", "0.2"]
     started = time.monotonic()
-    agents = [
-        sandbox.start(*command, *way, script, *filter(None, [when]), env={"BAGUA_TORCH_DISTRIBUTED": "0"})
-        for way in ways[how]
-    ]
+    agents = [sandbox.start(*command, *way, script, *deaths, env={"BAGUA_TORCH_DISTRIBUTED": "0"}) for way in ways[how]]
     done = [sandbox.finish(agent, started) for agent in agents]
     text = "\n".join(d.text for d in done)
     assert [d.code for d in done] == [0] * len(agents), text
@@ -157,7 +156,7 @@ def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
     python_path = os.pathsep.join(filter(None, (str(sandbox.folder), os.environ.get("PYTHONPATH"))))
     done = sandbox.run(sys.executable, script, env={"PYTHONPATH": python_path})
     assert done.code == 0, done.text
-    assert done.out.count("sum 6 of 3") == 3, done.text
+    assert done.out.count("sum 3 of 2") == 2, done.text
     sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 

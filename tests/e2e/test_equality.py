@@ -21,13 +21,12 @@ HEAD = """
     import torch.nn.functional as F
     import bagua.torch_api as bagua
     from bagua.examples.charlm import *
-    from bagua.examples.digits import *
+    from bagua.examples.digits import DigitsNet
     from bagua.torch_api.algorithms import gradient_allreduce
 
     STEPS = int(sys.argv[1])
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    torch.use_deterministic_algorithms(True)
     bagua.init_process_group()
     rank = bagua.get_rank()
 """
@@ -59,10 +58,10 @@ DIGITS = {
     "batch": 64,
     "model": "DigitsNet()",
     "lr": 0.05,
-    "data": """images, labels = load_digits()[0].tensors
+    "data": """
     def batch():
-        chosen = torch.randint(len(labels), (BATCH,), generator=generator)[mine]
-        return images[chosen].double(), labels[chosen]""",
+        images = torch.rand(BATCH, 1, 8, 8, generator=generator)[mine]
+        return images, images.flatten(1)[:, :10].argmax(1)""",
     "loss": "F.cross_entropy(model(inputs), targets)",
 }
 CHARLM = {
@@ -78,7 +77,7 @@ CHARLM = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [20, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps", [10, pytest.param(50, marks=pytest.mark.full)])
 def test_losses(sandbox: Sandbox, steps: int) -> None:
     script = sandbox.script("train.py", HEAD + TRAIN.format(**DIGITS) + TRAIN.format(**CHARLM))
     found = []

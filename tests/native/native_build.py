@@ -46,19 +46,25 @@ def core_sources() -> list[Path]:
 
 
 def joined(sources: list[Path], folder: Path) -> list[Path]:
-    """The compiler's input: folders of the core that csrc/build.py joins are one unit each here, too. Half of the
-    compiler's time went into reading the same headers again for every file."""
+    """The compiler's input: folders of the core that csrc/build.py joins are one unit each here, too."""
     result = list(sources)
     for names in JOINED:
         units = [unit for unit in result if any(CSRC / name in unit.parents for name in names)]
-        if len(units) < 2:
-            continue
-        text = "".join(f'#include "{unit.relative_to(CSRC).as_posix()}"\n' for unit in units)
-        path = folder / f"joined-{content_key([], text)}.cpp"
-        if not path.exists():
-            path.write_text(text)
-        result = [path, *(unit for unit in result if unit not in units)]  # the longest first
+        result = [*join(units, folder), *(unit for unit in result if unit not in units)]  # the longest first
     return result
+
+
+def join(sources: list[Path], folder: Path) -> list[Path]:
+    """One unit of them all, which is none of no sources. Names without linkage must differ between them. Otherwise the
+    compiler needs more than half of its time to read the same headers again for every file."""
+    if len(sources) < 2:
+        return sources
+    text = "".join(f'#include "{source}"\n' for source in sources)
+    path = folder / f"joined-{content_key([], text)}.cpp"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return [path]
 
 
 @functools.cache

@@ -23,17 +23,29 @@ SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 # Suites in which threads meet: TSan looks for races there. kernel_test is there for the portable paths: the TSan build
 # is the one without the processor's extensions.
 TSAN = """
-    budget_test channel_test communicators_test engine_test handshake_test host_api_test kernel_test meeting_test
+    budget_test channel_test communicators_test engine_test generation_test handshake_test host_api_test kernel_test
+    meeting_test
     mesh_balance_test mesh_ending_test mesh_fault_test mesh_seal_test mesh_test mesh_watch_test spawn_test transfer_test
 """.split()
+JOINED = [
+    "mesh_balance mesh_ending mesh_fault mesh_seal mesh mesh_watch".split(),
+    "base budget codec kernel low_rank ring_order seal socket spawn stream_count".split(),
+    "communicators control engine host_api".split(),
+    "channel collective meeting transfer zero_copy".split(),
+]
+"""Suites that are compiled together; names without linkage differ between them. Others are compiled by themselves."""
 ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}
 """Suites that run without --full. The plain build is the core that all other tests run."""
 
 
 def build(name: str, folder: Path, suites: list[str]) -> Path:
     """The test program: the core, the harness, the suites."""
-    units = [HERE / f"{unit}.cpp" for unit in ("harness", *suites)]
-    return native.build(name, folder, [*native.core_sources(), *units])
+    left, units = [HERE / f"{suite}.cpp" for suite in suites], [HERE / "harness.cpp"]
+    for names in JOINED:
+        together = [path for path in left if path.stem.removesuffix("_test") in names]
+        left = [path for path in left if path not in together]
+        units += native.join(together, folder)
+    return native.build(name, folder, [*native.core_sources(), *units, *left])
 
 
 @pytest.fixture(scope="module")

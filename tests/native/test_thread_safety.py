@@ -15,6 +15,7 @@ import native_build as native
 
 CLANG = shutil.which("clang++")
 FLAGS = ["-std=c++17", "-fsyntax-only", "-Wthread-safety", "-Werror=thread-safety", *native.INCLUDES]
+APART = [{"host_collectives"}, {"communicator_open", "operation", "staged_route"}, {"send"}]
 PYTHON_ONLY = {"module.cpp", "low_rank_module.cpp"}  # they need Python's headers
 GUARDED = """
 #include "base/mutex.h"
@@ -29,12 +30,16 @@ class Counter {
 
 
 def units() -> dict[str, list[Path]]:
-    """Files to parse at once: those of a folder of the core, whose names without linkage differ; else one file."""
+    """Files to parse at once: those of a folder; but of files whose names without linkage are the same, each with
+    others."""
     found = {f"core/{folder.name}": sorted(folder.glob("*.cpp")) for folder in sorted(native.CORE.iterdir())}
     found.pop("core/bindings")
     for folder in ("gpu/leg", "nccl_net"):
-        for path in sorted((native.CSRC / folder).rglob("*.cpp")):
-            found[str(path.relative_to(native.CSRC))] = [path] if path.name not in PYTHON_ONLY else []
+        paths = [path for path in sorted((native.CSRC / folder).rglob("*.cpp")) if path.name not in PYTHON_ONLY]
+        for names in (*APART, None):
+            together = [path for path in paths if names is None or path.stem in names]
+            paths = [path for path in paths if path not in together]
+            found[f"{folder}: {', '.join(sorted(names)) if names else 'the others'}"] = together
     return {name: files for name, files in found.items() if any(_locks(path) for path in files)}
 
 

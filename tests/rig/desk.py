@@ -12,6 +12,7 @@ from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import LocalJob, NodeRecord, Options
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
@@ -54,7 +55,9 @@ class Desk:
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
         self.counters = Counters()
+        self.intake = Intake(self.board, self.clock)
         self.reconciler = Reconciler(
+            self.intake,
             self.worker,
             self.store,
             owner,
@@ -66,7 +69,7 @@ class Desk:
             self.counters,
             lambda: None,
         )
-        self.service = Service(self.worker, self.store, self.board, self.reconciler, self.clock)
+        self.service = Service(self.worker, self.store, self.board, self.intake, self.clock)
 
     async def connect(
         self, name: str, slots: int = 2, boot_id: str = "boot", jobs: tuple[LocalJob, ...] = ()
@@ -77,7 +80,7 @@ class Desk:
         self.sessions.add(session)
         node = NodeRecord(name, f"host-{name}", "127.0.0.1", slots, "1.0", boot_id, 0.0)
         try:
-            await self.reconciler.introduce(session, node, list(jobs))
+            await self.intake.introduce(session, node, list(jobs))
         except BaseException:
             self.leave(session)
             raise
@@ -86,13 +89,13 @@ class Desk:
     def leave(self, session: NodeSession) -> None:
         """Its stream ends."""
         if self.sessions.remove(session):
-            self.reconciler.node_gone(session)
+            self.intake.node_gone(session)
 
     def pass_time(self, seconds: float) -> None:
         """Both clocks go on."""
         self.time.monotonic += seconds
         self.time.wall += seconds
-        self.reconciler.look([])  # wakes it
+        self.intake.look([])  # wakes it
 
     async def until(self, done: Callable[[], object], what: str = "") -> None:
         """Lets everything else go on until ``done()``."""

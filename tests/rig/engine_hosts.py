@@ -32,8 +32,6 @@ from rig import forking
 from rig.engines import open_engine
 from rig.regrouping import Regrouper
 
-RANK_MAIN = Path(__file__).with_name("rank_main.py")
-
 
 class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
@@ -191,7 +189,13 @@ class Ranks:
             "OMP_NUM_THREADS": 1,
         }
         log, result_file = self.folder / f"rank-{rank}.log", self.folder / f"rank-{rank}.pt"
-        command = [RANK_MAIN, function.__code__.co_filename, function.__name__, result_file, json.dumps(arguments)]
+        command = [
+            forking.RANK_MAIN,
+            function.__code__.co_filename,
+            function.__name__,
+            result_file,
+            json.dumps(arguments),
+        ]
         argv = [str(word) for word in command]
         whole = {**os.environ, **{name: str(value) for name, value in variables.items()}, **environment}
         with log.open("wb") as output:

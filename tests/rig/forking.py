@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("fork_server.py")
+RANK_MAIN = Path(__file__).with_name("rank_main.py")
 READY_S = 120.0
 MOST_BYTES = 1 << 20
 SETTLED_AT_START = ("PYTHON", "PYTORCH", "LD_", "MALLOC_", "OMP_", "TORCH", "COVERAGE")

@@ -30,7 +30,7 @@ def by_build(name: str) -> str:
 
 def by_world(name: str) -> str:
     """Tests of the same ranks (contract/test_algorithms.py)."""
-    return name.partition("[")[2].partition("-")[0] or "2 hosts x 2"
+    return name.partition("[")[2].partition("-")[0]
 
 
 LONG: dict[str, Divide | None] = {

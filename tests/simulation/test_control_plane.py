@@ -24,8 +24,8 @@ from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.database import open_engine
 from bagua.daemon.coordinator.domain import LocalJob
 from bagua.daemon.coordinator.inbox import Inbox
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
-from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.store import Store, Transaction
 
@@ -92,7 +92,7 @@ def test_trouble_at_each_question_to_the_database(trouble: str) -> None:
             raise AssertionError(f"{trouble} at question {number} of the fixed history: {error}") from error
 
 
-class FaultyReconciler(Reconciler):
+class FaultyIntake(Intake):
     """Taking in every third fact raises, as a fault of the coordinator would."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -108,7 +108,7 @@ class FaultyReconciler(Reconciler):
 
 def test_promises_hold_where_the_coordinator_has_faults() -> None:
     """Slots come back, every wait ends, and no job is over while it is computed."""
-    found = first_broken(range(300), with_parts(make_reconciler=FaultyReconciler))
+    found = first_broken(range(300), with_parts(make_intake=FaultyIntake))
     assert not found, found
 
 
@@ -143,17 +143,17 @@ class ForgetfulInbox(Inbox):
         self.room |= taken.room
 
 
-class ForgetfulReconciler(Reconciler):
+class ForgetfulIntake(Intake):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._inbox = ForgetfulInbox()
+        self.inbox = ForgetfulInbox()
 
 
 class GhostlyServicer(NodeServicer):
     """B5(b): a stream that is cancelled while its introduction is written leaves its session behind."""
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        introduce, gone = self._reconciler.introduce, self._reconciler.node_gone
+        introduce, gone = self._intake.introduce, self._intake.node_gone
         taken: set[int] = set()
 
         class Careless:
@@ -169,7 +169,7 @@ class GhostlyServicer(NodeServicer):
             def fact(self, session: Any, job: Any) -> None:
                 real.fact(session, job)
 
-        real, sessions = self._reconciler, self._sessions
+        real, sessions = self._intake, self._sessions
         servicer = NodeServicer(Careless(), sessions, self._watchers, self._clock, self._welcome)  # type: ignore[arg-type]
         await servicer.Session(request_iterator, context)
 
@@ -189,7 +189,7 @@ def with_parts(**parts: Any) -> Callable[..., Life]:
 @pytest.mark.parametrize(
     "life",
     [
-        with_parts(make_reconciler=ForgetfulReconciler),
+        with_parts(make_intake=ForgetfulIntake),
         with_parts(make_servicer=GhostlyServicer),
         with_parts(make_board=HastyBoard),
     ],

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from bagua.cli import gpu_checks, options
 from bagua.cli.app import app
-from bagua.cli.options import UsageError
+from bagua.cli.options import Nodes, UsageError
 from bagua.cli.run import check_script, count_ranks, default_name
 
 
@@ -48,6 +48,44 @@ def test_algorithm_becomes_a_variable() -> None:
     for broken, words in (("bytegard", "Known:"), ("bytegrad:average", "key=value")):
         with pytest.raises(UsageError, match=words):
             options.job_env(None, broken)
+
+
+def test_nodes() -> None:
+    assert options.parse_nodes("4") == Nodes(4) and options.parse_nodes("1:4") == Nodes(4, 1)
+    for broken in ("0", "x", "", "1:", ":2", "1:2:3", "5000", "-1"):
+        with pytest.raises(typer.BadParameter, match="1:4"):
+            options.parse_nodes(broken)
+    with pytest.raises(typer.BadParameter, match="Write 1:4"):
+        options.parse_nodes("4:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ((None, False), {"nnodes": 1, "elastic": False}),
+        ((Nodes(4), False), {"nnodes": 4, "elastic": False}),
+        ((Nodes(4), True), {"nnodes": 4, "elastic": True}),
+        ((Nodes(4, 2), False), {"nnodes": 4, "elastic": True, "min_nodes": 2}),
+        ((None, False, 2, 4), {"nnodes": 4, "elastic": True, "min_nodes": 2, "max_nodes": 4}),
+        ((Nodes(3), False, 2, None), {"nnodes": 3, "elastic": True, "min_nodes": 2, "max_nodes": 3}),
+        ((None, True, None, 3), {"nnodes": 3, "elastic": True, "min_nodes": 1, "max_nodes": 3}),
+    ],
+)
+def test_elastic_jobs(given, fields) -> None:
+    assert options.spec_nodes(*given) == fields
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((Nodes(4, 1), False, 1, None), "leave --min-nodes and --max-nodes out"),
+        ((None, False, 4, 2), "--min-nodes 4 is more than the 2 nodes"),
+        ((Nodes(5), False, 1, 4), "--nnodes 5 is not from 1 to 4"),
+    ],
+)
+def test_elastic_jobs_that_contradict_themselves(given, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        options.spec_nodes(*given)
 
 
 def test_names() -> None:

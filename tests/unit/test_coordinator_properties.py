@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide, silent_since
+from bagua.daemon.coordinator.causes import silent_since
+from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide
 from bagua.daemon.coordinator.directives import Run, wish
 from bagua.daemon.coordinator.domain import (
     JobRecord,

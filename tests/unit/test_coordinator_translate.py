@@ -42,6 +42,9 @@ sizes = st.integers(0, 2**32 - 1)
         placement_timeout_s=seconds,
         stop_grace_s=seconds,
         master_port=sizes,
+        elastic=st.booleans(),
+        min_nodes=st.just(0) | sizes,
+        max_nodes=st.just(0) | sizes,
     )
 )
 def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
@@ -50,11 +53,28 @@ def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
     except InvalidRequestError as error:
         assert str(error).startswith("spec.")
         return
-    assert 1 <= checked.world_size <= MAX_RANKS
+    assert 1 <= checked.nnodes * checked.nproc_per_node <= MAX_RANKS
+    assert 1 <= checked.least_nodes <= checked.nnodes
     assert math.isfinite(checked.placement_timeout_s) and checked.stop_grace_s >= 0
     assert "\0" not in spec.entry and spec.entry.strip()
     assert spec_from_wire(checked.wire) == checked
     assert common_pb2.JobSpec.FromString(checked.wire) == spec
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"min_nodes": 1}, "spec.min_nodes and spec.max_nodes need spec.elastic."),
+        ({"max_nodes": 4}, "spec.min_nodes and spec.max_nodes need spec.elastic."),
+        ({"elastic": True, "min_nodes": 3}, "spec.min_nodes is 3, more than the 2 nodes that the job may have."),
+        ({"elastic": True, "max_nodes": 1}, "spec.nnodes is 2: it must be from 1 to 1."),
+        ({"elastic": True, "adopt": True}, "spec.elastic and spec.adopt exclude each other"),
+    ],
+)
+def test_an_elastic_spec_that_makes_no_sense(more, words: str):
+    with pytest.raises(InvalidRequestError) as error:
+        checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=2, nproc_per_node=1, **more))
+    assert str(error.value).startswith(words)
 
 
 @given(st.binary(max_size=200))

@@ -72,7 +72,7 @@ async def running(desk: Desk, session: NodeSession) -> str:
     """A job that runs on the node."""
     job_id = (await desk.service.submit(spec(), "")).job_id
     await desk.until(lambda: state_of(desk, job_id) is JobState.STARTING)
-    desk.reconciler.fact(session, fact(job_id, RankState.RUNNING))
+    desk.intake.fact(session, fact(job_id, RankState.RUNNING))
     await desk.until(lambda: state_of(desk, job_id) is JobState.RUNNING)
     return job_id
 
@@ -111,10 +111,10 @@ async def test_facts_are_kept_until_they_are_stored(path: Path):
         session = await desk.connect("a")
         job_id = await running(desk, session)
         with locked(path):
-            desk.reconciler.fact(session, fact(job_id, RankState.EXITED))
+            desk.intake.fact(session, fact(job_id, RankState.EXITED))
             await desk.until(lambda: errors(desk) >= 2)
             assert state_of(desk, job_id) is JobState.RUNNING
-            desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))  # a newer one takes its place
+            desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))  # a newer one takes its place
         await desk.until(lambda: job_id not in desk.board.jobs)
         assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
 
@@ -134,10 +134,10 @@ async def test_callers_get_the_error_and_what_failed_did_not_happen(path: Path):
 
 
 async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(path: Path):
-    async with at_work(desk_on(path, patience_ms=20_000)) as desk:
+    async with at_work(desk_on(path, patience_ms=4_000)) as desk:
         with locked(path):
             task = asyncio.create_task(desk.connect("a"))
-            await desk.until(lambda: desk.sessions.get("a") is not None and not desk.reconciler._inbox)
+            await desk.until(lambda: desk.sessions.get("a") is not None and not desk.intake.inbox)
             await asyncio.sleep(0.05)  # the writer waits for the lock now
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -156,7 +156,7 @@ async def test_a_stopped_coordinator_answers_everybody(path: Path):
         with locked(path):
             calls = [asyncio.create_task(desk.service.submit(spec(), "")) for _ in range(3)]
             calls.append(asyncio.create_task(desk.connect("a")))  # type: ignore[arg-type]
-            await desk.until(lambda: not desk.reconciler._inbox and desk.sessions.get("a"))
+            await desk.until(lambda: not desk.intake.inbox and desk.sessions.get("a"))
     found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
     assert all(isinstance(error, Exception) for error in found)
     with pytest.raises(Exception, match="is stopping"):
@@ -171,14 +171,14 @@ async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path: Path)
         session = await desk.connect("a")
         job_id, other = await running(desk, session), await running(desk, session)
         bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, None, 7),))  # type: ignore[arg-type]
-        desk.reconciler.fact(session, bad)
-        desk.reconciler.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
+        desk.intake.fact(session, bad)
+        desk.intake.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: other not in desk.board.jobs)
         assert (await desk.service.job(other)).state is JobState.SUCCEEDED
         await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
         assert "the coordinator failed at this job: TypeError in 'observe'" in desk.board.jobs[job_id].job.reason
         assert desk.counters.values["faults", "observe"] == 1 and not errors(desk)
-        desk.reconciler.fact(session, replace(bad, phase=Phase.STOPPED))  # its last word raises, too
+        desk.intake.fact(session, replace(bad, phase=Phase.STOPPED))  # its last word raises, too
         await desk.until(lambda: job_id not in desk.board.jobs)
         assert (await desk.service.job(job_id)).state is JobState.FAILED
         assert desk.service.nodes()[0].used == 0
@@ -229,11 +229,11 @@ async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
         session = await desk.connect("a")
         job_id, other = await running(desk, session), await running(desk, session)
         bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, RankState.RUNNING, object()),))  # type: ignore[arg-type]
-        desk.reconciler.fact(session, bad)
-        desk.reconciler.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
+        desk.intake.fact(session, bad)
+        desk.intake.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: other not in desk.board.jobs)
         assert state_of(desk, job_id) is JobState.RUNNING and desk.counters.values["faults", "write"] == 1
-        desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+        desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: job_id not in desk.board.jobs)
 
 
@@ -319,11 +319,11 @@ async def test_a_node_that_says_it_still_runs_a_job_that_is_over_is_told_to_stop
     async with at_work(desk_on(path)) as desk:
         session = await desk.connect("a")
         job_id = await running(desk, session)
-        desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+        desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: job_id not in desk.board.jobs)
         while not session.outgoing.empty():
             session.outgoing.get_nowait()
-        desk.reconciler.fact(session, fact(job_id, RankState.RUNNING))
+        desk.intake.fact(session, fact(job_id, RankState.RUNNING))
         await desk.until(lambda: not session.outgoing.empty())
         told = session.outgoing.get_nowait()
         assert isinstance(told, node_pb2.Directive) and told.stop.job_id == job_id
@@ -356,9 +356,9 @@ async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
     engine = desk.store._engine
     sa.event.listen(engine, "after_cursor_execute", count)
     job_id = await running(desk, session)
-    desk.reconciler.fact(session, fact(job_id, RankState.EXITED))
+    desk.intake.fact(session, fact(job_id, RankState.EXITED))
     await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
-    desk.reconciler.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+    desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
     await desk.until(lambda: job_id not in desk.board.jobs)
     sa.event.remove(engine, "after_cursor_execute", count)
     return rows[0]

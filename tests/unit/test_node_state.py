@@ -167,9 +167,9 @@ def test_a_process_that_can_not_be_killed():
 
 
 def test_words_of_an_exit():
-    rank = s.Rank(2, pid=77)
+    rank = s.Rank(2, 2, pid=77)
     assert s.describe_exit(rank, "b") == "rank 2 (pid 77) on node b exited with code 0"
-    odd = s.Rank(2, pid=77, signal=250, exit_code=-250)
+    odd = s.Rank(2, 2, pid=77, signal=250, exit_code=-250)
     assert s.describe_exit(odd, "b") == "rank 2 (pid 77) on node b was killed by signal 250"
 
 
@@ -228,3 +228,91 @@ def _comes_to_an_end(job, now):
         job, _ = transitions.step(job, ev.TimerFired(), now)
     job, _ = transitions.step(job, ev.EngineClosed(), now)
     assert job.phase is Phase.STOPPED
+
+
+# ---- elastic jobs
+
+
+def elastic(*, started=True):
+    events = [READY, ev.RankStarted(2, 72), ev.RankStarted(3, 73)]
+    job = s.new_job("b", (2, 3), adopt=False, grace_s=7.0, elastic=True)
+    return drive(job, *(events if started else []))[0]
+
+
+def reports(job, *events, now=0.0):
+    """How many of the events are worth a word to the coordinator."""
+    found = 0
+    for event in events:
+        job, told = transitions.step(job, event, now)
+        found += any(isinstance(instruction, ev.Report) for instruction in told)
+    return found
+
+
+def test_a_killed_rank_of_an_elastic_job_is_no_failure():
+    job, told = drive(elastic(), ev.RankLost(2, "hang-up", 0.0), exited(2, -9, 9))
+    assert not told and job.phase is Phase.RUNNING and not job.error and not job.failure
+    assert [rank.signal for rank in job.ranks] == [9, 0] and not job.ranks[0].follows
+    job, told = drive(elastic(), exited(2, 1))
+    assert told == [ev.Abort("rank 2 (pid 72) on node b exited with code 1")], "an exception ends the job"
+    job, told = drive(elastic(), ev.RankLost(2, "", 0.0), ev.EngineFailed("shapes differ"))
+    assert told == [ev.Abort("shapes differ")] and job.error == "shapes differ"
+
+
+def test_a_suspended_engine_is_told_at_once_and_once():
+    lost = ev.Suspended(1, 4, "host 4 hung up")
+    assert reports(elastic(), lost, lost, ev.Suspended(1, -1, "rank 2 is gone"), ev.Suspended(1, 0, "too")) == 2
+    job = drive(elastic(), lost, ev.Suspended(1, 0, "too"))[0]
+    assert (job.suspended, job.lost_hosts, job.phase) == ("host 4 hung up", (0, 4), Phase.RUNNING)
+    assert drive(elastic(), ev.Suspended(2, 4, "of another generation"))[0] == elastic()
+
+
+def test_the_next_generation_renumbers_who_stays():
+    job = drive(elastic(), ev.Suspended(1, 4, "x"), ev.RankLost(2, "", 0.0), exited(2, -9, 9))[0]
+    begin = ev.Regrouped(2, (1,), (3,), ("a:1", "b:2"))
+    assert reports(job, begin, begin) == 1
+    job, told = drive(job, begin)
+    assert told == [ev.RegroupEngine()] and (job.suspended, job.lost_hosts, job.generation) == ("", (), 2)
+    assert [(rank.rank, rank.member, rank.pid) for rank in job.ranks] == [(1, 3, 73)]
+    assert [(rank.member, rank.phase) for rank in job.gone] == [(2, RankPhase.EXITED)] and job.peers == ("a:1", "b:2")
+    assert drive(job, ev.Regrouped(2, (0,), (3,), ()), ev.PeersKnown(("a:1", "b:2"))) == (job, [])
+    job, told = drive(job, exited(3, -9, 9))
+    assert not told and job.ranks[0].signal == 9, "events name members"
+
+
+def test_who_is_out_and_alive_is_ended():
+    job, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()))
+    assert told == [ev.SignalRanks((73,), signal.SIGKILL), ev.RegroupEngine()]
+    job, told = drive(job, exited(3, -9, 9))
+    assert not told and not job.error and job.gone[0].phase is RankPhase.EXITED
+    job, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()), exited(3, 1))
+    assert ev.Abort not in map(type, told), "how it ends is of no interest any more"
+    _, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()), ev.StopRequested("cancelled", 1.0))
+    assert ev.SignalRanks((72, 73), signal.SIGTERM) in told, "nor is it forgotten"
+
+
+@pytest.mark.parametrize("event", [ev.StopRequested("cancelled", 3.0), ev.EngineFailed("x"), exited(2, 1)])
+def test_a_job_that_ends_follows_into_the_next_generation_and_does_nothing_more(event):
+    """What it says then is heard: the coordinator asks in that generation."""
+    before = drive(elastic(), event)[0]
+    job, told = drive(before, ev.Regrouped(2, (0, 1), (2, 3), ()))
+    assert not told and job.phase is before.phase and job.generation == 2 and job.error == before.error
+
+
+def test_a_rank_that_lost_its_engine_may_end_by_itself():
+    job, told = drive(elastic(), ev.RankLost(2, "hang-up", 0.0), now=10.0)
+    assert not told and job.deadline == 10.0 + transitions.LOST_S
+    assert reports(elastic(), ev.RankLost(2, "hang-up", 0.0)) == 1
+    after, told = drive(job, ev.TimerFired(), now=job.deadline)
+    assert told == [ev.SignalRanks((72,), signal.SIGKILL)] and after.deadline is None
+    after, told = drive(job, exited(2), ev.TimerFired(), now=job.deadline)
+    assert not told and after.deadline is None
+    assert drive(elastic(), ev.RankLeft(2, 0.0))[0].ranks[0].left and reports(elastic(), ev.RankLeft(2, 0.0)) == 1
+    assert reports(running(), ev.RankLeft(2, 0.0), ev.RankLost(2, "", 0.0)) == 0, "without elastic nothing is told"
+
+
+def test_a_node_that_ends_its_part_says_so():
+    job = drive(elastic(), ev.StopRequested("SIGTERM", 3.0, error="the daemon was stopped"))[0]
+    assert job.withdrawn and job.error == "the daemon was stopped"
+    assert not drive(elastic(), ev.StopRequested("cancelled", 3.0))[0].withdrawn
+    failed = drive(elastic(), exited(2, 1), ev.StopRequested("SIGTERM", 3.0, error="the daemon was stopped"))[0]
+    assert not failed.withdrawn, "that was not the reason"

@@ -17,8 +17,8 @@ inline int64_t now_ns() {
   return int64_t{t.tv_sec} * kNsPerS + t.tv_nsec;
 }
 
-// Milliseconds from now to `deadline_ns` for poll(2) and epoll_wait(2): rounded up, never negative; -1 (no limit) if <
-// 0.
+// Milliseconds from now to `deadline_ns`, for poll(2) and epoll_wait(2): rounded up, never negative. A negative
+// `deadline_ns` gives -1: no limit.
 inline int timeout_ms(int64_t deadline_ns) {
   if (deadline_ns < 0) return -1;
   const int64_t left = deadline_ns - now_ns();

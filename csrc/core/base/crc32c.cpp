@@ -86,7 +86,8 @@ inline uint64_t load64(const uint8_t* at) {
   return word;
 }
 
-// The instruction takes three cycles and a new one can start in each: three independent streams, joined at the end.
+// The CRC instruction takes three cycles, and a new one can start in each cycle. So three independent streams are
+// computed at once and joined at the end.
 template <int kLog2>
 __attribute__((target("sse4.2"))) void update_three(uint64_t* crc, const uint8_t** at, size_t* n) {
   using Lane = Shift<kLog2>;
@@ -131,9 +132,9 @@ constexpr uint64_t fold_factor(uint32_t n) {
   return uint64_t{result} << 1;
 }
 
-// 256 bytes at a time: what has been read is kept as 256 bytes with the same remainder, folded forward onto those that
-// follow (V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009). About twice
-// as fast as the instruction for CRCs, on data in the cache.
+// Folds 256 bytes at a time: the data read so far is represented by 256 bytes with the same remainder, which are folded
+// onto the next 256 (V. Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009). On
+// data in the cache it is about twice as fast as the CRC instruction.
 __attribute__((target("avx512f,avx512dq,vpclmulqdq,sse4.2"))) uint32_t update_folding(uint32_t start, const uint8_t* at,
                                                                                       size_t n) {
   constexpr size_t kBlock = 256;
@@ -148,7 +149,7 @@ __attribute__((target("avx512f,avx512dq,vpclmulqdq,sse4.2"))) uint32_t update_fo
     for (size_t i = 0; i < 4; ++i) {
       const __m512i low = _mm512_clmulepi64_epi128(folded[i], factors, 0x00);
       const __m512i high = _mm512_clmulepi64_epi128(folded[i], factors, 0x11);
-      folded[i] = _mm512_ternarylogic_epi64(low, high, _mm512_loadu_si512(at + 64 * i), 0x96);  // the sum of the three
+      folded[i] = _mm512_ternarylogic_epi64(low, high, _mm512_loadu_si512(at + 64 * i), 0x96);  // XOR of the three
     }
   }
   alignas(64) uint8_t last[kBlock];

@@ -39,7 +39,7 @@ Status EventFd::open() {
 
 void EventFd::signal() const {
   const uint64_t one = 1;
-  // The only failure of a valid eventfd is a full counter, and then it is readable already.
+  // A write to a valid eventfd fails only if its counter is full. Then it is readable already.
   while (::write(fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
   }
 }

@@ -1,4 +1,4 @@
-// File descriptors: ownership, flags, and an eventfd that threads wait for together with sockets.
+// File descriptors: ownership, flags, and an eventfd that a thread can poll together with sockets.
 #pragma once
 
 #include "base/status.h"
@@ -35,7 +35,7 @@ Fd duplicate(int fd);
 Status set_nonblocking(int fd);
 Status set_cloexec(int fd);
 
-// Readable after signal() until drain(). Both may be called from any thread; signals add up to one.
+// Readable from signal() until drain(). Any thread may call both. Several signals before a drain() count as one.
 class EventFd {
  public:
   Status open();

@@ -9,7 +9,7 @@
 namespace bagua {
 
 Digest hkdf_extract(const void* salt, size_t salt_bytes, const void* secret, size_t secret_bytes);
-// `bytes` is at most 255 digests.
+// `bytes` is at most 255 * sizeof(Digest).
 void hkdf_expand(const Digest& key, const std::string& info, void* out, size_t bytes);
 
 }  // namespace bagua

@@ -1,5 +1,5 @@
-// A shared library that is opened at run time, and the functions looked up in it. Header only, because the GPU leg,
-// which does not link with the core, uses it too.
+// Opens a shared library at run time and looks up functions in it. Header only: the GPU leg uses it, too, and does not
+// link with the core.
 #pragma once
 
 #include <dlfcn.h>
@@ -14,11 +14,11 @@
 
 namespace bagua {
 
-// Stays open until the process ends: streams, hooks and threads of such libraries outlive any user.
+// The library stays open until the process ends, because its streams, hooks and threads outlive every user.
 class Library {
  public:
-  // The file that the environment variable names (empty: none at all), else the first of `names` that the process has
-  // loaded already, else the first that can be loaded.
+  // Opens the file that the environment variable `variable` names; set but empty, it forbids the library. Without the
+  // variable: the first of `names` that the process has loaded already, else the first that can be loaded.
   static Status open(const char* variable, const std::vector<std::string>& names, Library* out) {
     const char* const chosen = std::getenv(variable);
     if (chosen != nullptr && *chosen == '\0') return {Code::kUnavailable, std::string(variable) + " is empty"};
@@ -40,7 +40,7 @@ class Library {
     return {Code::kUnavailable, why};
   }
 
-  // The function of the first name that exists; nullptr if there is none.
+  // Looks up the names in order and returns the first function that exists, or nullptr.
   void* find(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
       if (void* const found = dlsym(handle_, name); found != nullptr) return found;

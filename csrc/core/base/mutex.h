@@ -22,11 +22,11 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-// RAII: the mutex is locked while in scope, but between unlock() and lock().
+// RAII: the mutex is locked while in scope, except between unlock() and lock().
 class SCOPED_CAPABILITY Lock {
  public:
   explicit Lock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.mutex_) {}
-  // After a try_lock() that succeeded.
+  // Takes over a mutex that the caller has locked by try_lock().
   Lock(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : lock_(mutex.mutex_, std::adopt_lock) {}
   ~Lock() RELEASE() {}
   Lock(const Lock&) = delete;
@@ -40,8 +40,8 @@ class SCOPED_CAPABILITY Lock {
   std::unique_lock<std::mutex> lock_;
 };
 
-// A condition variable. The mutex of `lock` is locked when a predicate runs and when a wait returns. Predicates say so:
-// `[this]() REQUIRES(mutex_) { ... }`.
+// A condition variable. The mutex of `lock` is locked while a predicate runs and when a wait returns. A predicate must
+// be annotated: `[this]() REQUIRES(mutex_) { ... }`.
 class Condition {
  public:
   void notify_one() { changed_.notify_one(); }
@@ -57,7 +57,7 @@ class Condition {
     return changed_.wait_for(lock.lock_, longest);
   }
 
-  // The check does not know that the predicate's mutex is the lock's.
+  // Clang can't see that the predicate's mutex is the mutex of `lock`.
   template <class Predicate>
   void wait(Lock& lock, Predicate predicate) NO_THREAD_SAFETY_ANALYSIS {
     changed_.wait(lock.lock_, std::move(predicate));
@@ -77,7 +77,7 @@ class Condition {
   std::condition_variable changed_;
 };
 
-// Locked by one thread to write, or by several to read.
+// A mutex that one thread locks to write, or several threads lock to read.
 class CAPABILITY("mutex") SharedMutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }
@@ -89,7 +89,7 @@ class CAPABILITY("mutex") SharedMutex {
   std::shared_mutex mutex_;
 };
 
-// RAII: locked to write while in scope, but after unlock().
+// RAII: locked to write while in scope, or until unlock().
 class SCOPED_CAPABILITY WriterLock {
  public:
   explicit WriterLock(SharedMutex& mutex) ACQUIRE(mutex) : lock_(mutex) {}

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104) for handshakes: not tuned, as inputs are short.
+// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104) for handshakes. Not optimised, because the inputs are short.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@ namespace bagua {
 
 using Digest = std::array<uint8_t, 32>;
 
-// One message; update() any number of times, then finish() once.
+// Hashes one message: call update() any number of times, then finish() once.
 class Sha256 {
  public:
   Sha256();
@@ -24,7 +24,7 @@ class Sha256 {
   uint64_t length_ = 0;  // bytes so far
 };
 
-// HMAC over the concatenation of what update() gets.
+// HMAC of one message, which is the concatenation of all inputs of update().
 class HmacSha256 {
  public:
   HmacSha256(const void* key, size_t n);
@@ -39,7 +39,7 @@ class HmacSha256 {
 Digest sha256(const void* data, size_t n);
 Digest hmac_sha256(const void* key, size_t key_bytes, const void* data, size_t n);
 
-// Compares in a time that does not depend on where the two differ.
+// Compares `n` bytes in a time that does not depend on where they differ.
 bool equal_constant_time(const void* a, const void* b, size_t n);
 
 }  // namespace bagua

@@ -21,8 +21,8 @@
 namespace bagua {
 namespace {
 
-// All that the child needs, made ready before it exists: between clone and execve it shares our memory and may only
-// make system calls.
+// Everything that the child needs, prepared before clone: until execve the child shares our memory and may only make
+// system calls.
 struct Child {
   const char* program;
   char* const* argv;
@@ -32,20 +32,20 @@ struct Child {
   int stderr_fd;
   int death_signal;
   pid_t parent;
-  // Answers, in the memory that both see:
+  // Written by the child, into the memory that both share:
   const char* step = nullptr;
   int error = 0;
 };
 
 #if defined(__SANITIZE_THREAD__)
-// TSan's own clone() marks the whole process as forked, although the child shares our memory only until it executes.
+// glibc's clone() without TSan's interceptor, which would mark this process as forked.
 extern "C" int __clone(int (*)(void*), void*, int, void*, ...);
 constexpr auto start_child = __clone;
 #else
 constexpr auto start_child = ::clone;
 #endif
 
-// System calls go through syscall(2): sanitizers intercept the usual wrappers, and their state is the parent's.
+// The child calls syscall(2) directly: sanitizers intercept the usual wrappers, and would change the parent's state.
 #if defined(__SANITIZE_THREAD__)
 #define BAGUA_IN_CHILD __attribute__((noinline, no_sanitize("thread")))
 #elif defined(__SANITIZE_ADDRESS__)
@@ -67,7 +67,7 @@ BAGUA_IN_CHILD void close_from(unsigned first) {
   for (unsigned fd = first; fd < (1u << 20); ++fd) ::syscall(SYS_close, fd);
 }
 
-// Default handlers, nothing blocked.
+// Sets all signals to their default action and unblocks them.
 BAGUA_IN_CHILD void reset_signals() {
   const uint64_t zeros[4] = {0, 0, 0, 0};  // the kernel's struct sigaction: SIG_DFL, no flags, empty mask
   constexpr size_t kMaskBytes = 8;
@@ -82,12 +82,12 @@ BAGUA_IN_CHILD int run_child(void* argument) {
   if (::syscall(SYS_setsid) < 0) return fail(child, "setsid");
   if (child->death_signal != 0) {
     if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, child->death_signal, 0, 0, 0) != 0) return fail(child, "prctl");
-    if (::syscall(SYS_getppid) != child->parent) {  // it died before the request
+    if (::syscall(SYS_getppid) != child->parent) {  // the daemon died before the death signal was requested
       errno = ESRCH;
       return fail(child, "getppid");
     }
   }
-  // Above 2 first, so that no dup3 below overwrites a source.
+  // Moves both descriptors above 2 first, so that the dup3 calls below overwrite neither.
   const long out = ::syscall(SYS_fcntl, child->stdout_fd, F_DUPFD, 3);
   if (out < 0) return fail(child, "stdout");
   const long err = ::syscall(SYS_fcntl, child->stderr_fd, F_DUPFD, 3);
@@ -104,12 +104,13 @@ BAGUA_IN_CHILD int run_child(void* argument) {
   return fail(child, "execve");
 }
 
-// A thread that never ends and makes all clone calls: PR_SET_PDEATHSIG acts on the end of the parent *thread*.
+// A thread that makes all clone calls and never ends: the kernel sends the death signal (PR_SET_PDEATHSIG) when the
+// parent *thread* ends.
 class Spawner {
  public:
   static Spawner& get() {
     static Mutex mutex;
-    static Spawner* instance = nullptr;  // never deleted: its thread uses it to the end
+    static Spawner* instance = nullptr;  // never deleted: its thread uses it until the process ends
     const Lock lock(mutex);
     if (instance == nullptr || instance->owner_ != ::getpid()) instance = new Spawner;
     return *instance;
@@ -130,7 +131,7 @@ class Spawner {
   void serve() {
     sigset_t all;
     ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // no handler may run in the child on our memory
+    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // so that no handler of ours runs in the child
     constexpr size_t kStack = 64 << 10;
     void* stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
     Lock lock(mutex_);
@@ -161,7 +162,7 @@ bool runnable(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
 }
 
-// The file that execvp would choose, with the child's PATH; a relative entry counts from the child's folder.
+// Finds the program as execvp would, but with the child's PATH. Relative entries start at the child's folder.
 std::string find_program(const SpawnRequest& request) {
   const std::string& name = request.argv[0];
   if (name.find('/') != std::string::npos) return name;

@@ -1,14 +1,15 @@
-// Starts a program as a rank: own session, no inherited descriptor, dies with the daemon.
+// Starts the program of a rank: in a session of its own, without inherited descriptors. The kernel kills it when the
+// daemon dies.
 //
-// Why Python's subprocess does not do it: the child itself has to ask for its death signal, and subprocess can run code
-// in the child only after a fork. A fork copies the page tables of the daemon. Measured, 64 programs, two cores under
-// load (tests/bench/spawn.py), with 50 MiB and with 2 GiB of heap in the daemon:
+// Python's subprocess module does not suffice. The child itself must ask for its death signal, and subprocess can run
+// code in the child only after a fork, which copies the page tables of the daemon. Measured for 64 programs on two
+// loaded cores (tests/bench/spawn.py), with 50 MiB and with 2 GiB of heap in the daemon:
 //   spawn()                                            0.30 s   0.25 s
 //   subprocess.Popen without a death signal            0.35 s   0.28 s
 //   subprocess.Popen that runs `setpriv --pdeathsig`   0.31 s   0.36 s
 //   subprocess.Popen with preexec_fn                    1.4 s   25.8 s, and the daemon's loop stands still
-// `setpriv` would be fast. But it is not on every system, it does not notice that the daemon died before the request,
-// and a program that can't be executed would be an exit code, not an error with its reason.
+// `setpriv` would be fast enough. But not every system has it, it does not notice a daemon that died before the death
+// signal was requested, and a program that can't be executed ends with an exit code instead of an error with a reason.
 #pragma once
 
 #include <sys/types.h>
@@ -30,9 +31,10 @@ struct SpawnRequest {
 };
 
 // Starts the program with stdin from /dev/null, every descriptor above 2 closed, default signal handlers and an empty
-// signal mask, in a session and process group of its own. Returns once the program runs or has failed to; `error` then
-// holds the errno value and the Status names program and folder. Any thread: the child's parent is a thread that lives
-// as long as the process, so that a caller's end does not trigger `death_signal`.
+// signal mask, in a session and process group of its own. Returns when the program runs, or when it could not be
+// started: then `error` holds the errno value, and the Status names program and folder. Any thread may call it: the
+// child's parent is a thread that lives as long as the process, so the end of the calling thread does not trigger
+// `death_signal`.
 Status spawn(const SpawnRequest& request, pid_t* pid, int* error);
 
 }  // namespace bagua

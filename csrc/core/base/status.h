@@ -1,4 +1,4 @@
-// The result type of all calls of the core. Errors are values: no exception crosses a module's boundary.
+// The result type of all calls of the core. Errors are values: modules throw no exceptions at each other.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@ namespace bagua {
 
 enum class Code : unsigned char {
   kOk = 0,
-  kInvalid,      // the caller's arguments or the ranks' calls do not fit
-  kUnavailable,  // a peer is gone or can't be reached: recoverable by a new generation
+  kInvalid,      // wrong arguments, or calls of different ranks that do not match
+  kUnavailable,  // a peer is lost or can't be reached: a new generation can go on
   kTimeout,
-  kCorrupt,   // bytes that can't be what the peer meant
+  kCorrupt,   // damaged or forged bytes
   kResource,  // memory, descriptors
   kAborted,
   kRegrouped,  // the generation has ended: the next one may follow

@@ -71,8 +71,9 @@ class ChannelClient {
   struct Submission {
     uint64_t generation = 0;  // to which it belongs; 0: the present one
     bool counted = false;     // meet() has been called with it
-    bool* ring = nullptr;     // the daemon is not woken; true is written if ring() is to be called, as soon as what
-                           // follows at once has been submitted
+    // The daemon is not woken; true is written if ring() is to be called, as soon as what follows at once has been
+    // submitted.
+    bool* ring = nullptr;
   };
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
   // kRegrouped: its generation has ended, enter() the next one.

@@ -36,8 +36,8 @@ struct HostApi {
   int (*free)(ChannelClient*, uint64_t segment, HostError*);
   int (*create_comm)(ChannelClient*, uint32_t comm, const int32_t* ranks, size_t count, int64_t timeout_ns, HostError*);
   int (*destroy_comm)(ChannelClient*, uint32_t comm, HostError*);
-  // Sleeps until the engine has failed, ended or died: kHostFailed, with the reason. kHostTimeout: not by then. May
-  // return kHostOk for no reason, and does after nudge().
+  // Sleeps until the engine has failed, ended or died, or the generation is suspended: kHostFailed, with the reason.
+  // kHostTimeout: not by then. May return kHostOk for no reason, and does after nudge().
   int (*wait_failure)(ChannelClient*, int64_t deadline_ns, HostError*);
   void (*nudge)(ChannelClient*);
   uint64_t (*encoded_bytes)(uint8_t codec, uint16_t density, uint64_t count);

@@ -1,5 +1,5 @@
-// Sizes of the formats, see codec.h: every codec but top-k is written in tiles of 1024 elements, which hold whole
-// blocks. All payloads come first, the parameters of all blocks after them.
+// Sizes of the formats of codec.h. All codecs but top-k work in tiles of 1024 elements, and a tile holds whole blocks.
+// In a message all payloads come first, then the parameters of all blocks.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ constexpr size_t aligned4(size_t bytes) {
   return (bytes + 3) & ~size_t{3};
 }
 
-// Elements that kTopK keeps of a block of `count`.
+// Number of elements that kTopK keeps of a block of `count` elements.
 constexpr size_t kept_of(size_t count, uint16_t density) {
   return (count * density + 65535) / 65536;
 }
 
-// The same of a vector of `count`, which may be long.
+// The same for a vector of `count` elements, which may have many blocks.
 constexpr size_t kept_of_all(size_t count, uint16_t density) {
   return count / kTopKBlock * kept_of(kTopKBlock, density) + kept_of(count % kTopKBlock, density);
 }

@@ -1,12 +1,12 @@
-// kE4M3 and kE5M2: eight bits of floating point, scaled by a power of two for each block.
+// kE4M3 and kE5M2: 8-bit floating point; each block is scaled by a power of two.
 #pragma once
 
 #include "codec/tiles.h"
 
 namespace bagua::codec {
 
-// kFraction: bits of the fraction; kBias: of the exponent; kTop: exponent of the largest number, whose fraction
-// is 1.75; kSpecial: the smallest code that is no number; kInfinite: the code of infinity.
+// kFraction: bits of the fraction; kBias: bias of the exponent; kTop: exponent of the largest number, whose significand
+// is 1.75; kSpecial: the smallest code that is infinity or NaN; kInfinite: the code of infinity.
 template <int kFraction, int kBias, int kTop, int kSpecial, int kInfinite>
 struct Fp8Tiles : InPlace {
   static constexpr size_t kTilePayload = kTile;
@@ -46,21 +46,21 @@ struct Fp8Tiles : InPlace {
 
  private:
   static constexpr int kShift = 23 - kFraction;
-  static constexpr int32_t kSmallestNormal = (128 - kBias) << 23;  // bits of a float
-  // The largest float that a code times a scale can be: more must not be rounded up to infinity.
+  static constexpr int32_t kSmallestNormal = (128 - kBias) << 23;  // as the bits of a float
+  // The largest float that decoding can give. Larger floats are limited to it: they must not round up to infinity.
   static constexpr int32_t kBrink = 0x7f7fffff - ((1 << kShift) - 1);
 
   static float power_of_two(int32_t exponent) { return float_of((exponent + 127) << 23); }
 
-  // The smallest exponent with which the largest magnitude still fits.
+  // The smallest exponent of a scale with which the largest magnitude fits.
   static int32_t scale_exponent(int32_t most) {
     const int32_t exponent = (most >> 23) - 127 - kTop + ((most & 0x7fffff) > 0x600000 ? 1 : 0);
     return exponent < -126 ? -126 : exponent;
   }
 
-  // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
-  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `special`: some elements
-  // may be infinite or NaN, or over `limit`.
+  // Rounds by an addition: adding 2^kShift times the element's power of two rounds the element to kFraction bits, to
+  // nearest even. Subnormal codes use the power of two of the smallest normal number. `special`: some elements may be
+  // infinite, NaN or above `limit`.
   template <bool special>
   static I code(F y, float inverse, int32_t limit) {
     const I bits = bits_of(y * inverse);
@@ -89,7 +89,7 @@ struct Fp8Tiles : InPlace {
   static F value(I code) {
     const I magnitude = code & 0x7f;
     const I normal = (magnitude << kShift) + ((127 - kBias) << 23);
-    // One power of two more, taken away again: the fraction without its hidden bit.
+    // A subnormal code has no hidden bit: adds one to the exponent, then subtracts the hidden bit's value.
     const I subnormal = bits_of(float_of(normal + (1 << 23)) - float_of(I{} + kSmallestNormal));
     I bits = magnitude < (1 << kFraction) ? subnormal : normal;
     bits = magnitude >= kSpecial ? I{} + (kInfinity | 0x400000) : bits;

@@ -1,19 +1,19 @@
-// kMinMax8 and kInt4: equidistant levels, whose distance each block has of its own.
+// kMinMax8 and kInt4: equidistant levels; each block has its own distance between levels.
 #pragma once
 
 #include "codec/tiles.h"
 
 namespace bagua::codec {
 
-constexpr float kSmallest = 0x1p-118f;  // ranges and magnitudes below it are taken for 0: the inverse must be finite
-constexpr float kWide = 0x1p126f;       // from this magnitude on, differences might overflow
+constexpr float kSmallest = 0x1p-118f;  // smaller ranges and magnitudes count as 0, because the inverse must be finite
+constexpr float kWide = 0x1p126f;       // differences of such magnitudes can overflow
 constexpr int32_t kQuietNaN = 0x7fc00000;
 
-// The low bits of v + kRound are v as an integer, to nearest even.
+// The low bits of v + kRound are v rounded to an integer, to nearest even.
 constexpr float kRound = 0x1.8p23f;
 
-// Integers that are in the same order as the floats, with -0 before +0: the extremes do not depend on the order of
-// comparisons. It is its own inverse.
+// Maps floats to integers in the same order, with -0 before +0, so that the extremes do not depend on the order of
+// comparisons. The map is its own inverse.
 inline I ordered(I bits) {
   return bits ^ ((bits >> 31) & kMagnitude);
 }
@@ -30,7 +30,7 @@ struct MinMaxTiles {
 
   static void pad(const float* y, size_t n, float* out) {
     std::memcpy(out, y, n * sizeof(float));
-    for (size_t i = n; i < kTile; ++i) out[i] = y[n - 1];  // changes no extreme
+    for (size_t i = n; i < kTile; ++i) out[i] = y[n - 1];  // padding that does not change the extremes
   }
   static void unpad(const float* in, size_t n, float* out) { std::memcpy(out, in, n * sizeof(float)); }
 
@@ -101,7 +101,7 @@ struct MinMaxTiles {
       }
       quantize<true>(y, low, inverse, payload);
       step = -step;
-      if (range == 0) low *= 2;  // a constant block: no step tells that it is halved
+      if (range == 0) low *= 2;  // a constant block: step is 0 and can't mark that it was halved
     }
     store(low, parameters);
     store(step, parameters + sizeof(float));
@@ -121,8 +121,8 @@ struct MinMaxTiles {
   }
 };
 
-// Byte j of a block holds elements j (low four bits) and j + half, where half is 64, of an incomplete block of n
-// elements (n + 1) / 2.
+// Byte j of a block holds element j in its low four bits and element j + half in its high ones. half is 64, in an
+// incomplete block of n elements (n + 1) / 2.
 struct Int4Tiles {
   static constexpr size_t kHalf = kNibbleBlock / 2;
   static constexpr size_t kTilePayload = kTile / 2;
@@ -168,7 +168,7 @@ struct Int4Tiles {
   }
 
  private:
-  // Elements of an incomplete tile: in whole blocks, and in both halves of the incomplete one.
+  // How many elements of an incomplete tile lie in whole blocks, and in each half of the incomplete block.
   struct Places {
     size_t whole, first, second;
   };

@@ -1,4 +1,4 @@
-// kSign1: the sign of every element, and the mean magnitude of the block.
+// kSign1: the sign of every element, and the mean magnitude of each block.
 #pragma once
 
 #include "codec/tiles.h"
@@ -39,7 +39,7 @@ struct SignTiles : InPlace {
     }
   }
 
-  // 32 sums side by side, then halves upon halves: the same order of additions at every vector width.
+  // Adds up 32 sums side by side, then folds halves. The order of additions is the same at every vector width.
   template <bool small>
   static float sum(const float* y) {
     F sums[kSums / kLanes] = {};
@@ -58,7 +58,7 @@ struct SignTiles : InPlace {
     return lanes[0];
   }
 
-  // The sum overflowed, or something in the block is not finite.
+  // The mean where the sum has overflowed or an element of the block is not finite.
   static float large_mean(const float* y, size_t n) {
     const int32_t most = largest_magnitude(y, kTile);
     if (most >= kInfinity) return float_of(int32_t{0x7fc00000});
@@ -66,7 +66,7 @@ struct SignTiles : InPlace {
     return mean < float_of(most) ? mean : float_of(most);
   }
 
-  // The sign bits of elements i to i + kLanes.
+  // Sign bits of elements [i, i + kLanes), each in the top bit of its lane.
   static I minus(const uint8_t* payload, size_t i) {
     using Bytes = I;
     Bytes places;

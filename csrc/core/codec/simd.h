@@ -1,5 +1,5 @@
-// Vector operations of the codecs beyond gcc's own operators. The same bits come out at every vector width: sums have a
-// fixed order of lanes, and no product is merged with a following sum (see rounded()).
+// Vector operations of the codecs beyond gcc's own operators. Results have the same bits at every vector width: sums
+// have a fixed order of lanes, and a product is never fused with an addition (see rounded()).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ using F = Vector<float>;
 using I = Vector<int32_t>;
 
 constexpr size_t kLanes = kVectorBytes / sizeof(float);
-constexpr size_t kGroup = 4 * kLanes;  // elements that are packed to bytes together
+constexpr size_t kGroup = 4 * kLanes;  // elements that pack_bytes() packs at once
 constexpr int32_t kMagnitude = 0x7fffffff;
 constexpr int32_t kInfinity = 0x7f800000;
 
@@ -47,8 +47,8 @@ inline F splat(float value) {
   return F{} + value;
 }
 
-// A product that is rounded before it is added to something: compilers fuse the two where the processor can, and hosts
-// would differ.
+// Forces a product to be rounded before an addition. Otherwise compilers fuse the two where the processor can, and
+// hosts would get different bits.
 template <class T>
 inline T rounded(T product) {
 #if defined(__AVX512F__)
@@ -95,8 +95,7 @@ inline int32_t greatest(I v) {
   return result;
 }
 
-// The largest magnitude of `count` elements, as bits: over kInfinity if there is a NaN. `count` is a multiple of
-// kGroup.
+// Bits of the largest magnitude of `count` elements; above kInfinity if one is NaN. `count` is a multiple of kGroup.
 inline int32_t largest_magnitude(const float* y, size_t count) {
   I most[4] = {};
   for (size_t i = 0; i < count; i += kGroup) {
@@ -105,7 +104,7 @@ inline int32_t largest_magnitude(const float* y, size_t count) {
   return greatest(greater(greater(most[0], most[1]), greater(most[2], most[3])));
 }
 
-// The same, passing over infinities and NaN.
+// The same without infinities and NaN.
 inline int32_t largest_finite_magnitude(const float* y, size_t count) {
   I most{};
   for (size_t i = 0; i < count; i += kLanes) {
@@ -115,7 +114,7 @@ inline int32_t largest_finite_magnitude(const float* y, size_t count) {
   return greatest(most);
 }
 
-// Four vectors of values 0 to 255 become kGroup bytes.
+// Packs four vectors of values 0 to 255 into kGroup bytes.
 inline void pack_bytes(const I* v, uint8_t* to) {
 #if defined(__AVX512F__)
   for (int q = 0; q < 4; ++q) {
@@ -125,7 +124,7 @@ inline void pack_bytes(const I* v, uint8_t* to) {
 #elif defined(__AVX2__)
   const auto at = [v](int q) { return reinterpret_cast<__m256i>(v[q]); };
   const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(at(0), at(1)), _mm256_packs_epi32(at(2), at(3)));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the packing works within halves
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the instruction packs within 128-bit halves
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
 #elif defined(__x86_64__)
   const auto at = [v](int q) { return reinterpret_cast<__m128i>(v[q]); };
@@ -136,7 +135,7 @@ inline void pack_bytes(const I* v, uint8_t* to) {
 #endif
 }
 
-// The reverse of pack_bytes() for one vector.
+// Unpacks one vector that pack_bytes() has packed.
 inline I unpack_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return reinterpret_cast<I>(_mm512_maskz_cvtepu8_epi32(0xffff, load<__m128i>(from)));
@@ -148,12 +147,12 @@ inline I unpack_bytes(const uint8_t* from) {
 #endif
 }
 
-// Exact for what fits a float.
+// Converts integers to float; exact if the integer is a float.
 inline F float_from(I v) {
   return __builtin_convertvector(v, F);
 }
 
-// Bit l is the sign of lane l.
+// Bit l of the result is the sign of lane l.
 inline uint32_t sign_bits(I v) {
 #if defined(__AVX512F__)
   return _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(v), _mm512_setzero_si512());

@@ -1,5 +1,5 @@
-// The part of a transcoding that is the same for every codec, a tile at a time: form y from the sources, write outputs
-// and residual.
+// The part of transcode() that all codecs share, for one tile: forms y from the sources, and writes outputs and
+// residual.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace bagua::codec {
 
-// Calls body(i, zero) for vectors of elements from 0 on, then for the single elements that are left; `zero` has the
-// type to work with, F or float.
+// Calls body(i, zero) for each whole vector of elements from 0 on, then for each element that is left. The type of
+// `zero` is the type to compute in: F or float.
 template <class Body>
 inline void each(size_t count, const Body& body) {
   const size_t whole = count / kGroup * kGroup;
@@ -27,12 +27,12 @@ inline float zero_unless_finite(float v) {
   return (bits_of(v) & kInfinity) == kInfinity ? 0.0f : v;
 }
 
-// One call of transcode(), seen a piece at a time: elements [at, at + count).
+// Handles elements [at, at + count) of one call of transcode().
 struct Streams {
   const Transcode& work;
-  bool past_caches;  // outputs
+  bool past_caches;  // for outputs: use non-temporal stores
 
-  // Sum of the raw sources, which are more than one, to `to`.
+  // Writes the sum of the raw sources (at least two) to `to`.
   void sum_raw(size_t at, size_t count, float* to) const {
     const float* const* raw = work.raw;
     const int raws = work.raws;
@@ -68,7 +68,7 @@ struct Streams {
     });
   }
 
-  // To all outputs; `from` may be one of them.
+  // Copies to all outputs; `from` may be one of them.
   void output(const float* from, size_t at, size_t count) const {
     for (int j = 0; j < work.decodeds; ++j) {
       float* to = work.decoded[j] + at;

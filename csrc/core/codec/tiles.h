@@ -1,10 +1,10 @@
-// The loop over tiles that all codecs but top-k share. A codec C has
+// The loop over tiles that all codecs but top-k share. A codec C defines
 //   kTilePayload, kTileParameters       bytes of a full tile
 //   payload_bytes(n), parameter_bytes(n)  of n elements, any number
 //   encode(y, n, payload, parameters)   a full tile, of which n elements count (the others are neutral, see pad)
 //   decode<add>(payload, parameters, base, out)   a full tile: out = decoded, or base + decoded
 //   pad(y, n, out), unpad(in, n, out)   n < kTile elements to the places of a full tile, and back
-// The last, incomplete tile goes through full tiles on the stack, so that only whole tiles need code.
+// The last, incomplete tile is copied to a full tile on the stack, so that codecs need code for full tiles alone.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace bagua::codec {
 
-// Messages and outputs from this size on (bytes) do not stay in the caches anyway: they are written past them.
+// Messages and outputs of at least this many bytes do not fit into the caches: non-temporal stores write them.
 constexpr size_t kPastCaches = size_t{8} << 20;
 
 template <class C>
@@ -49,7 +49,7 @@ class Tiles {
   const uint8_t* encoded(int k) const { return static_cast<const uint8_t*>(work_.encoded[k]); }
   uint8_t* message() const { return static_cast<uint8_t*>(work_.message); }
 
-  // y of a full tile: in `space`, or a raw source itself.
+  // Returns y of a full tile: in `space`, or a raw source itself.
   const float* gather(size_t at, float* space) const {
     const float* y = nullptr;
     if (work_.raws == 1) y = work_.raw[0] + at;
@@ -70,7 +70,7 @@ class Tiles {
     return finish(y, at, kTile, space);
   }
 
-  // Scale and residual.
+  // Applies scale and residual.
   const float* finish(const float* y, size_t at, size_t count, float* space) const {
     if (y == nullptr) {
       std::fill_n(space, count, 0.0f);
@@ -82,7 +82,7 @@ class Tiles {
   }
 
   void full(size_t at) {
-    // Without a message a lone output can take the place of the space on the stack.
+    // Without a message a single output can replace the buffer on the stack.
     const bool direct = work_.message == nullptr && work_.decodeds == 1 && !streams_.past_caches;
     const float* y = gather(at, direct ? work_.decoded[0] + at : sum_);
     if (work_.message == nullptr) {
@@ -169,7 +169,7 @@ class Tiles {
   alignas(64) uint8_t payload_[C::kTilePayload];
 };
 
-// For codecs whose elements keep their places in a tile.
+// pad() and unpad() of codecs that keep the order of elements in a tile.
 struct InPlace {
   static void pad(const float* y, size_t n, float* out) {
     std::memcpy(out, y, n * sizeof(float));

@@ -9,15 +9,15 @@
 namespace bagua::codec {
 namespace {
 
-constexpr size_t kSampleStep = 16;  // one vector of so many is looked at
+constexpr size_t kSampleStep = 16;  // a sample takes one vector of this many
 
-// The largest t for which at least `wanted` of the magnitudes are t or more: bit by bit from above, in so many bits.
+// The largest t such that at least `wanted` magnitudes are t or more. Finds the `bits` bits of t from the highest down.
 // `count` is a multiple of kGroup.
 int32_t quantile(const int32_t* magnitudes, size_t count, size_t wanted, int bits) {
   int32_t t = 0;
   for (int bit = 30; bit > 30 - bits; --bit) {
     const int32_t tried = t | int32_t{1} << bit;
-    I below[4] = {};  // minus the number of magnitudes that reach it
+    I below[4] = {};  // the negated number of magnitudes that reach the threshold
     for (size_t i = 0; i < count; i += kGroup) {
       for (size_t q = 0; q < 4; ++q) below[q] += load<I>(magnitudes + i + q * kLanes) >= tried;
     }
@@ -29,7 +29,7 @@ int32_t quantile(const int32_t* magnitudes, size_t count, size_t wanted, int bit
   return t;
 }
 
-// Positions and magnitudes of a block's elements of at least a certain magnitude, in order of position.
+// Positions and magnitudes of those elements of a block whose magnitude reaches a threshold, in order of position.
 struct Candidates {
   size_t count = 0;
   uint16_t positions[kTopKBlock];
@@ -58,14 +58,15 @@ struct Candidates {
   }
 };
 
-// Too large for some threads' stacks; kept, since touching new memory costs more than the work on it.
+// Working memory, which is too large for the stacks of some threads. It is kept, because the first touch of new memory
+// costs more than the work itself.
 struct Space {
   Candidates candidates;
   alignas(64) float sum[kTopKBlock];
 };
 
 Space& space_of_thread() {
-  thread_local const std::unique_ptr<Space> space(new Space);  // not make_unique(): that would clear it
+  thread_local const std::unique_ptr<Space> space(new Space);  // not make_unique(), which would zero it
   return *space;
 }
 
@@ -126,7 +127,7 @@ class TopK {
     return sum_;
   }
 
-  // Adds a block of a message to the sum. Positions come from another host and may be wrong.
+  // Adds a block of a message to the sum. Checks positions: they come from another host and may be invalid.
   void add(const uint8_t* message, size_t n, size_t kept_before, size_t kept) {
     const uint8_t* values = message + kept_before * 4;
     const uint8_t* positions = message + positions_at_ + kept_before * 2;
@@ -136,7 +137,7 @@ class TopK {
     }
   }
 
-  // A magnitude that about `kept` elements, and a few more, reach: from a sample.
+  // Estimates from a sample a magnitude that slightly more than `kept` elements reach.
   int32_t guess(const float* y, size_t n, size_t kept) {
     const size_t vectors = n / (kLanes * kSampleStep) & ~size_t{3};
     if (vectors * kLanes < 256) return 0;
@@ -155,9 +156,9 @@ class TopK {
     found.collect(y, n, guessed);
     if (found.count < kept) found.collect(y, n, 0);
     const size_t padded = (found.count + kGroup - 1) / kGroup * kGroup;
-    std::fill(found.magnitudes + found.count, found.magnitudes + padded, -1);  // reaches no threshold
+    std::fill(found.magnitudes + found.count, found.magnitudes + padded, -1);  // below every threshold
     const int32_t threshold = quantile(found.magnitudes, padded, kept, 31);
-    size_t ties = kept;  // of those that are equal to the threshold, the first ones
+    size_t ties = kept;  // elements equal to the threshold that are kept: the first ones
     for (size_t c = 0; c < found.count; ++c) ties -= found.magnitudes[c] > threshold ? 1 : 0;
     size_t k = 0;
     for (size_t c = 0; c < found.count; ++c) {

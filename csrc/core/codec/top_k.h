@@ -1,4 +1,4 @@
-// kTopK: the largest magnitudes of each block of 16384 elements.
+// kTopK: keeps the largest magnitudes of each block of 16384 elements.
 #pragma once
 
 #include "codec/codec.h"

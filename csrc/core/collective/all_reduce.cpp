@@ -1,13 +1,14 @@
-// All-reduce: reduce inside each host, then between hosts, where a host is one member whatever the number of its ranks.
+// All-reduce: reduces inside each host, then between hosts. Between hosts, each host is one participant, however many
+// ranks it has.
 //
-// The ring, for long vectors: ring reduce-scatter and ring all-gather. The vector is cut into one block per host. In
-// step s of the reduce-scatter, the host at place h of the ring sends its partial result of block h - s to h + 1 and
-// gets that of block h - s - 1 from h - 1; its own ranks' contributions and the incoming partial are added in one pass.
-// After hosts - 1 steps, block h + 1 is final at h: written to every local rank and passed on. 2 (hosts - 1) / hosts of
-// the vector cross each link.
+// Long vectors use the ring: ring reduce-scatter, then ring all-gather. The vector is cut into one block per host. In
+// step s of the reduce-scatter, the host at place h of the ring sends its partial result of block h - s to h + 1, and
+// receives that of block h - s - 1 from h - 1. One pass adds the received partial to the contributions of its own
+// ranks. After hosts - 1 steps, block h + 1 is final at host h, which writes it to every local rank and passes it on.
+// 2 (hosts - 1) / hosts of the vector cross each link.
 //
-// Partial results lie in the first local rank's dst. That is safe in place: a host's own contribution to a block has
-// been read, and has left the host, before the final block can come back. AVG divides in the last addition alone.
+// Partial results lie in the first local rank's dst. This works in place: a host's own contribution to a block has been
+// read and sent before the final block can come back. AVG divides in the last addition only.
 #include "collective/builder.h"
 #include "collective/cost.h"
 
@@ -15,14 +16,14 @@ namespace bagua::collective {
 
 namespace {
 
-constexpr size_t kWindow = 8;  // incoming partials that may wait for their addition
+constexpr size_t kWindow = 8;  // received partials that can wait to be added
 
 Range block_of(const Builder& b, Range range, int block) {
   const Range part = part_of(range.count, b.hosts(), block);
   return {range.begin + part.begin, part.count};
 }
 
-// Ring reduce-scatter; `ready[k]` is set to the step that makes chunk k of block place + 1 final.
+// Ring reduce-scatter. Sets `ready[k]` to the step that makes chunk k of block place + 1 final.
 void build_ring_reduce(Builder* b, Range range, std::vector<StepId>* ready) {
   const int hosts = b->hosts(), place = b->place(), next = b->next(), prev = b->previous();
   for (const Range& chunk : b->chunks(block_of(*b, range, place))) {
@@ -54,7 +55,7 @@ void build_ring_reduce(Builder* b, Range range, std::vector<StepId>* ready) {
   }
 }
 
-// Ring all-gather of final blocks, in place in the first local rank's dst and copied to the others' from there.
+// Ring all-gather of the final blocks, in the first local rank's dst; copies them to the dst of the other ranks.
 void build_ring_gather(Builder* b, Range range, std::vector<StepId> ready) {
   const int hosts = b->hosts(), place = b->place(), next = b->next(), prev = b->previous();
   for (int s = 0; s < hosts - 1; ++s) {
@@ -76,7 +77,7 @@ void build_ring_gather(Builder* b, Range range, std::vector<StepId> ready) {
 void build_plain(Builder* b, Range range) {
   const uint64_t bytes = range.count * b->element();
   Pattern pattern = cheapest_pattern(b->hosts(), bytes);
-  if (bytes > b->chunk_bytes()) pattern = Pattern::kRing;  // the others send it whole
+  if (bytes > b->chunk_bytes()) pattern = Pattern::kRing;  // the other patterns send the vector as one message
   if (pattern == Pattern::kDirect) return build_direct(b, range);
   if (pattern == Pattern::kHalvingDoubling) return build_halving_doubling(b, range);
   std::vector<StepId> ready;

@@ -190,7 +190,7 @@ void Window::release_after(StepId step) {
 
 Program compile(const Topology& topology, const Request& request, size_t chunk_bytes) {
   Builder builder(topology, request, chunk_bytes);
-  if (request.count == 0) {  // nothing to move, but hosts still compare what they were asked for
+  if (request.count == 0) {  // there is nothing to move, but hosts still compare their requests
     build_barrier(&builder);
     return builder.finish();
   }
@@ -220,7 +220,7 @@ Program compile(const Topology& topology, const Request& request, size_t chunk_b
       build_all_to_all(&builder);
       break;
     case Kind::kBarrier:
-    case Kind::kSend:  // matched and moved point to point, see engine/p2p.h
+    case Kind::kSend:  // the engine handles point to point, see engine/p2p.h
     case Kind::kRecv:
       build_barrier(&builder);
       break;

@@ -1,4 +1,4 @@
-// Builds programs: numbers messages, allots scratch memory, records which step waits for which.
+// Builds programs: numbers messages, allocates scratch memory, and records dependencies between steps.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class Builder {
   int locals() const { return static_cast<int>(topology_.local().size()); }
   size_t element() const { return element_; }
   size_t chunk_bytes() const { return chunk_elements_ * element_; }
-  // This host's place in the ring, and the hosts after and before it.
+  // This host's place in the ring; the hosts after and before it.
   int place() const { return topology_.ring_place(topology_.host); }
   int next() const { return topology_.ring_host(place() + 1); }
   int previous() const { return topology_.ring_host(place() - 1); }
@@ -47,15 +47,15 @@ class Builder {
   // Cuts `whole` into chunks; empty for an empty range.
   std::vector<Range> chunks(Range whole) const;
 
-  // Places, with offsets in elements.
+  // References to memory, with offsets in elements.
   Ref src(int member, uint64_t element) const;
   Ref dst(int member, uint64_t element) const;
   std::vector<Ref> all_src(uint64_t element) const;
   std::vector<Ref> all_dst(uint64_t element, int except = -1) const;
-  // Room for `bytes` of scratch, aligned to a cache line.
+  // Allocates `bytes` of scratch memory, aligned to a cache line.
   Ref scratch(size_t bytes);
 
-  // Steps. `count` is in elements. Those that `after` names must complete before (kNoStep is ignored).
+  // Add a step. `count` is in elements. The steps in `after` must complete first (kNoStep is ignored).
   StepId reduce(const std::vector<Ref>& from, const std::vector<Ref>& to, uint64_t count, bool final,
                 std::initializer_list<StepId> after = {});
   StepId copy(Ref from, const std::vector<Ref>& to, uint64_t count, std::initializer_list<StepId> after = {});
@@ -82,13 +82,13 @@ class Builder {
   std::vector<uint64_t> sent_, received_;         // messages so far, by peer
 };
 
-// A ring of `n` scratch places, each free again when a step has completed.
+// A ring of `n` scratch buffers. A buffer is free again when the step that uses it has completed.
 class Window {
  public:
   Window(Builder* builder, size_t n, size_t bytes);
-  // The next place; *free_after is the step that must complete before it may be written.
+  // Returns the next buffer; it may be written after step *free_after.
   Ref take(StepId* free_after);
-  // The place taken last is in use until `step` completes.
+  // The buffer returned last is in use until `step` completes.
   void release_after(StepId step);
 
  private:
@@ -97,15 +97,16 @@ class Window {
   size_t next_ = 0;
 };
 
-// Part number `index` of `count` elements cut into `parts` as even as can be; index is taken modulo parts.
+// Cuts `count` elements into `parts` parts of nearly equal size; returns part `index` modulo `parts`.
 Range part_of(uint64_t count, int parts, int index);
 
-// One function for each kind, or for those alike; hosts >= 1. In all_reduce.cpp, reduce_and_barrier.cpp,
-// data_movement.cpp.
+// One function for each kind of operation, or for several similar kinds; hosts >= 1. In all_reduce.cpp,
+// reduce_and_barrier.cpp and data_movement.cpp.
 void build_barrier(Builder* builder);
 void build_all_reduce(Builder* builder);
-// Parts of an all-reduce between hosts (hosts >= 2), over some of the elements: as they are, by the pattern that costs
-// least; one trip; 2 log2(hosts) trips (short_all_reduce.cpp); encoded (compressed.cpp).
+// All-reduce of a range of elements between hosts (hosts >= 2). build_plain: unencoded, by the cheapest pattern.
+// build_direct: one trip. build_halving_doubling: 2 log2(hosts) trips (short_all_reduce.cpp). build_compressed: encoded
+// (compressed.cpp).
 void build_plain(Builder* builder, Range range);
 void build_direct(Builder* builder, Range range);
 void build_halving_doubling(Builder* builder, Range range);

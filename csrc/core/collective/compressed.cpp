@@ -1,18 +1,18 @@
 // All-reduce with encoded messages between hosts (scatter-gather): host h owns block h.
 //
-//   a) every host encodes its partial sum of each other block, with error feedback where asked for, and sends it to the
-//      owner;
-//   b) the owner adds the messages of all to its own partial sum, divides for AVG, encodes the result and sends it to
-//      all; decode(result) is written to its own ranks, so that everybody has the same bits;
-//   c) the others decode the result into all their ranks' dst.
+//   a) each host encodes its partial sum of each other host's block, with error feedback if requested, and sends it to
+//      the owner;
+//   b) the owner adds all messages to its own partial sum, divides for AVG, encodes the result and sends it to all. It
+//      writes decode(result) to its own ranks, so that all hosts have the same bits;
+//   c) the other hosts decode the result into the dst of all their ranks.
 //
 // 2 (hosts - 1) / hosts of the encoded vector cross each link. Each pass reads and writes memory once: a) reads the
-// vector but for the own block, b) reads and writes the own block, c) writes the others.
+// vector without the own block, b) reads and writes the own block, c) writes the other blocks.
 //
-// Order. Chunk k of a) and chunk k - lead of b) are sent in round k, in this order. So the first results go out while
-// later partials still do, and no window can fill up for ever: a pass of round k waits only for slots that sends and
-// passes of earlier rounds, or earlier ones of the same round, give back (a window of results holds at least `lead`).
-// A block's own contribution has been read at every host before its result can come back, so it works in place.
+// Order. Round k sends chunk k of a), then chunk k - lead of b). So the first results go out while later partials are
+// still being sent. No window fills up for ever: a pass of round k waits only for slots that earlier sends and passes
+// release (a window of results holds at least `lead`). It works in place, because every host has read its own
+// contribution to a block before the result can come back.
 #include "codec/formats.h"
 #include "collective/builder.h"
 
@@ -20,18 +20,19 @@ namespace bagua::collective {
 
 namespace {
 
-// Owners' blocks begin at multiples of this, and chunks too, so that blocks of the codec are full.
+// Owners' blocks and their chunks begin at multiples of this, so that the codec's blocks are complete.
 uint64_t unit_of(Encoding encoding) {
   return encoding.codec == Codec::kTopK ? codec::kTopKBlock : codec::kTile;
 }
 
-constexpr size_t kMessages = 4;             // a message should have a quarter of chunk_bytes; its raw chunk
-constexpr size_t kLargestRaw = 4;           // has at most four times chunk_bytes,
-constexpr uint64_t kPieces = 8;             // and a block has so many chunks at least, to overlap its stages,
-constexpr uint64_t kSmallestChunk = 16384;  // but none has fewer elements
-constexpr size_t kLeadBytes = 2 << 20;      // partials on their way before the first result is: covers the delay of
-constexpr size_t kLeastLead = 4, kMostLead = 32;        // a round trip
-constexpr size_t kMessageWindow = 8, kSmallWindow = 4;  // messages of one peer that wait; with more than two peers
+constexpr size_t kMessages = 4;             // a message has about chunk_bytes / kMessages bytes
+constexpr size_t kLargestRaw = 4;           // a raw chunk has at most kLargestRaw * chunk_bytes bytes
+constexpr uint64_t kPieces = 8;             // a block has at least this many chunks, so that its stages overlap,
+constexpr uint64_t kSmallestChunk = 16384;  // unless a chunk would have fewer elements than this
+// Partials that are sent before the first result: bytes, to cover the delay of a round trip, and limits in chunks.
+constexpr size_t kLeadBytes = 2 << 20;
+constexpr size_t kLeastLead = 4, kMostLead = 32;
+constexpr size_t kMessageWindow = 8, kSmallWindow = 4;  // waiting messages of one peer; with more than two peers
 
 uint64_t units_of(uint64_t elements, uint64_t unit) {
   return std::max<uint64_t>(1, (elements + unit - 1) / unit);
@@ -81,7 +82,7 @@ class Compressed {
   }
 
  private:
-  // The same at all hosts: nothing here depends on whose program it is.
+  // All hosts must choose the same, so nothing here may depend on the host.
   void choose_chunk() {
     const uint64_t raw = std::max<uint64_t>(unit_, b_->chunk_bytes() / sizeof(float) / unit_ * unit_);
     chunk_ = raw;
@@ -110,7 +111,7 @@ class Compressed {
   const std::vector<Range>& own() const { return chunks_at(b_->host()); }
   size_t bytes(const Range& chunk) const { return encoded_bytes(encoding_, chunk.count); }
 
-  // y = what this host's ranks give, with the residual if there is one.
+  // Sources of a pass: y is the sum of this host's ranks, plus the residual if there is one.
   Pass pass_over(const Range& chunk, const Ref* residual) const {
     Pass pass;
     pass.count = chunk.count;
@@ -129,7 +130,7 @@ class Compressed {
     outgoing_[p].release_after(b_->send_bytes(peers_[p], message, bytes(chunk), {encoded}));
   }
 
-  // The result of chunk k of the own block.
+  // Computes the result of chunk k of the own block.
   void combine(size_t k) {
     const Range& chunk = own()[k];
     const size_t slot = k % results_.size();

@@ -1,6 +1,6 @@
-// Operations that move data and compute nothing. Broadcast goes down a chain of hosts, all-gather round a ring, both in
-// chunks so that all links work at once; gather, scatter and all-to-all exchange directly. Inside a host everything is
-// one copy.
+// Operations that move data without computing. Broadcast sends along a chain of hosts, all-gather round a ring; both
+// send chunks, so that all links work at once. Gather, scatter and all-to-all send directly from host to host. Inside a
+// host, data are copied once.
 #include "collective/builder.h"
 
 namespace bagua::collective {
@@ -60,7 +60,7 @@ void build_all_gather(Builder* b) {
     if (hosts > 1) send_all(b, next, m, 0);
     copy_all(b, m, 0, everybody, block(*b, mine[static_cast<size_t>(m)]));
   }
-  for (int s = 0; s < hosts - 1; ++s) {  // what came from place - s - 1 goes on to place + 1
+  for (int s = 0; s < hosts - 1; ++s) {  // forwards to place + 1 the data of place - s - 1
     for (const int index : members_at(*b, b->topology().ring_host(place - s - 1))) {
       for (const Range& chunk : b->chunks({block(*b, index), b->request().count})) {
         const StepId arrived = b->recv(prev, b->dst(0, chunk.begin), chunk.count);
@@ -105,7 +105,7 @@ void build_all_to_all(Builder* b) {
   const std::vector<int>& mine = b->topology().local();
   for (int o = 1; o < b->hosts(); ++o) {
     const int to = (b->host() + o) % b->hosts(), from = (b->host() + b->hosts() - o) % b->hosts();
-    for (int m = 0; m < b->locals(); ++m) {  // both ends: by sender, then by receiver
+    for (int m = 0; m < b->locals(); ++m) {  // both ends use the same order: by sender, then by receiver
       for (const int index : members_at(*b, to)) send_all(b, to, m, block(*b, index));
     }
     for (const int index : members_at(*b, from)) {

@@ -28,7 +28,7 @@ namespace {
 
 void run_reduce(const Request& request, bool final, int64_t divisor, const std::vector<const void*>& from,
                 const std::vector<void*>& to, size_t count, bool streaming) {
-  // A partial result goes on to other hosts: the division comes once, at the end.
+  // A partial result is sent to other hosts. The mean divides only once, in the final step.
   const ReduceOp op = request.op == ReduceOp::kAvg && !final ? ReduceOp::kSum : request.op;
   const bool aliased = std::any_of(to.begin(), to.end(), [&from](const void* target) {
     return std::find(from.begin(), from.end(), target) != from.end();

@@ -1,4 +1,4 @@
-// Runs the steps of a program that compute or copy. Used by the engine's executors and by the simulator in the tests.
+// Runs those steps of a program that compute or copy. The engine's executors and the tests' simulator use it.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace bagua::collective {
 
-// The memory of one operation at one host: by local member, nullptr where that member gave none.
+// The memory of one operation at one host: by local member; nullptr if the member gave no buffer.
 struct Memory {
   std::vector<const char*> src;
   std::vector<char*> dst;
@@ -19,8 +19,8 @@ struct Memory {
 const char* source_of(const Memory& memory, const Ref& ref);
 char* target_of(const Memory& memory, const Ref& ref);
 
-// Runs a step that computes. `divisor` is the number of ranks of the communicator. `streaming` writes past the
-// caches, where no destination is a source: for results that nobody reads soon.
+// Runs a step that computes. `divisor` is the number of ranks of the communicator. `streaming`: use non-temporal stores
+// if no destination is a source, for results that nobody reads soon.
 void run_step(const Program& program, const Step& step, const Request& request, int64_t divisor, const Memory& memory,
               bool streaming);
 

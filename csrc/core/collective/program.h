@@ -1,15 +1,15 @@
 // The program of one host for one collective operation: a list of steps with dependencies, as a pure value.
 //
-// compile() makes the program of one host from the communicator's topology and the request alone: no sockets, no clock.
-// The programs of all hosts fit together: the k-th message that host a sends to host b is the k-th that b receives from
-// a, and carries tag k. An executor
+// compile() is pure: it makes the program of one host from the communicator's topology and the request. The programs of
+// all hosts match: the k-th message that host a sends to host b is the k-th that b receives from a, and has tag k. An
+// executor
 //   - starts a step when all steps that it waits for are complete;
 //   - starts the sends to one host in the order of the program, and the same for the receives from one host.
 // Under these two rules the programs finish even if the network buffers nothing (tests/native/collective_test.cpp runs
-// them that way), so parked frames (transport/mesh.h) can't deadlock.
+// them that way). So parked frames (transport/mesh.h) can't cause a deadlock.
 //
-// Every host ends with the same bits: a result is computed at one host and copied, or computed everywhere from the same
-// numbers in the same order.
+// All hosts end with the same bits: either one host computes a result and the others copy it, or each host computes it
+// from the same numbers in the same order.
 #pragma once
 
 #include <cstddef>
@@ -24,18 +24,17 @@ namespace bagua::collective {
 // Where the members of a communicator live. Every host has at least one.
 struct Topology {
   std::vector<std::vector<int>> members;  // by host: indices in the communicator, ascending
-  int host = 0;                           // whose program it is
-  // The order in which rings and chains go round the hosts: a permutation of their indices, the same at all hosts;
-  // empty: 0, 1, 2, ...
+  int host = 0;                           // the host that the program is for
+  // Order of the hosts in rings and chains: a permutation of their indices, the same at all hosts. Empty: 0, 1, 2, ...
   std::vector<int> ring = {};
 
   int hosts() const { return static_cast<int>(members.size()); }
   int size() const;
   int host_of(int index) const;
-  // Position of member `index` among the local ones, if it is one.
+  // Position of member `index` among the local members, if it is local.
   int position(int index) const;
   const std::vector<int>& local() const { return members[static_cast<size_t>(host)]; }
-  // Host at a place of the ring (any integer, taken modulo the number of hosts), and the place of a host.
+  // The host at a place of the ring (any integer, modulo the number of hosts), and the place of a host.
   int ring_host(int place) const;
   int ring_place(int host) const;
 };
@@ -46,16 +45,16 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   uint64_t count = 0;
   int root = -1;  // index in the communicator
-  // kAllReduce of float32 between hosts: how it crosses, all but the last `exact` elements.
+  // kAllReduce of float32: encoding of messages between hosts, for all but the last `exact` elements.
   Encoding encoding = {};
-  bool feedback = false;  // with error feedback: Memory::residual is there
+  bool feedback = false;  // with error feedback: Memory::residual is not null
   uint64_t exact = 0;
 };
 
 enum class Space : uint8_t { kSrc, kDst, kScratch, kResidual };
 
-// A place: `offset` bytes into the src or dst of local member number `member` (its position in Topology::local()), or
-// into the operation's scratch memory, or into this host's residual.
+// A reference to memory: `offset` bytes into the src or dst of local member `member` (its position in
+// Topology::local()), into the operation's scratch memory, or into this host's residual.
 struct Ref {
   Space space;
   uint16_t member;
@@ -72,13 +71,13 @@ struct Step {
   uint32_t encoded = 0;                          // kTranscode: sources that are messages
   uint32_t destinations = 0;                     // kReduce, kCopy, kTranscode (decoded): m; kRecv: 1; kSend: 0
   uint32_t first_ref = 0;                        // in Program::refs: sources, encoded, residual, message, destinations
-  uint32_t waits_for = 0;                        // how many steps must complete before
+  uint32_t waits_for = 0;                        // number of steps that must complete first
   uint32_t first_successor = 0, successors = 0;  // in Program::successors
   uint64_t tag = 0;                              // kSend, kRecv
-  uint64_t bytes = 0;                            // of each source and destination; kTranscode: of the raw ones
+  uint64_t bytes = 0;                            // of each source and destination; kTranscode: of each raw one
 };
 
-// Whether a step of this type uses the processor, not the network.
+// True if a step of this type uses the processor, not the network.
 inline bool computes(Step::Type type) {
   return type != Step::Type::kSend && type != Step::Type::kRecv;
 }
@@ -91,8 +90,8 @@ struct Program {
   size_t scratch_bytes = 0;
 };
 
-// Chunks of at most `chunk_bytes` (at least 64); encoded, the message of 1024 elements may be longer. The request is
-// valid: see engine/operation.h.
+// Chunks have at most `chunk_bytes`, which is at least 64; an encoded message of 1024 elements may be longer. The
+// request must be valid, see engine/operation.h.
 Program compile(const Topology& topology, const Request& request, size_t chunk_bytes);
 
 // Elements of an encoded all-reduce whose results this host makes: [begin, end). Its residual there is what results

@@ -1,5 +1,6 @@
-// Reduce and reduce-scatter: every host adds up its own ranks' contributions and sends the partial result to the host
-// that needs it, which adds the partials of all hosts in one pass. Barrier: one message from every host to every other.
+// Reduce and reduce-scatter: each host adds up the contributions of its ranks and sends the partial result to the host
+// that needs it. That host adds the partials of all hosts in one pass. Barrier: each host sends a message to each
+// other.
 #include "collective/builder.h"
 
 namespace bagua::collective {
@@ -8,14 +9,14 @@ namespace {
 
 constexpr size_t kChunkWindow = 4;  // chunks in flight for each pair of hosts
 
-// The other hosts, starting after ours so that not all send to the same one first.
+// The other hosts, beginning after ours, so that hosts do not all send to the same one first.
 std::vector<int> others(const Builder& b) {
   std::vector<int> hosts;
   for (int o = 1; o < b.hosts(); ++o) hosts.push_back((b.host() + o) % b.hosts());
   return hosts;
 }
 
-// Sends this host's partial sum of src[at, at + count), chunk by chunk.
+// Sends this host's partial sum of src[at, at + count) in chunks.
 void send_partial(Builder* b, int peer, uint64_t at, uint64_t count, Window* window) {
   for (const Range& chunk : b->chunks({at, count})) {
     if (b->locals() == 1) {

@@ -16,7 +16,7 @@ struct Quality {
   double cost;     // sum of 1/bandwidth
 };
 
-// The slower of both directions, never zero.
+// Bandwidth of each pair of hosts: that of the slower direction, never zero.
 class Pairs {
  public:
   explicit Pairs(const Bandwidths& rates) : rates_(rates) {}
@@ -44,7 +44,7 @@ std::vector<int> identity(int hosts) {
   return ring;
 }
 
-// Calls visit(ring, quality) for every ring, once for each of its two directions, in lexicographic order.
+// Calls visit(ring, quality) for every ring, once per direction, in lexicographic order.
 template <class F>
 void each_ring(const Pairs& pairs, F visit) {
   std::vector<int> ring = identity(pairs.hosts());
@@ -77,7 +77,8 @@ struct Link {
   int a, b;
 };
 
-// Takes the fastest links first, as long as no host gets three and no ring closes before all hosts are on it.
+// Takes the fastest links first. Skips a link that would be the third of a host, or would close a ring without all
+// hosts.
 std::vector<int> greedy(const Pairs& pairs) {
   const int hosts = pairs.hosts();
   std::vector<Link> links;
@@ -86,7 +87,7 @@ std::vector<int> greedy(const Pairs& pairs) {
   }
   std::stable_sort(links.begin(), links.end(), [](const Link& x, const Link& y) { return x.rate > y.rate; });
   std::vector<std::vector<int>> next(static_cast<size_t>(hosts));
-  std::vector<int> path = identity(hosts);  // by host: which path it is on
+  std::vector<int> path = identity(hosts);  // by host: number of the path that it is on
   for (const Link& link : links) {
     auto &at_a = next[static_cast<size_t>(link.a)], &at_b = next[static_cast<size_t>(link.b)];
     const int from = path[static_cast<size_t>(link.b)], to = path[static_cast<size_t>(link.a)];
@@ -95,7 +96,7 @@ std::vector<int> greedy(const Pairs& pairs) {
     at_b.push_back(link.a);
     std::replace(path.begin(), path.end(), from, to);
   }
-  // One path is left. From an end to the other.
+  // One path is left: walks from one end to the other.
   int at = 0, before = -1;
   while (next[static_cast<size_t>(at)].size() == 2) ++at;
   std::vector<int> ring;
@@ -110,8 +111,8 @@ std::vector<int> greedy(const Pairs& pairs) {
   return ring;
 }
 
-// 2-opt: turns a part of the ring round while that replaces two links by better ones. The sorted list of the ring's
-// bandwidths grows lexicographically with each exchange, so this ends.
+// 2-opt: reverses a part of the ring as long as this replaces two links by better ones. Each exchange makes the sorted
+// list of the ring's bandwidths lexicographically larger, so the loop ends.
 void improve(const Pairs& pairs, std::vector<int>* ring) {
   const size_t n = ring->size();
   bool changed = true;
@@ -132,7 +133,7 @@ void improve(const Pairs& pairs, std::vector<int>* ring) {
   }
 }
 
-// The same ring as a list that begins with host 0 and goes on with the lower of its neighbours.
+// Rewrites the ring to begin with host 0 and continue with the lower of its two neighbours.
 void normalise(std::vector<int>* ring) {
   std::rotate(ring->begin(), std::find(ring->begin(), ring->end(), 0), ring->end());
   if ((*ring)[1] > ring->back()) std::reverse(ring->begin() + 1, ring->end());

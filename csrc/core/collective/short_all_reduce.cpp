@@ -18,7 +18,7 @@ Pattern cheapest_pattern(int hosts, uint64_t bytes) {
   return halving <= ring ? Pattern::kHalvingDoubling : Pattern::kRing;
 }
 
-// Every host sends its partial result to all others, and all add them up in the same order: one trip.
+// One trip: each host sends its partial result to all others, and all add the partials in the same order.
 void build_direct(Builder* b, Range range) {
   const auto own = static_cast<size_t>(b->host());
   std::vector<Ref> partials(static_cast<size_t>(b->hosts()));
@@ -34,7 +34,7 @@ void build_direct(Builder* b, Range range) {
     const int peer = (b->host() + o) % b->hosts();
     Ref& place = partials[static_cast<size_t>(peer)];
     place = b->scratch(range.count * b->element());
-    before.push_back(b->send(peer, partials[own], range.count, {local}));  // in place the result would overwrite it
+    before.push_back(b->send(peer, partials[own], range.count, {local}));  // in place, the result would overwrite it
     before.push_back(b->recv(peer, place, range.count));
   }
   const StepId sum = b->reduce(partials, b->all_dst(range.begin), range.count, true);
@@ -43,9 +43,9 @@ void build_direct(Builder* b, Range range) {
 
 namespace {
 
-// Recursive halving, then doubling, among the largest power of two of hosts. The rest, one each of the first pairs
-// (0, 1), (2, 3), ..., give their partial to the other of the pair before and get the result after. Partials lie in the
-// first local rank's dst.
+// Recursive halving, then doubling, among the largest power of two of hosts. The surplus hosts are one each of the
+// first pairs (0, 1), (2, 3), ...: each gives its partial to the other host of its pair first, and gets the result at
+// the end. Partials lie in the first local rank's dst.
 class HalvingDoubling {
  public:
   HalvingDoubling(Builder* b, Range range) : b_(b), whole_(range), owned_(range) {
@@ -89,7 +89,7 @@ class HalvingDoubling {
     return sent;
   }
 
-  // Adds the partial that `peer` sends.
+  // Receives the partial of `peer` and adds it.
   void add(int peer, Range part, bool final) {
     if (part.count == 0) return;
     const Ref incoming = b_->scratch(part.count * b_->element());
@@ -109,7 +109,7 @@ class HalvingDoubling {
     owned_ = kept;
   }
 
-  // All of `owned_` is final; so is what the peer got in that round.
+  // Both parts are final now: sends `owned_` to the peer of that round, and receives the part that the peer owns.
   void double_up(const Round& round) {
     send(round.peer, owned_);
     if (round.given.count > 0) {
@@ -122,7 +122,7 @@ class HalvingDoubling {
   const Range whole_;
   int members_ = 1, pairs_ = 0, member_ = 0;
   Range owned_;
-  std::vector<StepId> latest_;  // what `owned_` has to wait for
+  std::vector<StepId> latest_;  // steps that `owned_` has to wait for
   std::vector<Round> rounds_;
 };
 

@@ -47,16 +47,19 @@ bool Dialler::connect(ExecutorInbox* inbox) {
   cancel();
   for (std::thread& helper : helpers) helper.join();
   if (state_->over()) return false;
-  const auto refused = std::find_if(calls_.begin(), calls_.end(), [](const Call& call) { return !call.status; });
-  if (refused == calls_.end()) return true;
-  if (!inbox->closing()) give_up(*refused);
-  return false;
+  const Call* const refused = refused_;
+  if (refused != nullptr && !inbox->closing()) give_up(*refused);
+  return refused == nullptr;
 }
 
 void Dialler::work(int64_t deadline_ns) {
   for (size_t i = next_++; i < calls_.size() && !failed_; i = next_++) {
-    calls_[i].status = dial(calls_[i].peer, calls_[i].stream, deadline_ns);
-    if (!calls_[i].status) failed_ = true;
+    Call* const call = &calls_[i];
+    call->status = dial(call->peer, call->stream, deadline_ns);
+    if (call->status) continue;
+    const Call* none = nullptr;
+    refused_.compare_exchange_strong(none, call);
+    failed_ = true;
   }
 }
 

@@ -56,9 +56,10 @@ class Dialler {
   Mesh* const mesh_;
   EventFd stop_;
   std::vector<Call> calls_;
-  std::atomic<size_t> next_{0};      // call to make
-  std::atomic<size_t> working_{0};   // helpers
-  std::atomic<bool> failed_{false};  // a call; or nobody needs them any more
+  std::atomic<size_t> next_{0};                // call to make
+  std::atomic<size_t> working_{0};             // helpers
+  std::atomic<bool> failed_{false};            // a call; or nobody needs them any more
+  std::atomic<const Call*> refused_{nullptr};  // the first call that failed
   Mutex mutex_;
   std::set<int> shaking_ GUARDED_BY(mutex_);  // sockets on which a helper waits for the other end's words
 };

@@ -98,7 +98,7 @@ ResidualTable* ResidualStore::take(uint32_t comm, uint64_t instance, const Membe
   const Lock lock(mutex_);
   Entry& entry = tables_[{comm, instance}];
   if (entry.table != nullptr) return entry.table.get();
-  const Members &gone = gone_, stayed = without(members, came_);
+  const Members gone = gone_, stayed = without(members, came_);
   const auto [first, last] = waiting_.equal_range(comm);
   const auto predecessor =
       std::find_if(first, last, [&](const auto& item) { return without(item.second.members, gone) == stayed; });

@@ -1,12 +1,12 @@
-// Copies large memory past the caches.
+// Copies large blocks of memory without filling the caches.
 #pragma once
 
 #include <cstddef>
 
 namespace bagua {
 
-// memcpy() whose stores go past the caches: for results that nobody reads before they would have been evicted. Saves
-// reading every line before it is written. No overlap.
+// memcpy() with non-temporal stores, for results that nobody reads soon. The processor need not read a cache line
+// before it is written. The two must not overlap.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
 }  // namespace bagua

@@ -10,7 +10,7 @@ namespace bagua {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xffff;  // the unmasked intrinsics make gcc 12 warn of uninitialised values
+constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in unmasked intrinsics
 #endif
 
 uint32_t bits_of(float value) {
@@ -92,7 +92,7 @@ void to_float(const BFloat16* in, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = float_of(uint32_t{in[i].bits} << 16);
 }
 
-// In integers, not by vcvtneps2bf16: that instruction flushes subnormals, and hosts with and without it must agree.
+// Uses integer arithmetic: vcvtneps2bf16 flushes subnormals to zero, and hosts with and without it must agree.
 void from_float(const float* in, BFloat16* out, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const uint32_t bits = bits_of(in[i]);

@@ -1,5 +1,5 @@
-// Conversions between float and the 16-bit floating-point types, over arrays: to nearest even, NaN stays NaN (quiet),
-// the same bits on every processor. No alignment needed beyond the element's.
+// Converts arrays between float and the 16-bit floating-point types: rounds to nearest even, NaN becomes a quiet NaN,
+// same bits on every processor. Arrays are aligned to their elements only.
 #pragma once
 
 #include <cstddef>

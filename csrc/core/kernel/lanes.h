@@ -1,9 +1,9 @@
-// A group of neighbouring elements in four vector registers: loaded from a source, combined, stored to destinations.
-// The vectors are as wide as the processor that the core is compiled for allows; gcc's vector types do the rest.
+// A group of neighbouring elements in four vector registers: loads, combines and stores them. The width of the vectors
+// is that of the processor which the core is compiled for; the code uses gcc's vector types.
 //
-// Reducing a group at a time over all sources, and writing it to all destinations, moves every buffer in small steps
-// side by side. Measured against passes over a block in the first-level cache this is 1.3 to 1.6 times as fast from
-// memory.
+// reduce() handles one group at a time: it loads the group from all sources, combines it, and stores it to all
+// destinations. From memory this is 1.3 to 1.6 times as fast as a pass per source over a block in the first-level
+// cache.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ constexpr size_t kGroupBytes = kVectors * kVectorBytes;
 template <class A>
 using Vector __attribute__((vector_size(kVectorBytes))) = A;
 
-// Stores `kVectors` vectors; `past_caches`: past the caches, and `to` is aligned to a vector.
+// Stores `kVectors` vectors. `past_caches`: with non-temporal stores; then `to` is aligned to a vector.
 template <class V>
 inline void store_vectors(const V* from, int count, void* to, bool past_caches) {
   char* out = static_cast<char*>(to);
@@ -61,7 +61,7 @@ inline void store_fence() {
 #endif
 }
 
-// T in memory, Acc in registers: the same type, or float for the 16-bit floating-point types.
+// Type T in memory and Acc in registers: the same type, but float for the 16-bit floating-point types.
 template <class T>
 struct Lanes {
   using Acc = T;
@@ -72,7 +72,7 @@ struct Lanes {
   }
   static T load_one(const T* from) { return *from; }
   static void store_one(T value, T* to) { *to = value; }
-  // The group as it goes to memory.
+  // The group in the type of memory.
   struct Packed {
     const V* vectors;
     explicit Packed(const V* v) : vectors(v) {}
@@ -119,7 +119,7 @@ struct HalfLanes {
   };
   static void pack(const V* v, T* to) {
     if constexpr (std::is_same_v<T, BFloat16>) {
-      // In integers, see from_float().
+      // In integers for the reason given at from_float().
       const auto bits = reinterpret_cast<Vector<uint32_t>>(*v);
       const auto rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
       const auto quiet = bits >> 16 | 0x40;
@@ -142,7 +142,7 @@ struct HalfLanes {
  private:
   using HalfVector __attribute__((vector_size(kVectorBytes / 2))) = uint16_t;
 #if defined(__AVX512F__)
-  static constexpr __mmask16 kAll = 0xffff;  // the unmasked intrinsics make gcc 12 warn of uninitialised values
+  static constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in unmasked intrinsics
 #endif
 };
 

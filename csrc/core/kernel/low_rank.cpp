@@ -12,10 +12,11 @@ namespace {
 using V = Vector<float>;
 constexpr size_t kLanes = kVectorBytes / sizeof(float);
 
-// A piece of a row that stays in the first-level cache while every column of a thin matrix is applied to it.
+// Elements of a row that are handled at once: they stay in the first-level cache for all columns of a thin matrix.
 constexpr size_t kTile = 2048;
 constexpr size_t kRowsAtOnce = 8;
-constexpr size_t kResultPastCaches = size_t{1} << 20;  // bytes; smaller ones are read again before they leave the cache
+constexpr size_t kResultPastCaches = size_t{1}
+                                     << 20;  // bytes; a smaller result is read again before it leaves the caches
 
 V load(const float* from) {
   V value;
@@ -34,7 +35,7 @@ float sum(const V& lanes) {
 }
 
 // One piece of a row: memory += gradient - sum over k of left[k * stride] * right[k * columns], and then
-// projected[k * stride] += memory . right[k * columns], while a vector of each is in registers.
+// projected[k * stride] += memory . right[k * columns], both while the piece is in registers.
 template <size_t rank>
 void project_narrow(float* memory, const float* gradient, const float* left, size_t stride, const float* right,
                     size_t columns, size_t count, float* projected) {
@@ -72,7 +73,7 @@ float dot(const float* a, const float* b, size_t count) {
   return total;
 }
 
-// The same for any rank: the piece is in the first-level cache when the products are formed.
+// The same for any rank: the piece stays in the first-level cache between the two steps.
 void project_wide(float* memory, const float* gradient, const float* left, size_t stride, const float* right,
                   size_t columns, size_t count, size_t rank, float* projected) {
   size_t i = 0;

@@ -1,4 +1,4 @@
-// Kernels of PowerSGD: multiply a matrix with thin factors, in as few passes over the matrix as possible.
+// Kernels of PowerSGD: multiply a matrix by thin factors in few passes over the matrix.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@ struct LowRank {
   size_t rows, columns, rank;
 };
 
-// memory += gradient - P Qᵀ, and then projected = (memory Q)ᵀ, [rank, rows]: what `left` and `right` have sent of the
-// memory leaves it in the pass that brings the next gradient, so that it costs none of its own. Three transfers per
-// element: read both, write the memory.
+// memory += gradient - P Qᵀ, then projected = (memory Q)ᵀ, of shape [rank, rows]. `memory` is the error-feedback
+// memory; P Qᵀ is the part of it that was sent in the last step. One pass subtracts that part and adds the next
+// gradient, with three transfers per element: two reads and one write.
 void low_rank_project(const LowRank& shape, float* memory, const float* gradient, const float* left, const float* right,
                       float* projected);
 
-// right = (memoryᵀ P)ᵀ. Reads the memory once.
+// right = (memoryᵀ P)ᵀ. Reads `memory` once.
 void low_rank_back_project(const LowRank& shape, const float* memory, const float* left, float* right);
 
-// result = P Qᵀ. Writes the result once, past the caches where it is large.
+// result = P Qᵀ. Writes the result once; a large one with non-temporal stores.
 void low_rank_product(const LowRank& shape, const float* left, const float* right, float* result);
 
 }  // namespace bagua

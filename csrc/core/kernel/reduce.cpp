@@ -10,8 +10,8 @@
 namespace bagua {
 namespace {
 
-// Operations on an accumulator in place: on one element or on a vector of them. Signed integers are reduced as unsigned
-// ones where that is the same (kWraps): overflow wraps around.
+// Operations that update an accumulator, which is one element or a vector. Where it makes no difference (kWraps),
+// signed integers are reduced as unsigned ones, so that overflow wraps around.
 struct Sum {
   static constexpr bool kWraps = true;
   template <class A>
@@ -25,14 +25,14 @@ struct Product {
   template <class A>
   static void apply(A& a, const A& b) {
     if constexpr (std::is_same_v<A, uint16_t>) {
-      a = static_cast<uint16_t>(uint32_t{a} * b);  // uint16_t would be multiplied as int, and could overflow
+      a = static_cast<uint16_t>(uint32_t{a} * b);  // C++ would multiply uint16_t as int, which can overflow
     } else {
       a *= b;
     }
   }
 };
 
-// A NaN in either place stays.
+// NaN if either operand is NaN.
 struct Min {
   static constexpr bool kWraps = false;
   template <class A>
@@ -83,7 +83,7 @@ struct Wrapping<T, true> {
   using type = std::make_unsigned_t<T>;
 };
 
-// Division of the mean. By a power of two the product with the inverse is the quotient, bit for bit.
+// Divides a sum to get the mean. If the divisor is a power of two it multiplies by the inverse: same bits.
 template <class T, class Acc>
 class Divider {
  public:
@@ -91,7 +91,7 @@ class Divider {
       : divisor_(divisor),
         exact_((divisor & (divisor - 1)) == 0),
         factor_(static_cast<Acc>(exact_ ? 1.0 / static_cast<double>(divisor) : static_cast<double>(divisor))) {}
-  // One accumulator.
+  // Divides one accumulator.
   void apply(Acc& a) const {
     if constexpr (!std::is_floating_point_v<Acc>) {
       a = static_cast<Acc>(static_cast<int64_t>(static_cast<T>(a)) / divisor_);  // toward zero
@@ -117,10 +117,10 @@ class Divider {
  private:
   int64_t divisor_;
   bool exact_;
-  Acc factor_;  // floating point: what to multiply by, or to divide by if not exact_
+  Acc factor_;  // floating point: factor, or divisor if not exact_
 };
 
-// One call of reduce() for memory type T: Lanes are those of T, or of the unsigned type that T wraps as.
+// One call of reduce() for memory type T. Lanes use T, or its unsigned counterpart where kWraps.
 template <class T, class Op>
 struct Reduction {
   using U = typename Wrapping<T, std::is_integral_v<T> && Op::kWraps>::type;
@@ -137,7 +137,7 @@ struct Reduction {
   const U* source(int k, size_t i) const { return static_cast<const U*>(src[k]) + i; }
   U* target(int j, size_t i) const { return static_cast<U*>(dst[j]) + i; }
 
-  // Elements [first, last), one by one: the edges.
+  // Reduces elements [first, last) one by one.
   void scalars(size_t first, size_t last) const {
     const Divider<T, Acc> divider(divisor);
     for (size_t i = first; i < last; ++i) {
@@ -148,7 +148,7 @@ struct Reduction {
     }
   }
 
-  // Whole groups from `first` on; returns the first element that is left.
+  // Reduces whole groups from `first` on; returns the first element that is left.
   size_t groups(size_t first, size_t last, bool nontemporal) const {
     const Divider<T, Acc> divider(divisor);
     size_t i = first;
@@ -178,7 +178,7 @@ struct Reduction {
 template <class T, class Op>
 void run(const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor, bool nontemporal) {
   const Reduction<T, Op> reduction{src, n, dst, m, divisor};
-  // Non-temporal stores want whole lines: begin where the first destination begins one.
+  // Non-temporal stores need whole cache lines: begin at the first line boundary of the first destination.
   const size_t past_line = reinterpret_cast<uintptr_t>(dst[0]) % 64;
   const size_t edge = nontemporal && past_line != 0 ? std::min(count, (64 - past_line) / sizeof(T)) : 0;
   reduction.scalars(0, edge);
@@ -229,7 +229,7 @@ Kernel integer_kernel(ReduceOp op) {
   return bit_kernel<T>(op);
 }
 
-// nullptr: not supported.
+// Returns nullptr if the combination is not supported.
 Kernel find_kernel(DType t, ReduceOp op) {
   switch (t) {
     case DType::kF32:

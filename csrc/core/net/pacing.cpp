@@ -20,7 +20,7 @@ std::string setting() {
   return value == nullptr || *value == '\0' ? "auto" : value;
 }
 
-// Name of the congestion control; empty: this is no TCP socket.
+// Name of the congestion control; empty if this is no TCP socket.
 std::string congestion(int fd) {
   char name[17] = {};
   socklen_t length = sizeof name - 1;
@@ -40,7 +40,7 @@ bool is_near(int fd, uint32_t near_us) {
   socklen_t length = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
   if (length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt) return false;
-  return info.tcpi_min_rtt <= near_us;  // all bits are set where nothing was measured
+  return info.tcpi_min_rtt <= near_us;  // before a measurement all bits are set
 }
 
 }  // namespace

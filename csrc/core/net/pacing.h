@@ -1,11 +1,12 @@
 // Chooses the congestion control of a TCP connection, and with it whether sending is paced.
 //
-// BBR, the default of many systems, sends every segment by a timer of its own. On a long wire that keeps queues short.
-// Within a machine or a room it mostly costs processor time: 64 MiB both ways over a veth pair took 42 ms with BBR, 22
-// with cubic or reno, and 27 where BBR was replaced only later, as a socket that has once paced goes on doing so. So
-// sockets begin without BBR, and those whose round trip is long go back to it. Any other choice of the system stays.
+// BBR, the default of many systems, paces: it sends every segment by a timer. With long round trips this keeps queues
+// short. Within a machine or a room it mostly costs processor time: 64 MiB in both directions over a veth pair took
+// 42 ms with BBR and 22 ms with cubic or reno. It took 27 ms where BBR was replaced after the connection, because a
+// socket that has paced once goes on pacing. So sockets begin without BBR, and those with a long round trip return to
+// it. A system's default other than BBR is left alone.
 //
-// BAGUA_TCP_CONGESTION=system leaves all to the system; auto is the same as nothing.
+// BAGUA_TCP_CONGESTION=system keeps the system's choice everywhere; auto is the default.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,13 @@
 
 namespace bagua {
 
-constexpr uint32_t kNearUs = 1000;  // the longest round trip at which nothing is paced
+constexpr uint32_t kNearUs = 1000;  // connections with a round trip up to this are not paced
 
-// kInvalid: the setting is neither of the two.
+// kInvalid: BAGUA_TCP_CONGESTION is neither `system` nor `auto`.
 Status check_congestion_setting();
-// Before connect() or listen(); accepted sockets inherit it. Where it is not allowed, nothing changes.
+// Replaces BBR. Call it before connect() or listen(); accepted sockets inherit it. Without permission it does nothing.
 void begin_without_pacing(int fd);
-// Once connected: back to the system's choice if the round trip is longer than `near_us` or not known.
+// Call it once connected: returns to the system's choice if the round trip is unknown or longer than `near_us`.
 void pace_if_far(int fd, uint32_t near_us = kNearUs);
 
 }  // namespace bagua

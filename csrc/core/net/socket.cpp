@@ -55,9 +55,9 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
 }
 
-// Small frames leave at once. A host that vanished without a word is noticed on an idle connection after about 20 s. At
-// most 256 KiB wait in the kernel unsent (what is in flight is not limited): the rest stays with the caller, who can
-// still give it to whichever stream drains first. Buffer sizes are left to the kernel.
+// Small frames leave at once (TCP_NODELAY). Keep-alive probes find a vanished host on an idle connection after about
+// 20 s. At most 256 KiB wait in the kernel unsent, apart from bytes in flight: the caller keeps the rest and can still
+// give it to the stream that drains first. The kernel chooses buffer sizes.
 void tune(int fd) {
   const int on = 1;
   const int idle_s = 10;
@@ -86,7 +86,7 @@ Status wait_ready(int fd, short events, int64_t deadline_ns) {
   }
 }
 
-// On loopback a socket can be given the very port that it dials and so connect to itself.
+// On loopback the kernel can choose the dialled port as the local port: then the socket is connected to itself.
 bool connected_to_itself(int fd) {
   sockaddr_storage here{};
   sockaddr_storage there{};
@@ -138,7 +138,7 @@ int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Socke
   return 0;
 }
 
-// Errors that pass when the other side comes up.
+// Errors that go away when the other side starts to listen.
 bool worth_retrying(int error) {
   return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH ||
          error == ENETUNREACH || error == EHOSTDOWN || error == EAGAIN || error == EINTR;
@@ -182,7 +182,7 @@ Status parse_address(const std::string& address, std::string* host, uint16_t* po
     if (name.size() < 3 || name.back() != ']') return bad;
     name = name.substr(1, name.size() - 2);
   } else if (name.find(':') != std::string::npos) {
-    return bad;  // an IPv6 address without brackets: where the port begins would be a guess
+    return bad;  // an IPv6 address without brackets: the beginning of the port is ambiguous
   }
   if (name.find('\0') != std::string::npos) return bad;
   unsigned value = 0;
@@ -247,7 +247,7 @@ Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out,
     if (!worth_retrying(error) || (deadline_ns >= 0 && now >= deadline_ns)) {
       return connect_failed(address, error, now - start);
     }
-    // A port that nobody has opened yet sends no event: ask again, more and more slowly.
+    // No event tells that a port has been opened: try again at growing intervals.
     const int64_t until = deadline_ns < 0 ? now + pause : std::min(deadline_ns, now + pause);
     pollfd stop{stop_fd, POLLIN, 0};
     ::poll(&stop, 1, timeout_ms(until));

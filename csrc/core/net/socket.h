@@ -1,5 +1,5 @@
-// Owning socket descriptor, addresses, and the few calls that open TCP connections. No call here blocks without a
-// deadline.
+// TCP sockets: an owning descriptor, addresses, and functions that connect, listen and accept. Each call that blocks
+// has a deadline.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,15 @@ class Socket {
 Status parse_address(const std::string& address, std::string* host, uint16_t* port);
 // Listens (SO_REUSEADDR, non-blocking); `bound` gets the numeric "host:port" with the real port.
 Status listen_tcp(const std::string& address, Socket* out, std::string* bound);
-// Connects with a deadline (CLOCK_MONOTONIC ns), retrying while the peer refuses; TCP_NODELAY, non-blocking. kAborted:
+// Connects before a deadline (CLOCK_MONOTONIC ns); retries while the peer refuses. TCP_NODELAY, non-blocking. kAborted:
 // `stop_fd` is readable (-1: there is none).
 Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out, int stop_fd = -1);
-// Accepted socket made ready for use: TCP_NODELAY, non-blocking, close-on-exec.
+// Accepts a connection: TCP_NODELAY, non-blocking, close-on-exec.
 Status accept_tcp(int listener, Socket* out, std::string* peer);
-// Whether no byte of a connection can leave this host: both of its addresses are loopback ones (127.0.0.0/8, ::1), or
+// True if no byte of the connection can leave this host: both addresses are loopback addresses (127.0.0.0/8, ::1), or
 // it is no network connection.
 bool stays_on_host(int fd);
-// The same for the connections that a listener will get.
+// The same for all connections that this listener accepts.
 bool listens_on_host(int listener);
 // Read or write exactly n bytes on a non-blocking socket before the deadline.
 Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns);

@@ -1,4 +1,4 @@
-// A connection between two hosts after its handshake: the socket, and the keys of its encryption.
+// A connection between two hosts after its handshake: the socket and, if it is encrypted, the keys.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@ namespace bagua {
 
 struct Connection {
   Connection() = default;
-  Connection(Socket plain) : socket(std::move(plain)) {}  // not explicit: a plain socket is a plain connection
+  Connection(Socket plain) : socket(std::move(plain)) {}  // not explicit: a plain socket converts to a plain connection
   Connection(Socket connected, Seals agreed) : socket(std::move(connected)), seals(std::move(agreed)) {}
 
   bool encrypted() const { return seals.out != nullptr; }

@@ -1,4 +1,4 @@
-// The wire format of a stream after the handshake: frames, each a fixed header and a payload. Little-endian.
+// The wire format of a stream after the handshake: frames of a fixed header and a payload. Little-endian.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace bagua {
 
-// kPing asks the other side's thread for a sign of life, kPong is the answer; both have no payload.
+// kPing asks the peer's driving thread for a sign of life, and kPong answers; both have no payload.
 enum class FrameType : uint8_t { kData = 1, kControl = 2, kPing = 3, kPong = 4 };
 
 struct FrameHeader {
@@ -28,7 +28,7 @@ struct FrameHeader {
   uint64_t sequence = 0;  // consecutive on each stream and direction, from 0
   uint32_t payload_crc = 0;
   uint32_t reserved[2] = {0, 0};
-  uint32_t header_crc = 0;  // CRC-32C of all that precedes it
+  uint32_t header_crc = 0;  // CRC-32C of all fields before it
 
   uint32_t compute_crc() const { return crc32c(this, offsetof(FrameHeader, header_crc)); }
 };

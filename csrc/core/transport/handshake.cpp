@@ -16,12 +16,12 @@ constexpr uint32_t kVersion = 3;
 
 enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3 };
 
-// Protection that an end wants, by its settings and its view of the addresses.
+// The protection that an end wants: it follows from the end's settings and from the addresses that it sees.
 enum class Protection : uint32_t { kPlainOnLoopback = 1, kPlainByChoice = 2, kEncrypted = 3 };
 
 using Nonce = std::array<uint8_t, 32>;
 
-// On the wire as they lie here. All platforms of the core are little-endian; Frame's header says so too.
+// The wire format is that of memory: all platforms of the core are little-endian.
 struct Hello {
   uint32_t magic;
   uint32_t version;
@@ -33,9 +33,9 @@ struct Hello {
   uint32_t stream;
   uint64_t instance;
   Protection protection;
-  uint32_t fast_aes;  // 1: AES has instructions here
+  uint32_t fast_aes;  // 1: this processor has AES instructions
   Nonce nonce;
-  KeyExchange::Bytes key;  // zeros: wants no encryption
+  KeyExchange::Bytes key;  // zeros: no encryption wanted
 };
 static_assert(sizeof(Hello) == 144 && std::is_trivially_copyable_v<Hello>);
 
@@ -47,7 +47,7 @@ struct Answer {
 };
 static_assert(sizeof(Answer) == 72 && std::is_trivially_copyable_v<Answer>);
 
-// The greetings of both ends.
+// The messages of both ends.
 struct Talk {
   Hello hello;
   Answer answer;
@@ -99,7 +99,7 @@ Protection wanted(int fd, Encryption encryption) {
   return stays_on_host(fd) ? Protection::kPlainOnLoopback : Protection::kEncrypted;
 }
 
-// One end's part of what was said about protection.
+// One end's wishes and keys for protection.
 struct Side {
   Protection protection = Protection::kEncrypted;
   uint32_t fast_aes = 0;
@@ -113,7 +113,7 @@ struct Side {
   }
 };
 
-// Empty: they want the same.
+// Describes how the two differ; empty if they want the same.
 std::string disagreement(Protection mine, Protection other) {
   const bool sealed = mine == Protection::kEncrypted;
   if (sealed == (other == Protection::kEncrypted)) return "";
@@ -128,7 +128,7 @@ std::string disagreement(Protection mine, Protection other) {
          "daemon an address of its own with --data-host";
 }
 
-// Keys for both directions; `dialed`: at the dialer's end.
+// Derives the keys of both directions. `dialed`: this is the dialer's end.
 Status make_seals(const Side& side, const JobKey& job_key, const Talk& talk, bool dialed, Seals* seals) {
   Digest secret;
   if (Status status = side.exchange.agree(dialed ? talk.answer.key : talk.hello.key, &secret); !status) {
@@ -151,7 +151,7 @@ Status make_seals(const Side& side, const JobKey& job_key, const Talk& talk, boo
   return status;
 }
 
-// Once both have proved the key: what they said about protection counts.
+// Sets up the agreed protection. Both ends must have proved that they have the job key.
 Status protect(const Side& side, const JobKey& key, const Talk& talk, bool dialed, Seals* seals) {
   const Protection other = dialed ? talk.answer.protection : talk.hello.protection;
   if (const std::string why = disagreement(side.protection, other); !why.empty()) return {Code::kInvalid, why};
@@ -224,7 +224,7 @@ Status check_hello(const Hello& hello, const std::string& job_id) {
   return {Code::kCorrupt, "handshake: the greeting is for another job"};
 }
 
-// Greets back, and reads the proof that the other side has the key, too.
+// Sends the answer, and reads the proof that the other end has the job key, too.
 Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadline_ns, Talk* talk) {
   Answer& answer = talk->answer;
   answer = {{}, side.exchange.public_key(), side.protection, side.fast_aes};

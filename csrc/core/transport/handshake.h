@@ -6,13 +6,13 @@
 // dialer -> acceptor  HMAC(job key, "bagua-dial" | hello | answer)
 // acceptor -> dialer  verdict, HMAC(job key, "bagua-verdict" | hello | answer | verdict)
 //
-// All fields little-endian and of fixed size; anything else closes the connection. The job key never travels. Both
-// sides have signed all that either said, so nobody between them can talk them into less than they want.
+// All fields are little-endian and of fixed size; an end closes the connection if it gets anything else. The job key is
+// never sent. Both ends sign all messages of both, so an attacker in between can't weaken the protection.
 //
 // Keys of an encrypted connection: HKDF-SHA-256 with the job key as salt and the secret of the X25519 exchange as
-// input, expanded with "bagua-seal-dial" or "bagua-seal-accept" and the SHA-256 of hello and answer. So they belong to
-// this job, generation, pair of hosts, stream, connection and direction, and whoever learns the job key later can't
-// read what was recorded before.
+// input, expanded with "bagua-seal-dial" or "bagua-seal-accept" and the SHA-256 of hello and answer. So keys belong to
+// one job, generation, pair of hosts, stream, connection and direction. An attacker who learns the job key later can't
+// decrypt recorded connections (forward secrecy).
 #pragma once
 
 #include <array>
@@ -26,14 +26,14 @@ namespace bagua {
 
 using JobKey = std::array<uint8_t, 32>;
 
-// Which connections are encrypted. The two ends must come to the same.
+// Which connections are encrypted. Both ends must come to the same decision.
 enum class Encryption : uint8_t {
-  kBeyondLoopback,  // all but those whose both addresses are loopback ones
+  kBeyondLoopback,  // all connections, unless both addresses are loopback addresses
   kAlways,
   kNever,  // --plain-data
 };
 
-// One host's part of every handshake of a job.
+// Values that a host uses in all handshakes of a job.
 struct Credentials {
   JobKey key{};
   std::string job_id;
@@ -44,17 +44,17 @@ struct Credentials {
 struct PeerInfo {
   uint64_t generation = 0;
   uint32_t comm = 0;
-  uint32_t from = 0;  // host index in the job (not in the communicator)
+  uint32_t from = 0;  // index of the host in the job, not in the communicator
   uint32_t to = 0;
   uint32_t stream = 0;
-  uint64_t instance = 0;  // of the communicator: one number may serve several, one after the other
+  uint64_t instance = 0;  // of the communicator: several may use the same number, one after the other
 };
 
-// `seals` stay empty where the connection is plain. kInvalid: the two hosts want different protection, in words.
-// kAborted: right key, but another generation (drop and count). kCorrupt: not one of us, or somebody between has
-// changed what was said. kResource: no libcrypto.
+// `seals` stay empty if the connection is plain. kInvalid: the two hosts want different protection; the text explains.
+// kAborted: right key, but another generation; drop the connection and count it. kCorrupt: the other end does not have
+// the key, or the messages were changed on their way. kResource: no libcrypto.
 Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, int64_t deadline_ns, Seals* seals);
-// The same; fills `peer`. The other end must be in generation `generation`.
+// The same at the other end; fills `peer`. The dialer must be in generation `generation`.
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
                         PeerInfo* peer, Seals* seals);
 

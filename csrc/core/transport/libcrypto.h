@@ -1,5 +1,5 @@
-// OpenSSL's libcrypto (1.1.1 or 3), opened at run time by the first connection that needs it: ciphers and the key
-// exchange are the system's. The part of its interface that is used here, declared by hand.
+// OpenSSL's libcrypto (1.1.1 or 3), which provides ciphers and the key exchange. It is opened at run time, by the first
+// connection that needs it, so the functions that we use are declared here.
 #pragma once
 
 #include <array>
@@ -46,7 +46,8 @@ struct Libcrypto {
   static constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_*
 };
 
-// The library, opened at the first call; any thread. kResource, in words: there is none that fits, and what to do.
+// Returns the library; the first call opens it. Any thread. kResource: there is no suitable library; the text says how
+// to get one.
 Status libcrypto(const Libcrypto** out);
 
 // One side of an X25519 exchange (RFC 7748), for one connection.
@@ -59,11 +60,11 @@ class KeyExchange {
   KeyExchange(const KeyExchange&) = delete;
   KeyExchange& operator=(const KeyExchange&) = delete;
 
-  // Makes a private key from random bytes, or takes one.
+  // Makes a private key from random bytes, or uses the one given.
   Status open();
   Status open(const Bytes& private_key);
   const Bytes& public_key() const { return public_; }  // zeros before open()
-  // The secret that both sides get. kCorrupt: the other side's key is none.
+  // Computes the shared secret. kCorrupt: `other_public` is no valid key.
   Status agree(const Bytes& other_public, Digest* secret) const;
 
  private:

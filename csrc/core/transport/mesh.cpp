@@ -23,7 +23,7 @@ namespace bagua {
 using mesh::Peer;
 using mesh::Stream;
 
-// The parts of a mesh, and the loop that calls them.
+// Holds the parts of a mesh, and runs the loop that calls them.
 struct Mesh::Impl {
   explicit Impl(MeshOptions given)
       : shared(std::move(given)),
@@ -36,12 +36,12 @@ struct Mesh::Impl {
         ending(&shared, &poller, &connections, &watch) {}
 
   bool check_peer(int peer, size_t bytes, size_t limit, const char* what);
-  // Waits for events and handles them. False: wake() was called.
+  // Waits for events and handles them. Returns false if wake() was called.
   bool wait(int64_t deadline_ns);
   void on_event(Stream* stream, uint32_t events);
   bool is_error(Stream* stream, uint32_t events);
   int64_t next_deadline(int64_t deadline_ns) const;
-  // Handles streams that have ended meanwhile.
+  // Handles streams that have ended since the last call.
   void settle();
 
   mesh::Shared shared;
@@ -70,13 +70,13 @@ bool Mesh::Impl::check_peer(int peer, size_t bytes, size_t limit, const char* wh
   return true;
 }
 
-// Whether EPOLLERR may tell of a connection that broke. The error queue raises it, too, and until it is empty; a broken
-// connection is also hung up.
+// True if EPOLLERR may mean a broken connection. A socket's error queue raises it, too, as long as it is not empty. For
+// a broken connection epoll also reports EPOLLHUP.
 bool Mesh::Impl::is_error(Stream* stream, uint32_t events) {
   if ((events & EPOLLERR) == 0) return false;
   if (!stream->zero_copy.enabled()) return true;
   if (outbox.reap(stream) || (events & (EPOLLRDHUP | EPOLLHUP)) != 0) return false;
-  if (!stream->parked) return true;  // Intake::read() will see
+  if (!stream->parked) return true;  // Intake::read() will find out
   int error = 0;
   socklen_t length = sizeof error;
   return ::getsockopt(stream->socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0;
@@ -91,7 +91,7 @@ void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
   if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
     losses.lose(stream, "it closed the connection");
   } else {
-    poller.watch(stream, stream->events & ~uint32_t{EPOLLIN});  // again when its receive is posted
+    poller.watch(stream, stream->events & ~uint32_t{EPOLLIN});  // watched again when its receive is posted
   }
 }
 
@@ -175,7 +175,7 @@ void Mesh::set_awaited(const std::vector<bool>& peers) {
 Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
   mesh::Shared& shared = impl_->shared;
   impl_->connections.adopt();
-  impl_->settle();  // a new receive from a lost peer may be one that can't come
+  impl_->settle();  // a new receive from a lost peer may be impossible now
   for (;;) {
     const bool undisturbed = impl_->wait(deadline_ns);
     impl_->settle();
@@ -246,10 +246,10 @@ namespace {
 
 struct Sends {
   size_t count = 0;
-  int64_t since_ns = 0;  // of the oldest
+  int64_t since_ns = 0;  // when the oldest was queued
 };
 
-// Messages to a peer that are queued, being written, or still read by the kernel.
+// Counts messages to a peer that are queued, partly written, or still read by the kernel.
 Sends outstanding_sends(const Peer& peer, int64_t now) {
   Sends sends{peer.data.size() + peer.control.size(), now};
   for (const auto* queue : {&peer.control, &peer.data}) {

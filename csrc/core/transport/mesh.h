@@ -1,26 +1,25 @@
 // Tagged messages between the hosts of one communicator, over several authenticated TCP streams per pair of hosts.
 //
-// Thread safety: a Mesh is driven by one thread, the communicator's. Only wake() and attach() may be called from
-// others.
+// Thread safety: one thread, the communicator's, drives a Mesh. Other threads may only call wake() and attach().
 //
-// A message is one chunk of one operation, named by (op, tag) and at most kMaxMessage bytes. A chunk travels as one
-// frame on the stream to that host where it is expected to arrive first (stream_rate.h); both parts are checksummed, or
-// sealed where the connection is encrypted (seal.h). A frame whose receive is not posted yet stays in the socket
-// ("parked"): it blocks that stream alone, and TCP holds the sender back, so that memory is bounded without credits.
-// Senders send in an order that receivers post (see collective/program.h), so parking can't deadlock.
+// A message is one chunk of one operation, identified by (op, tag), of at most kMaxMessage bytes. It is sent as one
+// frame, on the stream where it is expected to arrive first (stream_rate.h). Header and payload have checksums, or are
+// sealed if the connection is encrypted (seal.h). A frame whose receive is not posted yet is "parked": it stays in the
+// socket and blocks this stream alone. TCP then holds the sender back, which bounds memory without credits. Senders
+// send in an order in which receivers post (see collective/program.h), so parking can't cause a deadlock.
 //
 // Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
-// carries control messages only, so that a parked or slow chunk never holds one up, and its keep-alive notices a host
-// that vanished without a word even while chunks are in flight. Without it control messages share the data streams.
+// carries control messages only, so that no parked or slow chunk delays them. Its keep-alive finds a vanished host even
+// while chunks are in flight. Without a lane, control messages use the data streams.
 //
-// Silence: while the caller says that it waits (set_waiting()), a peer with a control lane is asked for a sign of life
-// once a second of silence; its driving thread answers in poll(). So a host that is stopped or starved, whose kernel
-// still acknowledges every byte, is told from one that is alive and merely has nothing to send. A connection on which
-// nothing is acknowledged any more (a cut cable) is lost after kDeadConnectionNs.
+// Silence: the kernel of a stopped or starved process still acknowledges every byte. So while the caller waits
+// (set_waiting()), a peer with a control lane is pinged after each second of silence, and its driving thread answers in
+// poll(). A peer that has nothing to send answers; a stopped one does not. A connection whose bytes are no longer
+// acknowledged (a cut cable) is lost after kDeadConnectionNs.
 //
-// Loss of a peer: what had already arrived is delivered first (kReceived, kControl), then poll() fails. After poll()
-// has failed the mesh touches no posted buffer any more, and says nothing to anybody until retire(): the control lanes
-// that still work can then carry the cause to the other hosts, and shut_down() makes their poll() fail in any case.
+// Loss of a peer: messages that have arrived are delivered first (kReceived, kControl), then poll() fails. From then on
+// the mesh does not touch posted buffers, and sends nothing until retire(). After retire() working control lanes can
+// carry the cause to the other hosts; shut_down() makes their poll() fail in any case.
 #pragma once
 
 #include <cstdint>
@@ -42,15 +41,15 @@ struct MeshOptions {
   uint32_t comm = 0;
   int host = 0;  // index of this host among the hosts of the communicator
   int hosts = 1;
-  int streams = 4;                              // TCP streams for each pair of hosts
-  int64_t connect_timeout_ns = 30'000'000'000;  // from the first send or recv with a peer that is not connected
-  int64_t silence_timeout_ns = 30'000'000'000;  // for an answer from a peer, while waiting
-  // The same for a peer that has never spoken: it may make this communicator much later.
+  int streams = 4;  // TCP streams for each pair of hosts
+  // Counted from the first send to, or receive from, a peer that is not connected.
+  int64_t connect_timeout_ns = 30'000'000'000;
+  int64_t silence_timeout_ns = 30'000'000'000;  // for the answer to a ping
+  // The same for a peer from which nothing has come yet: it may create this communicator much later.
   int64_t first_word_timeout_ns = INT64_MAX / 4;
-  // By peer: what is known about the streams to that host, see transport/stream_count.h; must outlive the mesh. Empty:
-  // nothing is known.
+  // By peer: whether to use one stream or all, see transport/stream_count.h; must outlive the mesh. Empty: not known.
   std::vector<StreamVerdict*> verdicts = {};
-  // An operation whose messages nobody misses when their peer has said goodbye.
+  // Messages of this operation are not wanted any more from a peer that has been let go.
   uint64_t spare_operation = UINT64_MAX;
   // Name of host `peer` in errors and descriptions; empty: "host 1".
   std::function<std::string(int peer)> name = {};
@@ -60,14 +59,14 @@ struct MeshOptions {
 class Mesh {
  public:
   enum class Event : uint8_t {
-    kSent,      // the payload of a send may be reused: the kernel does not read it any more
-    kReceived,  // the payload of a recv is in place and its checksum right
+    kSent,      // the kernel has finished reading the payload: its memory may be reused
+    kReceived,  // the payload of a receive is complete and its checksum is right
     kControl,   // a control message arrived: see `control`
   };
   struct Completion {
     Event event;
     int peer;
-    uint64_t cookie;      // what send() or recv() was given
+    uint64_t cookie;      // the argument of send() or recv()
     std::string control;  // kControl only
   };
   struct Counters {
@@ -75,13 +74,13 @@ class Mesh {
     uint64_t bytes_encrypted = 0;                 // of bytes_sent
     uint64_t frames_dropped = 0;                  // of another generation or communicator
     uint64_t frames_refused = 0;                  // damaged or not authentic; the first ends the mesh
-    uint64_t zero_copy_bytes = 0;                 // of bytes_sent, those asked to be sent without a copy
-    uint64_t zero_copy_off = 0;                   // streams that have gone back to copying
+    uint64_t zero_copy_bytes = 0;                 // of bytes_sent: sent with MSG_ZEROCOPY
+    uint64_t zero_copy_off = 0;                   // streams that have returned to copying
   };
 
   static constexpr int kMaxStreams = 64;
   static constexpr size_t kMaxMessage = 16u << 20;
-  static constexpr size_t kMaxControl = 64u << 10;  // a longer text is an error of the caller, as is a longer chunk
+  static constexpr size_t kMaxControl = 64u << 10;  // the caller must not send longer texts or longer chunks
   static constexpr int64_t kDeadConnectionNs = 20'000'000'000;
 
   explicit Mesh(MeshOptions options);
@@ -89,59 +88,59 @@ class Mesh {
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread. A stream that is there
-  // already or a number out of range closes the connection.
+  // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread. Closes the connection if
+  // this stream is attached already, or if its number is out of range.
   void attach(int peer, int stream, Connection connection);
-  // True once every data stream to every other host is there (the control lanes are not counted).
+  // True once every data stream to every other host is attached. Control lanes don't count.
   bool connected() const;
 
-  // From now on every host must connect within the timeout, as if something were sent to each.
+  // Starts the connect timeout for every host, as a send to each would.
   void need_all();
 
-  // Queues one chunk for `peer` (before it is connected, too). `data` must stay readable until kSent. Frames to a peer
-  // leave in the order of the calls.
+  // Queues one chunk for `peer`, which need not be connected yet. `data` must stay readable until kSent. Frames to a
+  // peer leave in the order of the calls.
   void send(int peer, uint64_t op, uint64_t tag, const void* data, size_t bytes, uint64_t cookie);
   // Posts the receive of one chunk: `data` must stay writable until kReceived. The length must be exactly the sender's.
   void recv(int peer, uint64_t op, uint64_t tag, void* data, size_t bytes, uint64_t cookie);
-  // A short message that needs no posted receive (descriptors, errors); it overtakes queued chunks.
+  // Queues a short message that needs no posted receive (descriptors, errors); it overtakes queued chunks.
   void send_control(int peer, const std::string& text);
 
-  // True while the caller waits for other hosts in whatever way: they are asked for signs of life.
+  // True while the caller waits for other hosts: the mesh pings them.
   void set_waiting(bool waiting);
   // By peer: the caller waits for a control message from it. The loss of such a peer is an error even while frames that
   // it sent before wait for their receives.
   void set_awaited(const std::vector<bool>& peers);
 
-  // Errors of send(), recv() and send_control() come from the next poll(). Moves bytes until at least one completion is
-  // there, wake() was called or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has passed; appends to `out`. An error
-  // names the peer and is final for this mesh: a lost or closed connection, a checksum that is wrong, a length that
-  // differs from the posted one, a header that is not ours.
+  // Moves bytes until there is a completion, wake() was called, or the deadline (CLOCK_MONOTONIC, ns; < 0: none) has
+  // passed; appends completions to `out`. Errors of send(), recv() and send_control() are returned here, too. An error
+  // names the peer and is final for this mesh: a lost or closed connection, a wrong checksum, an invalid header, or a
+  // length that differs from the posted one.
   Status poll(int64_t deadline_ns, std::vector<Completion>* out);
-  // Makes a poll() in progress (or the next) return. Any thread.
+  // Makes the present or next poll() return. Any thread.
   void wake();
   // The peer whose loss or silence was the error of poll(); -1: it was none.
   int failed_peer() const;
 
-  // `peer` has said goodbye: it sends nothing new and needs nothing more. The end of its connections is an error only
-  // for what is still to come from it or to go to it.
+  // `peer` has said goodbye: it starts nothing new. The end of its connections is an error only if messages from it or
+  // to it are still outstanding.
   void let_go(int peer);
 
-  // From now on, after an error too, only control messages move, on the control lanes; what was queued or posted is
-  // forgotten. poll() fails again when no lane is left. Idempotent.
+  // From now on only control messages move, on the control lanes, even after an error. Drops queued sends and posted
+  // receives. poll() fails again when no lane is left. Idempotent.
   void retire();
-  // Everybody has said goodbye: retires, and ends this side of the control lanes when all that was queued has gone.
-  // poll() fails when the others have done so, too.
+  // To be called when all hosts have said goodbye: retires the mesh, sends what is queued on the control lanes, then
+  // closes this side of them. poll() fails when the other hosts have closed theirs.
   void hang_up();
   // True while control messages can go to `peer` on its control lane.
   bool can_tell(int peer) const;
-  // Ends every connection, those of a later attach() too. Control messages that are in the sockets still arrive, the
-  // rest is thrown away. poll() fails from now on. Idempotent.
+  // Ends every connection, also those that are attached later. Control messages that the sockets have taken still
+  // arrive; everything else is dropped. poll() fails from now on. Idempotent.
   void shut_down();
 
   Counters counters() const;
-  // Bytes sent to `peer` on each data stream (0: not attached). The driving thread's alone.
+  // Bytes sent to `peer` on each data stream; 0 if not attached. The driving thread only.
   std::vector<uint64_t> stream_bytes(int peer) const;
-  // For error messages: peers with sends or receives outstanding, and since when; peers that do not answer.
+  // For error messages: names peers with outstanding sends or receives and since when, and peers that do not answer.
   std::string describe_waits(int64_t now_ns) const;
 
  private:

@@ -1,7 +1,7 @@
-// Streams that are attached to a mesh, and peers that should have connected by now.
+// Takes over attached streams, and finds peers that have not connected in time.
 //
-// Thread safety: attach() from any thread; everything else from the thread that drives the mesh. mutex_ guards what
-// attach() leaves for that thread.
+// Thread safety: any thread may call attach(); only the thread that drives the mesh may call the rest. mutex_ guards
+// the streams that attach() leaves for that thread.
 #pragma once
 
 #include <atomic>
@@ -21,19 +21,19 @@ class Connections {
  public:
   Connections(Shared* shared, Poller* poller, Outbox* outbox);
 
-  // Leaves a stream for adopt(); closes it after close().
+  // Leaves a stream for adopt(). After close() it closes the stream instead.
   void attach(int peer, int stream, Connection connection);
-  // Makes the streams that were left here parts of their peers.
+  // Moves the streams left by attach() to their peers.
   void adopt();
-  // No more of them.
+  // Refuses all later streams.
   void close();
 
   bool complete() const { return missing_ == 0; }
-  // From now on the peer must connect within the timeout.
+  // Starts the connect timeout of the peer.
   void need(Peer* peer);
-  // kTimeout names a peer that has not connected in time.
+  // Returns kTimeout, with a name, if a peer has not connected in time; `peer` is its number then.
   Status overdue(int64_t now, int* peer) const;
-  // When overdue() is to be called again at the latest; -1: no time matters.
+  // When overdue() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
 
  private:

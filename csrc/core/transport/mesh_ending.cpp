@@ -27,7 +27,8 @@ void Ending::retire() {
     for (const auto& stream : peer.streams) {
       if (stream == nullptr || stream->lane) continue;
       poller_->unwatch(stream.get());
-      stream->ended = true;  // its socket stays open: a peer that loses it early might not wait for the last words
+      // Its socket stays open: a peer that saw it closed might not wait for our last control messages.
+      stream->ended = true;
       stream->parked = stream->queued = false;
     }
   }
@@ -49,12 +50,13 @@ void Ending::end_lanes() {
   for (const Peer& peer : shared_->peers) {
     Stream* lane = peer.lane();
     if (lane == nullptr || lane->write_broken || lane->writer.busy() || !peer.control.empty()) continue;
-    ::shutdown(lane->socket.fd(), SHUT_WR);  // harmless when it is done
+    ::shutdown(lane->socket.fd(), SHUT_WR);  // may be called again
   }
 }
 
-// Lanes are closed in one direction only: an end with unread bytes would be a reset, which may overtake the last words.
-// Chunks are reset: whoever takes none any more must not hold our memory, nor wait for the rest.
+// Control lanes are closed in one direction only: closing a socket with unread bytes would send a reset, which may
+// overtake the last messages. Data streams are reset: a peer that reads no more must not hold our memory, and must not
+// wait for the rest.
 void Ending::shut_down() {
   retire();
   connections_->close();

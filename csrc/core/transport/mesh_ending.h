@@ -20,8 +20,8 @@ class Ending {
   void retire();
   void hang_up();
   void shut_down();
-  // Once hung up: ends this side of the lanes on which all has been written. Fails the mesh when it has retired and no
-  // lane is left.
+  // After hang_up(): closes this side of each lane whose messages are all written. After retire(): fails the mesh when
+  // no lane is left.
   void settle();
 
  private:
@@ -35,7 +35,7 @@ class Ending {
   Status cause_;  // the first error when the mesh was retired
 };
 
-// Whether control messages can go to `peer` on its control lane.
+// True if control messages can go to `peer` on its control lane.
 bool can_tell(const Peer& peer);
 
 }  // namespace bagua::mesh

@@ -12,7 +12,7 @@ namespace bagua::mesh {
 
 namespace {
 
-constexpr int64_t kReadBudget = 1 << 20;  // bytes from one stream before the others get their turn
+constexpr int64_t kReadBudget = 1 << 20;  // bytes read from a stream before it is another stream's turn
 
 // "host 1, stream 2"
 std::string place_of(const Shared& shared, const Stream* stream) {
@@ -86,11 +86,11 @@ void Intake::on_corrupt(Stream* stream) {
   stream->damaged = true;
   poller_->unwatch(stream);
   add(&shared_->totals.frames_refused, 1);
-  if (shared_->retired) return;  // what others still have to say matters more
+  if (shared_->retired) return;  // messages of other hosts matter more
   shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": " + stream->reader.problem()});
 }
 
-// Decides about a frame; false: it is parked (or an error).
+// Decides about a frame. False: it is parked, or an error was set.
 bool Intake::on_header(Stream* stream) {
   const FrameHeader& header = stream->reader.header();
   if (header.generation != shared_->options.generation || header.comm != shared_->options.comm) {
@@ -114,9 +114,9 @@ bool Intake::on_header(Stream* stream) {
   }
 }
 
-// A frame of another generation or communicator.
+// Drops a frame of another generation or communicator.
 bool Intake::drop_foreign(Stream* stream) {
-  if (stream->encrypted) {  // its keys belong to this communicator: no host sends that
+  if (stream->encrypted) {  // the keys belong to this communicator, so no host of ours has sent it
     add(&shared_->totals.frames_refused, 1);
     shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": a frame of another generation or communicator"});
     return false;
@@ -126,7 +126,7 @@ bool Intake::drop_foreign(Stream* stream) {
   return true;
 }
 
-// Joins the frame at the head of the stream with its posted receive.
+// Matches the frame at the head of the stream with its posted receive.
 bool Intake::claim(Stream* stream) {
   const FrameHeader& header = stream->reader.header();
   Peer& peer = shared_->peer_of(stream);

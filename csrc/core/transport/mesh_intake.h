@@ -18,9 +18,9 @@ class Intake {
   Intake(Shared* shared, Poller* poller, Losses* losses, Outbox* outbox)
       : shared_(shared), poller_(poller), losses_(losses), outbox_(outbox) {}
 
-  // Posts a receive from host `peer`; a frame that waits for it goes on.
+  // Posts a receive from host `peer`. If its frame is parked, reading continues.
   void post(int peer, MessageKey key, Posted receive);
-  // Reads a stream until it is empty, or for a while, so that the others get their turn.
+  // Reads a stream until it is empty or has used up its turn.
   void read(Stream* stream);
 
  private:

@@ -8,9 +8,9 @@ namespace bagua::mesh {
 
 namespace {
 
-// After the first stream of a peer has closed, its other streams may still bring what was on its way.
+// After the first stream of a peer has closed, its other streams may still deliver data in flight for this time.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
-// The same for a peer that has said goodbye, from the latest byte on: all that it sent is in sockets and will come.
+// The same for a peer that has said goodbye, counted from its latest byte: all that it sent is in sockets already.
 constexpr int64_t kGoodbyeGraceNs = 20 * kNsPerS;
 
 }  // namespace
@@ -18,7 +18,7 @@ constexpr int64_t kGoodbyeGraceNs = 20 * kNsPerS;
 void Losses::lose(Stream* failed, const std::string& how) {
   Peer& peer = shared_->peer_of(failed);
   if (failed->ended) poller_->unwatch(failed);
-  // The hang-up would be reported for ever: out of epoll; recv() reads the rest.
+  // epoll would report the hang-up again and again: stop watching. recv() reads the rest.
   if (failed->parked) poller_->unwatch(failed);
   if (failed->write_broken && !failed->ended && !failed->parked) {
     poller_->unwatch(failed);
@@ -51,10 +51,10 @@ void Losses::settle() {
 }
 
 void Losses::settle(Peer* peer) {
-  bool held = false;     // something has arrived and waits for its recv()
-  bool coming = false;   // something may still arrive
-  bool unread = false;   // something is there to be read at once
-  bool pending = false;  // the kernel has not given a payload back
+  bool held = false;     // a frame has arrived and waits for its recv()
+  bool coming = false;   // more may still arrive
+  bool unread = false;   // unread bytes can be read at once
+  bool pending = false;  // the kernel still reads a payload of ours
   for (const auto& stream : peer->streams) {
     if (stream == nullptr) continue;
     pending = pending || stream->zero_copy.ledger().outstanding();
@@ -64,13 +64,13 @@ void Losses::settle(Peer* peer) {
     coming = coming || !stream->parked;
   }
   const bool ended = !unread && ((!coming && !pending) || now_ns() >= deadline(*peer));
-  if (peer->let_go) peer->control.clear();  // nobody is there to hear it
+  if (peer->let_go) peer->control.clear();  // the peer has left
   const bool missed = pending || wanted(*peer);
   peer->settled = ended && (held || peer->let_go) && !missed;
   if (ended && !peer->settled) shared_->fail(peer->lost, shared_->index_of(*peer));
 }
 
-// Whether something is to come from the peer, or to go to it, that somebody will miss.
+// True if a message from the peer or to it is still outstanding, and needed.
 bool Losses::wanted(const Peer& peer) const {
   const uint64_t spare = shared_->options.spare_operation;
   const auto missed = [&peer, spare](uint64_t op) { return !peer.let_go || op != spare; };

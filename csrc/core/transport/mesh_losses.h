@@ -1,7 +1,7 @@
 // Detects lost peers, and decides when a loss is an error.
 //
-// A peer is lost with the first of its streams that fails. What its other streams still hold is read first; the loss is
-// an error only if something of that peer is still wanted then. See "Loss of a peer" in mesh.h.
+// A peer is lost when the first of its streams fails. The mesh reads its other streams first; then the loss is an error
+// only if a message of that peer is still needed. See "Loss of a peer" in mesh.h.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once
@@ -20,9 +20,9 @@ class Losses {
 
   // A stream of the peer has ended or broken.
   void lose(Stream* failed, const std::string& how);
-  // Fails the mesh for peers that are lost and wanted. To be called when all streams were read.
+  // Fails the mesh if a lost peer is still needed. Call it when all streams have been read.
   void settle();
-  // When settle() is to be called again at the latest; -1: no time matters.
+  // When settle() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
 
  private:

@@ -15,7 +15,7 @@ namespace bagua::mesh {
 
 namespace {
 
-constexpr size_t kPumpBudget = 2 << 20;  // bytes handed to sockets before reading gets its turn
+constexpr size_t kPumpBudget = 2 << 20;  // bytes handed to sockets before it is reading's turn
 
 void measure(Stream* stream, int64_t now) {
   if (!stream->rate.due(now)) return;
@@ -37,7 +37,7 @@ void Outbox::post(Peer* peer, Outgoing message) {
   pump(peer);
 }
 
-// nullptr: wait for an event.
+// The stream for the next control message; nullptr: wait for an event.
 Stream* Outbox::control_stream(const Peer& peer) {
   if (Stream* lane = peer.lane(); lane != nullptr) return lane->is_free() ? lane : nullptr;
   for (const auto& stream : peer.streams) {
@@ -46,7 +46,7 @@ Stream* Outbox::control_stream(const Peer& peer) {
   return nullptr;
 }
 
-// The stream for the next chunk, nullptr: wait for an event.
+// The stream for the next chunk; nullptr: wait for an event.
 Stream* Outbox::data_stream(Peer* peer, size_t chunk) {
   const auto count = static_cast<size_t>(shared_->options.streams);
   Stream* usable[Mesh::kMaxStreams];
@@ -66,7 +66,7 @@ Stream* Outbox::data_stream(Peer* peer, size_t chunk) {
   }
   if (free == 0) return nullptr;
   if (!peer->stream_count.all()) {
-    // Stays with its stream: another one would have to find the link's rate anew.
+    // Keep the stream: TCP would have to find the link's rate anew on another one.
     const auto same = [peer](const Stream* s) { return s->index == peer->single; };
     const auto found = std::find_if(usable, usable + n, same);
     const auto faster = [](const StreamLoad& x, const StreamLoad& y) { return x.rate < y.rate; };
@@ -83,7 +83,7 @@ Stream* Outbox::data_stream(Peer* peer, size_t chunk) {
 }
 
 void Outbox::pump(Peer* peer) {
-  if (!shared_->status) return;  // the payloads are the caller's again
+  if (!shared_->status) return;  // after an error the payloads belong to the caller again
   size_t handed = 0;
   for (auto* queue : {&peer->control, &peer->data}) {
     while (!queue->empty()) {
@@ -131,7 +131,7 @@ void Outbox::on_writable(Stream* stream) {
   stream->writable = true;
   if (stream->writer.busy()) flush(&peer, stream);
   pump(&peer);
-  // Watched until it reports with nothing left to write: then the next message is written without an event.
+  // Stop watching for room once there is nothing left to write: the next message is written without an event.
   if (stream->registered && stream->writable) poller_->watch(stream, stream->events & ~uint32_t{EPOLLOUT});
 }
 

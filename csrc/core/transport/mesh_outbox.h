@@ -1,5 +1,5 @@
-// Queues of outgoing messages: one of control messages and one of chunks for each peer; chooses the stream for the
-// next.
+// Queues of outgoing messages: for each peer one of control messages and one of chunks. Chooses the stream for the next
+// message.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once
@@ -16,18 +16,18 @@ class Outbox {
  public:
   Outbox(Shared* shared, Poller* poller, Losses* losses) : shared_(shared), poller_(poller), losses_(losses) {}
 
-  // Queues a message behind others of its kind and hands over what can go.
+  // Queues a message behind others of its kind, then calls pump().
   void post(Peer* peer, Outgoing message);
   // Hands queued messages to streams until none is free.
   void pump(Peer* peer);
-  // Goes on where pump() stopped at its budget, so that reading had its turn.
+  // Continues where pump() stopped at its budget.
   void pump_again();
   bool has_more() const { return pump_again_; }
   // The socket of `stream` has room again.
   void on_writable(Stream* stream);
-  // Takes the kernel's word for payloads that it has sent without a copy. False: it had none.
+  // Reads the kernel's notifications of payloads that were sent without a copy. False: there were none.
   bool reap(Stream* stream);
-  // The same for all streams of peers that are lost: no event may tell of them any more.
+  // The same for all streams of lost peers: epoll may not report these any more.
   void reap_lost();
 
  private:

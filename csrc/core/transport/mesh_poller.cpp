@@ -11,8 +11,8 @@ namespace bagua::mesh {
 
 namespace {
 
-// An event for every packet would interrupt the ranks' computation thousands of times a second; one for this many bytes
-// does not, and is in time for TCP to go on.
+// An event for every packet would interrupt the ranks' computation thousands of times a second. One event for this many
+// bytes does not, and comes early enough to keep TCP going.
 constexpr size_t kMostLowWater = 64 << 10;
 
 }  // namespace
@@ -48,7 +48,7 @@ void Poller::unwatch(Stream* stream) {
   stream->registered = false;
 }
 
-// Less than asked for is always right, and more would wait for bytes that may never come.
+// A mark below the missing bytes is always right. With a larger one we would wait for bytes that may never come.
 void Poller::set_low_water(Stream* stream) {
   const size_t wanted = std::min(stream->reader.missing(), kMostLowWater);
   if (wanted >= stream->low_water && wanted < 2 * stream->low_water) return;

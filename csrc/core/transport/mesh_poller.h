@@ -1,7 +1,7 @@
-// Finds the streams of a mesh that can be read or written: by epoll, and by a list of streams that still hold unread
-// bytes without a new event.
+// Finds the streams of a mesh that can be read or written: by epoll, and by a list of streams with unread bytes for
+// which no new event will come.
 //
-// Thread safety: the thread that drives the mesh only, but signal().
+// Thread safety: the thread that drives the mesh only, except for signal().
 #pragma once
 
 #include <sys/epoll.h>
@@ -22,19 +22,19 @@ class Poller {
 
   void watch(Stream* stream, uint32_t events);
   void unwatch(Stream* stream);
-  // Lets epoll tell of the stream when the missing part of a frame is there, or a good piece of it.
+  // Lets epoll report the stream when the missing part of a frame has arrived, or a large piece of it.
   void set_low_water(Stream* stream);
-  // Fills at most kEvents, returns how many; of an event without a stream nothing is left to do. `timeout_ms` as of
+  // Fills in at most kEvents events and returns their number; ignore events without a stream. `timeout_ms`: see
   // epoll_wait().
   int wait(int timeout_ms, epoll_event* events);
-  // Makes a wait() in progress (or the next) return. Any thread.
+  // Makes the present or next wait() return. Any thread.
   void signal() { event_.signal(); }
 
   void make_ready(Stream* stream);
   bool any_ready() const { return !ready_.empty(); }
-  // Empties the list; whoever reads one of them clears its `queued` first.
+  // Returns the list and empties it. Clear `queued` of a stream before reading it.
   std::vector<Stream*> take_ready();
-  // Of data streams nothing will be read any more.
+  // Drops data streams: they will not be read any more.
   void forget_data();
 
  private:

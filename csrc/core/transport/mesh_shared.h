@@ -1,16 +1,16 @@
 // State shared by all parts of a mesh: options, peers, first error, completions for poll(), counters.
 //
 // The parts, each of which may call those above it:
-//   Poller       which streams have something to be read or room to be written
-//   Losses       a peer whose connection has ended: when that is an error
-//   Outbox       queues of messages; which stream takes the next one
-//   Connections  streams that are attached, and peers that should have connected
-//   Intake       posted receives and the frames that arrive for them
-//   Watch        signs of life of peers that are waited for
-//   Ending       the last words and the end of all connections
+//   Poller       finds streams that can be read or written
+//   Losses       decides when the end of a peer's connection is an error
+//   Outbox       queues messages, and chooses the stream for the next one
+//   Connections  takes over attached streams, and finds peers that have not connected in time
+//   Intake       matches frames with posted receives
+//   Watch        pings peers while the caller waits for them
+//   Ending       sends the last messages and closes all connections
 // Mesh::Impl holds them and runs the loop of poll().
 //
-// Thread safety: the thread that drives the mesh only, but the counters, which any thread reads.
+// Thread safety: the thread that drives the mesh only; any thread may read the counters.
 #pragma once
 
 #include <algorithm>

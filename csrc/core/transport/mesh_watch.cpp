@@ -13,17 +13,17 @@ namespace bagua::mesh {
 
 namespace {
 
-constexpr int64_t kInspectNs = kNsPerS;  // how often connections are looked at while the caller waits
+constexpr int64_t kInspectNs = kNsPerS;  // how often connections are inspected while the caller waits
 
 }  // namespace
 
 void Watch::set_waiting(bool waiting) {
   if (waiting == (waiting_ns_ >= 0)) return;
   waiting_ns_ = waiting ? now_ns() : -1;
-  for (Peer& peer : shared_->peers) peer.ping_ns = -1;  // what was asked before counts no more
+  for (Peer& peer : shared_->peers) peer.ping_ns = -1;  // forgets older pings
 }
 
-// A question that is open has moved it on.
+// The latest byte or the beginning of the wait, whichever came later.
 int64_t Watch::quiet_since(const Peer& peer) const {
   return std::max(waiting_ns_, peer.heard_ns);
 }
@@ -61,7 +61,7 @@ int64_t Watch::deadline() const {
 void Watch::ask(Peer* peer, int64_t now) {
   if (peer->ping_ns < 0) {
     if (now - quiet_since(*peer) < ping_after()) return;
-    for (const auto& stream : peer->streams) {  // bytes that are too few for an event are a sign of life, too
+    for (const auto& stream : peer->streams) {  // too few bytes for an event are a sign of life, too
       if (stream == nullptr || stream->low_water == 1) continue;
       stream->reader.readable();
       poller_->make_ready(stream.get());
@@ -78,8 +78,8 @@ void Watch::ask(Peer* peer, int64_t now) {
       index);
 }
 
-// Bytes that are in flight, sent again and never acknowledged: nobody is there. A receiver that is merely full
-// acknowledges, however long it takes.
+// Finds a dead connection: its bytes are retransmitted and never acknowledged. A receiver without room still
+// acknowledges.
 void Watch::inspect(Peer* peer) {
   for (const auto& stream : peer->streams) {
     if (stream == nullptr || stream->ended || stream->write_broken) continue;

@@ -14,17 +14,17 @@ namespace bagua::mesh {
 
 class Watch {
  public:
-  // Silence of a peer before it is asked for a sign of life, at most.
+  // A peer is pinged after at most this long a silence.
   static constexpr int64_t kPingAfterNs = 1'000'000'000;
 
   Watch(Shared* shared, Poller* poller, Losses* losses, Outbox* outbox)
       : shared_(shared), poller_(poller), losses_(losses), outbox_(outbox) {}
 
-  // Whether the caller waits for other hosts.
+  // Says whether the caller waits for other hosts.
   void set_waiting(bool waiting);
-  // Asks peers that are silent, fails the mesh for one that does not answer, and looks at connections.
+  // Pings silent peers, fails the mesh if one does not answer, and inspects connections.
   void look();
-  // When look() is to be called again at the latest; -1: no time matters.
+  // When look() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
   // Since when nothing has come from the peer while the caller waited.
   int64_t quiet_since(const Peer& peer) const;
@@ -41,7 +41,7 @@ class Watch {
   Losses* const losses_;
   Outbox* const outbox_;
   int64_t waiting_ns_ = -1;   // since when the caller waits
-  int64_t inspected_ns_ = 0;  // when the connections were looked at
+  int64_t inspected_ns_ = 0;  // when the connections were inspected
 };
 
 }  // namespace bagua::mesh

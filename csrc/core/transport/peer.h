@@ -1,4 +1,4 @@
-// One peer of a mesh: its streams, the queues to it, the receives that are posted for it.
+// One peer of a mesh: its streams, its outgoing queues, and the receives that are posted for it.
 //
 // Thread safety: the thread that drives the mesh only.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace bagua::mesh {
 
-// Names of a message between two hosts.
+// Identifies a message between two hosts.
 struct MessageKey {
   uint64_t op;
   uint64_t tag;
@@ -47,24 +47,24 @@ struct Stream {
   int index = 0;
   bool lane = false;  // carries control messages only
   bool encrypted = false;
-  bool ended = false;    // nothing will come from it any more
+  bool ended = false;    // nothing more will be read from it
   bool writable = true;  // until the socket refuses
   bool write_broken = false;
-  bool damaged = false;     // what came from it was no frame: it is read no more
+  bool damaged = false;     // it has sent an invalid frame and is not read any more
   bool parked = false;      // its frame waits for a recv()
   bool queued = false;      // in the poller's list of streams to be read
   bool registered = false;  // with epoll
   uint32_t events = 0;      // what epoll watches
-  size_t low_water = 1;     // bytes in the socket from which on epoll tells of them
+  size_t low_water = 1;     // epoll reports the socket when it has this many bytes
   uint64_t written = 0;     // bytes that the socket took
   StreamRate rate;
   StreamReader reader;
   StreamWriter writer;
   ZeroCopy zero_copy;
 
-  // No event tells of what comes: read until the socket is empty.
+  // epoll does not watch it, so reads go on until the socket is empty.
   bool eager() const { return !registered; }
-  // Takes a message now.
+  // True if it can take a message now.
   bool is_free() const { return !writer.busy() && writable && !write_broken && !ended; }
 };
 
@@ -75,12 +75,12 @@ struct Peer {
   std::deque<Outgoing> control;
   std::unordered_map<MessageKey, Posted, HashKey> posted;
   StreamCount stream_count;
-  int single = -1;          // the stream that carries all chunks now; -1: none alone
+  int single = -1;          // the one stream that carries all chunks now; -1: several do
   size_t next_stream = 0;   // where the search for a free stream begins
   int attached = 0;         // data streams
   int64_t needed_ns = -1;   // first send or recv while not connected
   int64_t heard_ns = -1;    // the latest bytes from it
-  int64_t ping_ns = -1;     // when it was asked for a sign of life that has not come
+  int64_t ping_ns = -1;     // when the unanswered ping was sent
   int64_t lost_ns = -1;     // when the first stream failed
   bool awaited = false;     // the caller waits for a control message from it
   bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on

@@ -71,7 +71,7 @@ bool RecordKeys::set_key() {
   return set;
 }
 
-// Sets the nonce: the direction's own, with the record's number, big-endian, added without carry at its end.
+// Sets the nonce of the next record: the nonce of this direction XOR the record's number, which is big-endian.
 bool RecordKeys::next_record() {
   if (used_ >= bytes_per_key_ && !set_key()) return false;
   std::array<uint8_t, 12> nonce = iv_;
@@ -102,7 +102,7 @@ bool Opener::update(const void* in, void* out, size_t bytes) {
 bool Opener::end(const void* tag) {
   int written = 0;
   uint8_t none[32];
-  uint8_t expected[kTagBytes];  // the interface wants it writable
+  uint8_t expected[kTagBytes];  // not const, because OpenSSL's interface takes a writable pointer
   std::memcpy(expected, tag, sizeof expected);
   return crypto_->cipher_control(context_, Libcrypto::kSetTag, kTagBytes, expected) == 1 &&
          crypto_->decrypt_final(context_, none, &written) == 1;

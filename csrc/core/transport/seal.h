@@ -1,14 +1,15 @@
-// The two directions of one encrypted connection: records, each sealed by an authenticated cipher of libcrypto.
+// Seals and opens the records of an encrypted connection, one object per direction, by an authenticated cipher of
+// libcrypto.
 //
-// Not thread-safe: each belongs to the thread that moves its stream.
+// Not thread-safe: each object belongs to the thread that drives its stream.
 //
-// The nonce of a record is its number on this key, counted from 0 on both sides and never sent: a record that was
-// changed, repeated, left out, moved, cut or taken from another connection or direction does not open. Keys belong to
-// one direction of one connection, so that no pair of key and nonce is used twice. After kBytesPerKey bytes both sides
-// go on with a new key, derived from the one before (RFC 8446, 5.5, says how much one key may carry).
+// The nonce of a record contains the record's number on this key. Both sides count from 0 and never send it. So a
+// record that was changed, repeated, left out, reordered, cut, or taken from another connection or direction does not
+// open. Keys belong to one direction of one connection, so no pair of key and nonce is used twice. After kBytesPerKey
+// bytes both sides derive a new key from the last one (RFC 8446, 5.5, limits the bytes per key).
 //
-// A record is begin(), update() for each piece of it, whatever their lengths, and end(). What Opener::update() gives
-// out is to be believed only once end() has said so.
+// To seal or open a record, call begin(), update() for each piece of any length, then end(). The output of
+// Opener::update() must not be used before end() has returned true.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ namespace bagua {
 enum class Cipher : uint32_t { kAes256Gcm = 1, kChaCha20Poly1305 = 2 };
 
 const char* cipher_name(Cipher cipher);
-// Whether this processor has instructions for AES-GCM; without, ChaCha20 is faster and as safe.
+// True if this processor has instructions for AES-GCM. Without them ChaCha20 is faster and equally safe.
 bool has_aes_instructions();
 
 class RecordKeys {
@@ -51,18 +52,18 @@ class RecordKeys {
 
   Libcrypto::Init init_ = nullptr;
   uint64_t bytes_per_key_ = 0;
-  Digest secret_{};  // of the keys that follow the present one
+  Digest secret_{};  // from which the next keys are derived
   std::array<uint8_t, 12> iv_{};
-  uint64_t record_ = 0;  // the number of the next one
-  uint64_t used_ = 0;    // bytes since the key is in use
+  uint64_t record_ = 0;  // number of the next record
+  uint64_t used_ = 0;    // bytes under the present key
 };
 
-// Calls that return false mean that libcrypto failed, which it has no reason to.
+// A return value of false means that libcrypto failed, which should not happen.
 class Sealer : RecordKeys {
  public:
   using RecordKeys::kBytesPerKey;
   using RecordKeys::kTagBytes;
-  // `secret` is what the other side's Opener gets, too. kResource: there is no such cipher here.
+  // The other side's Opener uses the same `secret`. kResource: this libcrypto does not have the cipher.
   Status open(Cipher cipher, const Digest& secret, uint64_t bytes_per_key = kBytesPerKey) {
     return RecordKeys::open(&Libcrypto::encrypt_init, cipher, secret, bytes_per_key);
   }
@@ -80,7 +81,7 @@ class Opener : RecordKeys {
   }
   bool begin() { return next_record(); }
   bool update(const void* in, void* out, size_t bytes);  // in == out is allowed
-  // True: all pieces of the record are what its sealer was given.
+  // True: the record is authentic, so that its pieces may be used.
   bool end(const void* tag);
 };
 

@@ -50,10 +50,10 @@ void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
   busy_ = true;
 }
 
-// One call, with the result of send(2).
+// Makes one system call and returns as send(2) does.
 ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
   const size_t offset = done_ > sizeof header_ ? done_ - sizeof header_ : 0;
-  // The header is always copied: the next message has its own in the same place.
+  // The header is always sent with a copy, because the next message reuses its memory.
   const bool apart = message_.type == FrameType::kData && zero_copy->wants(message_.bytes);
   if (apart && done_ >= sizeof header_) {
     return zero_copy->send(fd, static_cast<const char*>(message_.data) + offset, message_.bytes - offset);
@@ -64,7 +64,7 @@ ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
     parts[count++] = {reinterpret_cast<char*>(&header_) + done_, sizeof header_ - done_};
   }
   if (!apart && offset < message_.bytes) {
-    char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec knows no const
+    char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec has no const
     parts[count++] = {payload + offset, message_.bytes - offset};
   }
   msghdr message{};
@@ -73,7 +73,7 @@ ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
   return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (apart ? MSG_MORE : 0));
 }
 
-// Seals the next piece of the message. False: libcrypto failed.
+// Seals the next piece of the message. Returns false if libcrypto failed.
 bool StreamWriter::stage() {
   char* at = staged_.get();
   if (staged_end_ == 0) {
@@ -97,7 +97,7 @@ bool StreamWriter::stage() {
   return true;
 }
 
-// As write_some(). The kernel may take less than a piece; then the rest of it waits.
+// Like write_some(). If the kernel takes only a part of a piece, the rest waits.
 ssize_t StreamWriter::write_sealed(int fd) {
   if (staged_begin_ == staged_end_ && !stage()) {
     errno = EIO;
@@ -150,7 +150,7 @@ StreamReader::Step StreamReader::advance(int fd, bool eager, int64_t* budget, ui
   }
 }
 
-// A header that is not authentic says nothing, not even how it was damaged.
+// Opens the header. If it is not authentic, none of its content can be trusted, not even for the error text.
 bool StreamReader::open_header() {
   const char* const record = ahead_.get() + begin_;
   begin_ += header_bytes();
@@ -236,7 +236,7 @@ size_t StreamReader::missing() const {
   return 1;
 }
 
-// The next bytes of the payload are at `from`, which may be their place already.
+// Puts the next bytes of the payload in place; `from` may be that place already.
 void StreamReader::place(const char* from, size_t bytes) {
   if (opener_ != nullptr) {
     opens_ = opens_ && opener_->update(from, target_, bytes);
@@ -254,7 +254,7 @@ void StreamReader::take_from_ahead() {
   left_ -= take;
 }
 
-// Books the result of a read call that asked for `wanted` bytes; false: nothing came.
+// Evaluates the result of a read of `wanted` bytes. False: nothing was read.
 bool StreamReader::account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step) {
   if (got > 0) {
     drained_ = !eager && static_cast<size_t>(got) < wanted;
@@ -292,7 +292,7 @@ bool StreamReader::read_ahead(int fd, bool eager, int64_t* budget, uint64_t* rec
   return true;
 }
 
-// Reads into the payload's place; with its last piece also what follows, into ahead_ (which is empty here).
+// Reads straight into the payload's memory. The last read also takes following bytes, into ahead_, which is empty here.
 bool StreamReader::read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step) {
   if (eager) drained_ = false;
   *step = drained_ ? Step::kBlocked : Step::kYield;

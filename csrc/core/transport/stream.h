@@ -1,8 +1,8 @@
-// The two directions of one TCP stream as state machines over non-blocking system calls. Internal to the mesh: not
-// thread-safe, driven by the communicator's thread. Neither owns the descriptor, nor the payloads that it moves.
+// The two directions of one TCP stream, as state machines over non-blocking system calls. Internal to the mesh: not
+// thread-safe, driven by the communicator's thread. They own neither the descriptor nor the payloads.
 //
-// On a plain connection a frame is its header and its payload as they are, with checksums. On an encrypted one each of
-// the two is a record (seal.h): its bytes, sealed, and a tag; a payload of no bytes is none.
+// On a plain connection a frame is a header and a payload with checksums. On an encrypted one, header and payload are a
+// record each (seal.h): sealed bytes and a tag. An empty payload has no record.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +32,15 @@ class StreamWriter {
  public:
   enum class Progress : uint8_t { kDone, kBlocked, kBroken };
 
-  // From the first frame on.
+  // Encrypts the stream; call it before the first frame.
   void protect(std::unique_ptr<Sealer> sealer);
   bool busy() const { return busy_; }
   const Outgoing& current() const { return message_; }
   size_t rest() const { return busy_ ? wire_bytes_ - done_ : 0; }  // bytes still to be written
-  // Takes a message. Only while not busy.
+  // Takes a message. Must not be busy.
   void start(Outgoing message, uint64_t generation, uint32_t comm);
-  // Writes until the message is out or the socket takes no more. Adds to `sent`; kBroken: `error` is the errno value.
-  // A chunk that `zero_copy` wants is sent by it; then the payload is still read after kDone (see ZeroCopy::hold()).
+  // Writes until the message is out or the socket is full. Adds to `sent`. kBroken: `error` is the errno value. If
+  // `zero_copy` wants the chunk, the kernel may read its payload even after kDone (see ZeroCopy::hold()).
   Progress flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error);
 
  private:
@@ -67,27 +67,26 @@ class StreamWriter {
 class StreamReader {
  public:
   enum class Step : uint8_t {
-    kBlocked,  // nothing more in the socket for now
+    kBlocked,  // the socket is empty for now
     kYield,    // the budget is used up; there may be more
-    kHeader,   // header() is valid and checked (or authentic): say receive() or skip(), at once or later (a parked
-               // frame)
-    kPayload,  // a payload is complete and its checksum right (or it is authentic): received() says where it went
-    kClosed,   // the other side closed; mid_frame() says whether inside a frame
+    kHeader,   // header() is valid: call receive() or skip(), now or later (a parked frame)
+    kPayload,  // a payload is complete and valid: received() tells which
+    kClosed,   // the peer has closed; mid_frame() tells whether inside a frame
     kBroken,   // the connection failed: error() is an errno value
-    kCorrupt,  // what came is no frame: problem() says why
+    kCorrupt,  // the peer has sent an invalid frame: problem() describes it
   };
 
   StreamReader();
-  // From the first frame on.
+  // Decrypts the stream; call it before the first frame.
   void protect(std::unique_ptr<Opener> opener) { opener_ = std::move(opener); }
-  // epoll reported the socket: it may hold something again.
+  // To be called when epoll has reported the socket: it may have bytes again.
   void readable() { drained_ = false; }
-  // `eager`: read until the socket says that it is empty, where otherwise a short read is taken as the sign and
-  // kBlocked is the answer until readable().
+  // Reads on until there is something to report. A short read normally counts as "the socket is empty": the result is
+  // then kBlocked until readable() is called. `eager`: read until the system call itself says that the socket is empty.
   Step advance(int fd, bool eager, int64_t* budget, uint64_t* received);
 
   const FrameHeader& header() const { return header_; }
-  // The payload of header() goes to `data` (header().payload_bytes bytes).
+  // Receives the payload of header() into `data`, which has header().payload_bytes bytes.
   void receive(void* data, uint64_t cookie);
   void receive_control();
   void skip();
@@ -96,25 +95,26 @@ class StreamReader {
   bool mid_frame() const { return state_ != State::kHeader || begin_ != end_; }
   uint64_t cookie() const { return cookie_; }
   std::string& control() { return control_; }
-  // Bytes without which nothing can be done with what has come; 1 where a decision is due.
+  // The number of bytes needed for the next step; 1 if a frame waits for receive() or skip().
   size_t missing() const;
   int error() const { return error_; }
   const std::string& problem() const { return problem_; }
 
  private:
   enum class State : uint8_t { kHeader, kDecision, kPayload };
-  static constexpr size_t kAhead = 16 << 10;        // holds headers and small frames, so that they cost few calls
-  static constexpr size_t kDirectRead = 256 << 10;  // what is read at once is checked while it is in the cache
+  static constexpr size_t kAhead = 16 << 10;  // for headers and small frames, to save system calls
+  static constexpr size_t kDirectRead = 256
+                                        << 10;  // per read: the checksum is computed while the bytes are in the cache
 
   size_t header_bytes() const { return sizeof header_ + (opener_ ? Opener::kTagBytes : 0); }
-  // Behind the payload.
+  // Length of the tag after the payload.
   size_t tag_bytes() const { return opener_ && !skipping_ && header_.payload_bytes > 0 ? Opener::kTagBytes : 0; }
   bool parse_header();
   bool open_header();
   void place(const char* from, size_t bytes);
   Step finish_payload();
   void take_from_ahead();
-  // One read; false: `step` says why there is nothing.
+  // Makes one read call. False: nothing was read, and `step` tells why.
   bool read_ahead(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
   bool read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
   bool account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step);

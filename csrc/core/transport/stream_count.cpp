@@ -7,7 +7,7 @@ namespace bagua {
 
 void StreamCount::update(int64_t now, uint64_t arrived, uint64_t on_way, bool waiting) {
   if (!std::exchange(started_, true)) go_by_verdict(now);
-  const uint64_t came = arrived > arrived_ ? arrived - arrived_ : 0;  // a stream may have gone, with what it brought
+  const uint64_t came = arrived > arrived_ ? arrived - arrived_ : 0;  // the sum can shrink when a stream is lost
   if (waiting_ || (on_way_ >= kBusyBytes && came < on_way_)) {
     const int64_t span = now - now_;
     if (settled_ns_ < kSettleNs) {
@@ -39,7 +39,7 @@ bool StreamCount::enough() const {
   return ns_ >= kOneNs || bytes_ >= kOneBytes;
 }
 
-// True if there is one to go by.
+// Applies a known verdict. Returns true if there is one.
 bool StreamCount::go_by_verdict(int64_t now) {
   const StreamVerdict::Value verdict = (verdict_ != nullptr ? verdict_ : &own_)->get();
   if (now >= verdict.until_ns) return false;
@@ -73,8 +73,8 @@ void StreamCount::hold(bool all, int64_t now) {
   begin(all ? Phase::kAll : Phase::kOne);
 }
 
-// A link that has become much slower may have changed its nature: a single stream may crawl while others run. But other
-// traffic slows it down, too, and a busy processor.
+// If a link has become much slower, a single stream may be limited now, so a new trial may be needed. But other traffic
+// or a busy processor may be the reason, too.
 void StreamCount::look(int64_t now) {
   const StreamVerdict::Value verdict = (verdict_ != nullptr ? verdict_ : &own_)->get();
   slow_looks_ = rate() < verdict.rate / 2 ? slow_looks_ + 1 : 0;

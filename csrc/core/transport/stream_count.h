@@ -1,15 +1,15 @@
-// Decides by trial whether one stream to a peer carries chunks, or all of them.
+// Decides by trials whether chunks to a peer use one stream or all.
 //
-// Where a single stream fills the link, more of them only compete: each gets a share, chunks arrive late and out of
-// turn, and a shallow queue on the way drops more (measured at 1 Gbit/s with 5 ms of delay: 99 % of the rate with one
-// stream, 80 % with four). Where each stream is limited (per-flow limits of clouds, loss on long links, one core per
-// stream), several carry more. Nothing but a trial tells the two apart.
+// If a single stream fills the link, more streams only compete: chunks arrive late and out of order, and a shallow
+// queue on the way drops more (measured at 1 Gbit/s with 5 ms of delay: 99 % of the rate with one stream, 80 % with
+// four). If each stream is limited (per-flow limits of clouds, loss on long links, one core per stream), several carry
+// more. Only a trial tells the two cases apart.
 //
-// A trial begins with one stream and is short with all, so that nobody sees it where it changes nothing. A busy
-// processor and a connection that still looks for its rate make one stream look slower than it is, never faster: what
-// counts is the best that it was seen to do for a while, and a trial that says "all" must say so twice. The verdict
-// belongs to the two hosts, not to one mesh: those that come later go by it. "One" is believed for a minute, "all" for
-// a quarter of that, because a wrong one costs more; each time it is confirmed for twice as long.
+// A trial uses one stream first, then all streams for a short time, so that it costs little. A busy processor, or a
+// connection that has not found its rate yet, can make one stream look slower than it is, but never faster. So the best
+// rate of one stream counts, and "all" must win two trials. The verdict belongs to a pair of hosts, so later meshes use
+// it, too. "One" is valid for a minute, "all" for a quarter of that, because a wrong "all" costs more. Each
+// confirmation doubles the time.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class StreamVerdict {
   struct Value {
     bool all = false;
     double rate = 0;       // bytes per ns
-    int64_t until_ns = 0;  // believed so long; 0: nothing is known
-    int64_t hold_ns = 0;   // for how long the latest one was to be believed
+    int64_t until_ns = 0;  // valid until then; 0: no verdict
+    int64_t hold_ns = 0;   // for how long the latest verdict is valid
   };
   Value get() const {
     const Lock lock(mutex_);
@@ -43,32 +43,35 @@ class StreamVerdict {
 
 class StreamCount {
  public:
-  static constexpr int64_t kOneNs = 400'000'000;            // of work: the trial of one stream ends after this or
-  static constexpr uint64_t kOneBytes = 64u << 20;          // after this;
-  static constexpr int64_t kAllNs = 150'000'000;            // that of all streams after this or
-  static constexpr uint64_t kAllBytes = 32u << 20;          // after this; or when
-  static constexpr uint64_t kAllIdleBytes = 8 * kAllBytes;  // came, mostly when there was little work
-  static constexpr int64_t kSettleNs = 100'000'000;         // not counted: TCP looks for the rate
-  static constexpr int64_t kLookNs = 5'000'000;             // between two updates
-  static constexpr uint64_t kBusyBytes = 512u << 10;        // on their way: fewer may be a matter of latency
-  static constexpr int64_t kWindowNs = 100'000'000;         // one stream is as fast as in the best of these
-  static constexpr int64_t kHoldNs = 60'000'000'000;        // how long a first verdict is believed; for all:
-  static constexpr int64_t kHoldAllNs = kHoldNs / 4;        // and at most:
+  // A trial of one stream ends after this much busy time, or this many bytes.
+  static constexpr int64_t kOneNs = 400'000'000;
+  static constexpr uint64_t kOneBytes = 64u << 20;
+  // A trial of all streams ends after this much busy time, or this many bytes in it, or this many bytes in total.
+  static constexpr int64_t kAllNs = 150'000'000;
+  static constexpr uint64_t kAllBytes = 32u << 20;
+  static constexpr uint64_t kAllIdleBytes = 8 * kAllBytes;
+  static constexpr int64_t kSettleNs = 100'000'000;   // busy time before a trial counts: TCP finds its rate
+  static constexpr int64_t kLookNs = 5'000'000;       // between two updates
+  static constexpr uint64_t kBusyBytes = 512u << 10;  // the link is busy with this many bytes on their way
+  static constexpr int64_t kWindowNs = 100'000'000;   // the rate of one stream is that of its best window
+  // How long verdicts are valid: the first "one", the first "all", and at most.
+  static constexpr int64_t kHoldNs = 60'000'000'000;
+  static constexpr int64_t kHoldAllNs = kHoldNs / 4;
   static constexpr int64_t kLongestHoldNs = 16 * kHoldNs;
-  static constexpr int kSlowLooks = 4;               // so often in a row at half the rate: it must be tried again,
-  static constexpr int64_t kDoubtNs = kHoldNs / 12;  // but not sooner than this after the latest verdict
-  static constexpr double kGain = 1.2;               // what all streams must bring to be used
+  static constexpr int kSlowLooks = 4;               // this many checks in a row at half the rate start a new trial,
+  static constexpr int64_t kDoubtNs = kHoldNs / 12;  // but not earlier than this after the latest verdict
+  static constexpr double kGain = 1.2;               // all streams are used if they are this much faster than one
 
-  // The verdict that is shared with other meshes; it must outlive this. Before the first update().
+  // Uses a verdict that is shared with other meshes and must outlive this object. Call it before the first update().
   void share(StreamVerdict* verdict) { verdict_ = verdict; }
-  // Should chunks go to all streams now (true), or to one while it has room?
+  // True: chunks use all streams now. False: they use one while it has room.
   bool all() const { return phase_ == Phase::kTryAll || phase_ == Phase::kAll; }
-  // Is there something to tell update()?
+  // True if update() should be called.
   bool due(int64_t now, bool waiting) const { return waiting != waiting_ || now - now_ >= kLookNs; }
-  // At time `now` so many bytes to this peer were known to have arrived, and so many were on their way, in sockets.
-  // `waiting`: more wait for a stream. Only time in which the link had work from beginning to end is counted: it begins
-  // with bytes that wait, or with many on their way that have not all arrived when it ends. (All streams together hold
-  // so much that bytes may never wait.)
+  // Takes in a sample: at time `now`, `arrived` bytes to this peer were acknowledged and `on_way` bytes were in
+  // sockets. `waiting`: more bytes wait for a stream. An interval counts only if the link was busy all the time: at its
+  // beginning bytes waited, or many were on their way and some of these had not arrived at its end. (All streams
+  // together can hold so many bytes that none ever wait.)
   void update(int64_t now, uint64_t arrived, uint64_t on_way, bool waiting);
 
  private:
@@ -86,18 +89,18 @@ class StreamCount {
   StreamVerdict* verdict_ = nullptr;  // nullptr: own_
   Phase phase_ = Phase::kTryOne;
   bool started_ = false;
-  bool waiting_ = false;  // at the last update
-  uint64_t on_way_ = 0;   // then
+  bool waiting_ = false;  // at the last update()
+  uint64_t on_way_ = 0;   // at the last update()
   int64_t now_ = 0;
   uint64_t arrived_ = 0;
   int64_t settled_ns_ = 0;  // busy time of this trial that was not counted
-  int64_t ns_ = 0;          // busy time of this trial, or since the latest look at a held result
+  int64_t ns_ = 0;          // busy time of this trial, or since a valid verdict was last checked
   uint64_t bytes_ = 0;
-  uint64_t came_ = 0;          // in this trial, busy or not
-  int64_t window_ns_ = 0;      // at the beginning of the present window: ns_
-  uint64_t window_bytes_ = 0;  // and bytes_
-  double one_ = 0;             // the best rate of one stream, bytes per ns
-  int for_all_ = 0;            // trials in a row that were for all streams
+  uint64_t came_ = 0;          // bytes in this trial, busy or not
+  int64_t window_ns_ = 0;      // ns_ at the beginning of the present window
+  uint64_t window_bytes_ = 0;  // bytes_ at the same time
+  double one_ = 0;             // best rate of one stream, in bytes per ns
+  int for_all_ = 0;            // trials in a row that "all" has won
   int slow_looks_ = 0;
 };
 

@@ -7,9 +7,9 @@ namespace bagua {
 
 namespace {
 
-// Chunks that receivers can take before an earlier one that is late (the windows of csrc/collective are this long).
+// How many later chunks receivers can take while an earlier one is late: the length of the windows in core/collective.
 constexpr double kAhead = 8;
-// How much later than with the others a chunk may arrive: measurements are rough, and streams that share a link differ.
+// How many times later than on the others a chunk may arrive: measurements are rough, and streams of one link differ.
 constexpr double kTolerance = 2;
 
 }  // namespace
@@ -20,7 +20,7 @@ void StreamRate::sample(int64_t now, uint64_t written, uint64_t queued) {
   if (busy_ && span > 0) {
     const double measured = static_cast<double>(acknowledged - acknowledged_) * 1e9 / static_cast<double>(span);
     if (queued == 0) {
-      rate_ = std::max(rate_, measured);  // it was idle for a part of that time
+      rate_ = std::max(rate_, measured);  // the stream was idle for a part of the interval
     } else if (rate_ == kUnknown) {
       rate_ = measured;
     } else {
@@ -43,9 +43,9 @@ double StreamRate::rate(int64_t now) const {
 int choose_stream(const StreamLoad* streams, int count, int begin, double chunk, double queued) {
   double fastest = StreamRate::kUnknown;
   for (int i = 0; i < count; ++i) fastest = std::max(fastest, streams[i].rate);
-  if (fastest <= 0) fastest = 1;  // nothing is known: all are alike
+  if (fastest <= 0) fastest = 1;  // without measurements all count as equal
   const auto rate = [&](int i) {
-    // A stream that was never measured is thought as fast as the fastest; one that stands still, a thousandth of it.
+    // A stream without a measurement counts as fast as the fastest; one that stands still, as a thousandth of that.
     return streams[i].rate == StreamRate::kUnknown ? fastest : std::max(streams[i].rate, fastest / 1000);
   };
   const auto finish = [&](int i) { return (streams[i].backlog + chunk) / rate(i); };
@@ -57,7 +57,7 @@ int choose_stream(const StreamLoad* streams, int count, int begin, double chunk,
   if (best < 0) return -1;
   double others = 0, backlog = 0, soonest = -1;
   for (int i = 0; i < count; ++i) {
-    if (i == best || streams[i].free) continue;  // a free one is no better than the best
+    if (i == best || streams[i].free) continue;  // a free stream is no better than the best free one
     others += rate(i);
     backlog += streams[i].backlog;
     soonest = soonest < 0 ? finish(i) : std::min(soonest, finish(i));

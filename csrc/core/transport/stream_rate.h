@@ -1,8 +1,8 @@
 // Estimates how fast a stream drains, from TCP's acknowledgements, and picks the stream for the next chunk.
 //
-// A chunk that is handed to a socket can't be taken back. So it goes where it is expected to arrive first, and not at
-// all onto a stream on which it would arrive much later than the others could carry it: receivers reduce chunks in
-// order, and one late chunk soon holds up all.
+// A chunk that was handed to a socket can't be taken back. So it goes to the stream on which it should arrive first,
+// and it waits if it would arrive much later there than on a busy stream: receivers reduce chunks in order, so one late
+// chunk soon delays all.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@ namespace bagua {
 
 class StreamRate {
  public:
-  static constexpr int64_t kSampleNs = 1'000'000;      // shorter intervals say nothing
+  static constexpr int64_t kSampleNs = 1'000'000;      // shorter intervals are too noisy
   static constexpr int64_t kSmoothNs = 10'000'000;     // time constant of the mean
-  static constexpr int64_t kForgetNs = 2'000'000'000;  // an unused stream is thought twice as fast after each of these
+  static constexpr int64_t kForgetNs = 2'000'000'000;  // the assumed rate of an unused stream doubles in this time
   static constexpr double kUnknown = -1;
 
   bool due(int64_t now) const { return now - sampled_ns_ >= kSampleNs; }
-  // At time `now` the socket had taken `written` bytes since its beginning, `queued` of which are not acknowledged.
+  // Takes in a sample: at time `now` the socket has taken `written` bytes in total; `queued` of them are
+  // unacknowledged.
   void sample(int64_t now, uint64_t written, uint64_t queued);
-  // Bytes handed to the socket that are not known to have arrived.
+  // Bytes that the socket has taken and that were not acknowledged at the last sample.
   uint64_t backlog(uint64_t written) const { return written - acknowledged_; }
   uint64_t arrived() const { return acknowledged_; }  // bytes, at the last sample
   // Bytes per second; kUnknown before the first measurement.
@@ -36,14 +37,14 @@ class StreamRate {
 
 // One stream that could carry a chunk.
 struct StreamLoad {
-  bool free;       // takes a chunk now
+  bool free;       // can take a chunk now
   double rate;     // bytes per second, StreamRate::kUnknown if not known
-  double backlog;  // bytes handed to it before
+  double backlog;  // bytes that it has taken and that have not arrived
 };
 
-// The index of the stream that should carry the next chunk of `chunk` bytes, -1: none that is free, wait for another.
-// `queued`: bytes that wait for a stream, that chunk included. Ties go to the first at or after `begin`. At least one
-// stream that is not free is then expected to become free.
+// Returns the index of the stream for the next chunk, of `chunk` bytes; -1: wait, because a stream that is busy now
+// should deliver it earlier. `queued`: bytes that wait for a stream, this chunk included. Ties go to the first stream
+// at or after `begin`.
 int choose_stream(const StreamLoad* streams, int count, int begin, double chunk, double queued);
 
 }  // namespace bagua

@@ -11,13 +11,13 @@ namespace bagua {
 
 namespace {
 
-// Linux 4.14; not in all headers.
+// SO_ZEROCOPY (Linux 4.14), which some headers lack.
 constexpr int kSoZeroCopy = 60;
 constexpr int kMsgZeroCopy = 0x4000000;
 constexpr uint8_t kOriginZeroCopy = 5;
 constexpr uint8_t kCodeCopied = 1;
 
-// A message of the error queue that is a notification; false: something else (an ICMP error, a time stamp).
+// Finds the notification in a message of the error queue. False: it is something else (an ICMP error, a time stamp).
 bool notification(msghdr* message, sock_extended_err* out) {
   for (cmsghdr* part = CMSG_FIRSTHDR(message); part != nullptr; part = CMSG_NXTHDR(message, part)) {
     const bool v4 = part->cmsg_level == SOL_IP && part->cmsg_type == IP_RECVERR;
@@ -45,7 +45,7 @@ bool ZeroCopyLedger::hold(uint64_t cookie, int64_t since_ns) {
 
 void ZeroCopyLedger::complete(uint32_t first, uint32_t last, std::vector<uint64_t>* cookies) {
   const uint64_t count = uint64_t{last - first} + 1;
-  // Signed distance from base_: a range may begin before it.
+  // A signed distance from base_, because a range may begin before it.
   const int64_t begin = static_cast<int32_t>(first - static_cast<uint32_t>(base_));
   for (size_t i = 0; i < complete_.size(); ++i) {
     const int64_t distance = static_cast<int64_t>(i) - begin;
@@ -69,8 +69,8 @@ bool ZeroCopy::enable(int fd, ZeroCopyMode mode) {
   return true;
 }
 
-// MSG_EOR keeps the kernel from putting the end of this message and the beginning of the next into one buffer, and so
-// from joining their notifications: a message is complete when it has arrived, however long the next one is held up.
+// With MSG_EOR the kernel never puts the end of this message and the beginning of the next into one buffer, so it does
+// not join their notifications: a message completes when it has arrived, even if the next one is delayed.
 ssize_t ZeroCopy::send(int fd, const void* data, size_t bytes) {
   constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT | MSG_EOR;
   if (on_) {
@@ -86,8 +86,8 @@ ssize_t ZeroCopy::send(int fd, const void* data, size_t bytes) {
   return ::send(fd, data, bytes, kFlags);
 }
 
-// ENOBUFS with calls outstanding: they have used up the limit, and there will be room when they are complete. This one
-// is copied. EFAULT: memory that can be read but not pinned (of a device).
+// ENOBUFS with outstanding calls: these have used up the limit, and there will be room when they complete; only this
+// call copies. EFAULT: memory that can be read but not pinned, such as device memory.
 void ZeroCopy::refused(int error) {
   if (error != ENOBUFS || !ledger_.outstanding()) on_ = false;
 }

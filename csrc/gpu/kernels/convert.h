@@ -1,17 +1,18 @@
-// Conversions between float32 and smaller floats by the device's own instructions: one for two numbers, where integer
-// arithmetic takes ten to thirty. Numbers and infinities have the bits of kernel/half.cpp and codec/fp8_tiles.h; NaN
-// become one NaN (floats: 0x7fffffff). Where NaN have to be told apart, half.h converts in integers.
+// Converts between float32 and smaller floats by the device's own instructions: one instruction for two numbers,
+// instead of ten to thirty by integer arithmetic. Numbers and infinities get the bits of kernel/half.cpp and
+// codec/fp8_tiles.h. All NaN become the same NaN (floats: 0x7fffffff); half.h converts by integer arithmetic if NaN
+// must keep their bits.
 #pragma once
 
 #include "gpu/kernels/device.h"
 
 #if !defined(__CUDACC__)
-#include "conversions.h"  // of the emulated device
+#include "conversions.h"  // from the tests' emulation of a device
 #endif
 
 namespace bagua::cuda {
 
-// Two numbers to nearest even, in the halves of a word.
+// Converts two numbers to nearest even, into the halves of a word.
 BAGUA_DEVICE uint32_t halves_of(float low, float high) {
 #if defined(__CUDACC__)
   uint32_t word;
@@ -42,14 +43,14 @@ BAGUA_DEVICE uint32_t bfloats_of(float low, float high) {
 #endif
 }
 
-// fp8 of two fraction bits (e5m2) or three (e4m3). What is larger than its largest number becomes that.
+// fp8 with two fraction bits (e5m2) or three (e4m3). Larger numbers become the largest number of the format.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 constexpr bool kConvertsFp8 = false;
 #else
 constexpr bool kConvertsFp8 = true;
 #endif
 
-// Two codes in the low half of a word.
+// Two codes, in the low half of a word.
 template <int kFraction>
 BAGUA_DEVICE uint32_t fp8_of(float low, float high) {
 #if !defined(__CUDACC__)
@@ -67,7 +68,7 @@ BAGUA_DEVICE uint32_t fp8_of(float low, float high) {
 #endif
 }
 
-// Codes number 2 * pair and 2 * pair + 1 of a word, as halves: none of them needs more.
+// Converts codes 2 * pair and 2 * pair + 1 of a word to halves, which can hold every code exactly.
 template <int kFraction, int pair>
 BAGUA_DEVICE uint32_t halves_of_fp8(uint32_t word) {
   if constexpr (kFraction == 2) {

@@ -1,9 +1,8 @@
 // Helpers of all kernels: bits, memory accesses, reductions over a warp.
 //
-// Only functions that the tests' emulation of a device knows may be used
-// (tests/native/kernels/emulation/cuda_runtime.h): it runs this very source on a processor. Sums and products are
-// written as __fadd_rn() and __fmul_rn(), which no compiler merges into one operation, whatever its flags: the formats
-// forbid that.
+// Use only functions of the tests' emulation of a device (tests/native/kernels/emulation/cuda_runtime.h), which runs
+// this source on a processor. Write sums and products as __fadd_rn() and __fmul_rn(): no compiler fuses these into one
+// operation, which the formats forbid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,7 +33,7 @@ BAGUA_DEVICE bool finite(float v) {
 BAGUA_DEVICE float zero_unless_finite(float v) {
   return fabsf(v) < float_of(kInfinity) ? v : 0.0f;
 }
-// The larger one, the smaller one; 0x7fffffff if one of them is NaN. Of zeros: either.
+// Maximum and minimum; 0x7fffffff if an operand is NaN. Of two zeros, either one.
 BAGUA_DEVICE float max_or_nan(float a, float b) {
 #if defined(__CUDACC__)
   float larger;
@@ -57,7 +56,7 @@ BAGUA_DEVICE float min_or_nan(float a, float b) {
 BAGUA_DEVICE uint32_t lane_of_thread() {
   return threadIdx.x % 32;
 }
-// Number of the calling warp in the grid, and of all warps.
+// Index of the calling warp in the grid, and the number of warps.
 BAGUA_DEVICE uint64_t warp_of_grid() {
   return (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
 }
@@ -65,8 +64,8 @@ BAGUA_DEVICE uint64_t warps_of_grid() {
   return static_cast<uint64_t>(gridDim.x) * blockDim.x / 32;
 }
 
-// Sources are read once: they need not stay in the caches. (Not through the read-only path: an output may be one of
-// them.) Outputs are written back as usual: who comes next may find them in the second-level cache.
+// Sources are read only once, so they need not stay in the caches. They don't use the read-only path, because an output
+// may be one of them. Outputs are written normally, so the next kernel may find them in the second-level cache.
 template <int kWords>
 BAGUA_DEVICE void load_words(const void* from, uint32_t* to) {
   static_assert(kWords == 1 || kWords == 2 || kWords == 4, "as wide as an access can be");
@@ -85,7 +84,7 @@ BAGUA_DEVICE void load_words(const void* from, uint32_t* to) {
   }
 }
 
-// One access of 16 bytes. The compiler makes four of a plain assignment here and there, in loops above all.
+// Stores 16 bytes by one access. The compiler sometimes splits a plain assignment into four, mostly in loops.
 BAGUA_DEVICE void store_vector(uint4* to, const uint4& v) {
 #if defined(__CUDACC__)
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -113,7 +112,7 @@ BAGUA_DEVICE void store_words(const uint32_t* from, void* to) {
   }
 }
 
-// A word of which only the bytes before `end` exist; the others read as 0. `from` is aligned to 4 bytes.
+// Loads a word; bytes at or after `end` count as 0. `from` is aligned to 4 bytes.
 BAGUA_DEVICE uint32_t load_word_before(const uint8_t* from, const uint8_t* end) {
   if (from + 4 <= end) return *reinterpret_cast<const uint32_t*>(from);
   uint32_t word = 0;
@@ -133,12 +132,12 @@ BAGUA_DEVICE void store_word_before(uint32_t word, uint8_t* to, const uint8_t* e
   }
 }
 
-// The low bytes of four words.
+// Packs the low bytes of four words into one.
 BAGUA_DEVICE uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-// 2^23 + byte number `c` of the word, as a float: taking 2^23 away again is exact, and cheaper than a conversion.
+// 2^23 + byte `c` of the word, as a float. Subtracting 2^23 afterwards is exact, and cheaper than a conversion.
 template <int c>
 BAGUA_DEVICE float large_from_byte(uint32_t word) {
   return float_of(__byte_perm(word, 0x4b000000u, 0x7540u + c));

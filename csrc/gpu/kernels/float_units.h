@@ -1,5 +1,5 @@
-// Codecs none, fp16 and bf16: one number per element, no parameters. A lane that has a NaN converts by integer
-// arithmetic, which keeps its sign and upper bits.
+// Codecs none, fp16 and bf16: one number per element, no parameters. A lane with a NaN converts by integer arithmetic,
+// which keeps the sign and upper bits of NaN.
 #pragma once
 
 #include "gpu/kernels/half.h"

@@ -1,5 +1,4 @@
-// Codecs fp8_e4m3 and fp8_e5m2: eight bits of floating point, scaled by a power of two for each unit. See
-// codec/fp8_tiles.h.
+// Codecs fp8_e4m3 and fp8_e5m2: 8-bit floating point; each unit is scaled by a power of two. See codec/fp8_tiles.h.
 #pragma once
 
 #include "gpu/kernels/convert.h"
@@ -7,7 +6,7 @@
 
 namespace bagua::cuda {
 
-// The largest magnitude of the warp's elements that are finite, as bits.
+// Bits of the largest finite magnitude among the warp's elements.
 BAGUA_DEVICE uint32_t largest_finite_magnitude(const float (&y)[kOwned]) {
   uint32_t most = 0;
 #pragma unroll
@@ -15,8 +14,8 @@ BAGUA_DEVICE uint32_t largest_finite_magnitude(const float (&y)[kOwned]) {
   return __reduce_max_sync(kAllLanes, most);
 }
 
-// kFraction: bits of the fraction; kBias: of the exponent; kTop: exponent of the largest number, whose fraction
-// is 1.75; kSpecial: the smallest code that is no number; kInfinite: the code of infinity.
+// kFraction: bits of the fraction; kBias: bias of the exponent; kTop: exponent of the largest number, whose significand
+// is 1.75; kSpecial: the smallest code that is infinity or NaN; kInfinite: the code of infinity.
 template <int kFraction, int kBias, int kTop, uint32_t kSpecial, uint32_t kInfinite>
 struct Fp8 {
   static constexpr int kWords = kQuads;
@@ -46,7 +45,7 @@ struct Fp8 {
     }
   }
 
-  // A product with the scale makes every NaN the same.
+  // The product with the scale turns every NaN into the same NaN.
   static BAGUA_DEVICE void decode(const Coded<Fp8>& coded, uint32_t, float (&y)[kOwned]) {
     const float scale = coded.parameters[0];
 #pragma unroll
@@ -58,33 +57,33 @@ struct Fp8 {
 
  private:
   static constexpr int kShift = 23 - kFraction;
-  static constexpr uint32_t kSmallestNormal = (128u - kBias) << 23;  // bits of a float
-  // The largest float that a code times a scale can be: more must not be rounded up to infinity.
+  static constexpr uint32_t kSmallestNormal = (128u - kBias) << 23;  // as the bits of a float
+  // The largest float that decoding can give. Larger floats are limited to it: they must not round up to infinity.
   static constexpr uint32_t kBrink = 0x7f7fffffu - ((1u << kShift) - 1);
 
   static BAGUA_DEVICE float power_of_two(int exponent) { return float_of(static_cast<uint32_t>(exponent + 127) << 23); }
 
-  // The smallest exponent with which the largest magnitude still fits.
+  // The smallest exponent of a scale with which the largest magnitude fits.
   static BAGUA_DEVICE int scale_exponent(uint32_t most) {
     const int exponent = static_cast<int>(most >> 23) - 127 - kTop + ((most & 0x7fffffu) > 0x600000u ? 1 : 0);
     return max(exponent, -126);
   }
 
-  // Four codes. All elements are finite, and the largest still fits.
+  // Four codes of elements that are all finite and within the range of the format.
   static BAGUA_DEVICE uint32_t converted(const float* v, float inverse) {
     return __byte_perm(fp8_of<kFraction>(__fmul_rn(v[0], inverse), __fmul_rn(v[1], inverse)),
                        fp8_of<kFraction>(__fmul_rn(v[2], inverse), __fmul_rn(v[3], inverse)), 0x5410);
   }
 
-  // Four codes, whatever the elements are.
+  // Four codes of any elements.
   static BAGUA_DEVICE uint32_t calculated(const float* v, float inverse, uint32_t limit) {
     return pack_bytes(code(v[0], inverse, limit), code(v[1], inverse, limit), code(v[2], inverse, limit),
                       code(v[3], inverse, limit));
   }
 
-  // Adding a number that is 2^kShift times as large as the element's power of two rounds the element to its fraction,
-  // to nearest even; so does it for subnormal codes, with the smallest normal's power of two. `limit`: what more
-  // becomes, of numbers.
+  // Rounds by an addition: adding 2^kShift times the element's power of two rounds the element to kFraction bits, to
+  // nearest even. Subnormal codes use the power of two of the smallest normal number. Finite elements above `limit`
+  // become `limit`.
   static BAGUA_DEVICE uint32_t code(float y, float inverse, uint32_t limit) {
     const uint32_t magnitude = magnitude_of(__fmul_rn(y, inverse));
     const uint32_t number = min(magnitude < kInfinity ? magnitude : 0u, limit);
@@ -94,10 +93,10 @@ struct Fp8 {
     uint32_t result = fraction + ((power - kSmallestNormal) >> kShift);
     if (magnitude == kInfinity) result = kInfinite;
     if (magnitude > kInfinity) result = 0x7fu;
-    return result | (bits_of(y) >> 24 & 0x80u);  // not the product's, which forgets a NaN's sign
+    return result | (bits_of(y) >> 24 & 0x80u);  // not the sign of the product, which does not keep that of NaN
   }
 
-  // Codes number 2 * pair and 2 * pair + 1 of a word.
+  // Decodes codes 2 * pair and 2 * pair + 1 of a word.
   template <int pair>
   static BAGUA_DEVICE void decode_pair(uint32_t word, float scale, float* y) {
     if constexpr (kConvertsFp8 || kFraction == 2) {
@@ -110,8 +109,8 @@ struct Fp8 {
     }
   }
 
-  // Of byte number c: sign, exponent and fraction at a float's places, then the exponent put right by a product, which
-  // is exact. Codes from kSpecial on get the largest exponent: their fraction makes them infinite or NaN.
+  // Decodes byte `c`: moves sign, exponent and fraction to the places of a float, then corrects the exponent by a
+  // product, which is exact. Codes from kSpecial on get the largest exponent, so that they become infinite or NaN.
   template <int c>
   static BAGUA_DEVICE float value(uint32_t word) {
     constexpr uint32_t kBits = ~kMagnitude | 0x7fu << kShift;

@@ -1,5 +1,6 @@
-// The 16-bit floating-point types as bits. pack() and unpack(): in integers, the bits of kernel/half.cpp for NaN too.
-// Those whose name ends on "numbers" or "number": by the device's conversions, an instruction or two; NaN may be any.
+// The 16-bit floating-point types. pack() and unpack() use integer arithmetic and give the bits of kernel/half.cpp,
+// also for NaN. Functions with "number" in the name use the device's conversions, one or two instructions; their NaN
+// may have any bits.
 #pragma once
 
 #include "gpu/kernels/convert.h"
@@ -17,7 +18,7 @@ struct Half {
     return (bits_of(value) >> 16 & 0x8000u) | result;
   }
 
-  // Fraction and exponent at a float's places, then the exponent put right by a product, which is exact.
+  // Moves fraction and exponent to the places of a float, then corrects the exponent by a product, which is exact.
   static BAGUA_DEVICE float unpack(uint32_t half) {
     const uint32_t magnitude = (half & 0x7fffu) << 13;
     uint32_t result = bits_of(__fmul_rn(float_of(magnitude), 0x1p112f));
@@ -25,7 +26,7 @@ struct Half {
     return float_of(result | (half & 0x8000u) << 16);
   }
 
-  static constexpr bool kUnpacksNaN = false;  // unpack_numbers() does
+  static constexpr bool kUnpacksNaN = false;  // unpack_numbers() keeps the bits of NaN
   static BAGUA_DEVICE uint32_t pack_numbers(float low, float high) { return halves_of(low, high); }
   static BAGUA_DEVICE void unpack_numbers(uint32_t word, float& low, float& high) {
     low = float_of_half(word & 0xffffu);
@@ -62,7 +63,7 @@ struct BFloat16 {
     high = float_of(word & 0xffff0000u);
   }
   static BAGUA_DEVICE uint32_t pack_number(float value) { return bfloats_of(value, 0) & 0xffffu; }
-  // Of a float that one was made of.
+  // Packs a float that came from a value of this type, so no rounding is needed.
   static BAGUA_DEVICE uint32_t pack_exact(float value) { return bits_of(value) >> 16 | (value != value ? 0x40u : 0u); }
 
   uint16_t bits;

@@ -1,6 +1,6 @@
-/* The interface of the library of CUDA kernels, in plain C: the GPU leg opens it with dlopen and calls it through these
- * types, so that neither needs the other's compiler. Every call launches work on `stream` (a cudaStream_t) and
- * returns at once: 0, or the cudaError_t of the launch. Nothing allocates, nothing waits. Thread-safe.
+/* The interface of the library of CUDA kernels, in plain C. The GPU leg opens the library by dlopen and calls it
+ * through these types, so that the two may be built by different compilers. Each call launches work on `stream` (a
+ * cudaStream_t) and returns at once: 0, or the cudaError_t of the launch. No call allocates or waits. Thread-safe.
  *
  * Pointers inside the descriptors are addresses on the device; arrays of pointers are read before the call returns. */
 #ifndef BAGUA_CUDA_KERNELS_H
@@ -17,9 +17,9 @@ extern "C" {
 #define BAGUA_KERNELS_MOST_INPUTS 16  /* raws + encodeds of one transcode */
 #define BAGUA_KERNELS_MOST_REDUCED 64 /* inputs of one reduce */
 
-/* As bagua::Transcode in codec/codec.h, the same bits: y = (sum of raw + sum of encoded) * scale [+ residual];
- * message = encode(y); residual = y - decode(message); decoded[j] = decode(message), or y without a message. Codec
- * numbers are those of bagua::Codec. raws + encodeds <= BAGUA_KERNELS_MOST_INPUTS, decodeds <= 4. */
+/* The same as bagua::Transcode in codec/codec.h, with the same bits: y = (sum of raw + sum of encoded) * scale
+ * [+ residual]; message = encode(y); residual = y - decode(message); decoded[j] = decode(message), or y if there is no
+ * message. Codec numbers are those of bagua::Codec. raws + encodeds <= BAGUA_KERNELS_MOST_INPUTS, decodeds <= 4. */
 typedef struct {
   uint8_t codec;
   uint16_t density;
@@ -35,8 +35,8 @@ typedef struct {
   int32_t decodeds;
 } BaguaTranscode;
 
-/* output[i] = op(inputs[0][i], ...), in the order of inputs; AVG divides by `divisor`. Numbers of dtype and op as in
- * channel/layout.h; the same bits as kernel/reduce.h. `output` may be one of the inputs. */
+/* output[i] = op(inputs[0][i], ...), in the order of inputs; AVG divides by `divisor`. dtype and op have the numbers of
+ * kernel/reduce.h, and results have its bits. `output` may be one of the inputs. */
 typedef struct {
   uint8_t dtype;
   uint8_t op;
@@ -48,8 +48,9 @@ typedef struct {
 } BaguaReduce;
 
 uint32_t bagua_kernels_version(void);
-/* Loads all kernels to the current device: else the first launch of each does, and may wait for all work of the device.
- * 0, or the cudaError_t: kernels can't run there, such as on a GPU that they were not compiled for. */
+/* Loads all kernels to the current device. Otherwise the first launch of each kernel would load it, and that may wait
+ * for all work of the device. Returns 0, or a cudaError_t if the kernels can't run there, such as on a GPU that they
+ * were not compiled for. */
 int bagua_kernels_load(void);
 int bagua_kernels_transcode(const BaguaTranscode* work, void* stream);
 int bagua_kernels_reduce(const BaguaReduce* work, void* stream);

@@ -1,4 +1,4 @@
-// Launches kernels, each of which takes one argument by value.
+// Launches kernels; each kernel takes one argument by value.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,16 +8,16 @@
 
 namespace bagua::cuda {
 
-// Where a call's kernels go.
+// Target of a launch.
 struct On {
   cudaStream_t stream;
-  // Nowhere: they are only loaded to the current device, which else their first launch does. That may wait for all work
-  // of the device, and so for other ranks.
+  // Only loads the kernels to the current device, without a launch. Otherwise the first launch would load them, which
+  // may wait for all work of the device, and so for other ranks.
   bool load = false;
 };
 
-// Launches so many blocks as there is work for, but at most `per_multiprocessor` for each multiprocessor of the current
-// device: the kernels go on from there by themselves.
+// Launches a block for each part of the work, but at most `per_multiprocessor` blocks for each multiprocessor of the
+// current device. Kernels loop over the remaining parts.
 template <class Argument>
 cudaError_t launch(void (*kernel)(Argument), Argument argument, uint64_t blocks, int per_multiprocessor, int threads,
                    size_t shared_bytes, On on) {

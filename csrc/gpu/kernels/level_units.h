@@ -1,15 +1,16 @@
-// Codecs minmax8 and int4: equidistant levels, with a distance of its own for each block. See codec/level_tiles.h.
+// Codecs minmax8 and int4: equidistant levels; each block has its own distance between levels. See
+// codec/level_tiles.h.
 #pragma once
 
 #include "gpu/kernels/units.h"
 
 namespace bagua::cuda {
 
-constexpr float kSmallest = 0x1p-118f;  // ranges and magnitudes below it are taken for 0: the inverse must be finite
-constexpr float kWide = 0x1p126f;       // from this magnitude on, differences might overflow
-constexpr float kRound = 0x1.8p23f;     // the low bits of v + kRound are v as an integer, to nearest even
+constexpr float kSmallest = 0x1p-118f;  // smaller ranges and magnitudes count as 0, because the inverse must be finite
+constexpr float kWide = 0x1p126f;       // differences of such magnitudes can overflow
+constexpr float kRound = 0x1.8p23f;     // the low bits of v + kRound are v rounded to an integer, to nearest even
 
-// Integers that are in the same order as the floats, with -0 before +0. It is its own inverse.
+// Maps floats to integers in the same order, with -0 before +0. The map is its own inverse.
 BAGUA_DEVICE int ordered(int bits) {
   return bits ^ ((bits >> 31) & static_cast<int>(kMagnitude));
 }
@@ -54,7 +55,7 @@ struct MinMax {
       }
       quantize<true>(y, low, inverse, coded);
       step = -step;
-      if (range == 0) low = __fmul_rn(low, 2.0f);  // a constant block: no step tells that it is halved
+      if (range == 0) low = __fmul_rn(low, 2.0f);  // a constant block: step is 0 and can't mark that it was halved
     }
     coded.parameters[0] = low;
     coded.parameters[1] = step;
@@ -86,7 +87,7 @@ struct MinMax {
     }
   }
 
-  // If an element is NaN, one of them is.
+  // Minimum and maximum of the block. At least one of them is NaN if an element is.
   template <bool whole>
   static BAGUA_DEVICE void extremes(const float (&y)[kOwned], uint32_t n, uint32_t lane, float& low, float& high) {
     if constexpr (whole) {
@@ -97,7 +98,7 @@ struct MinMax {
         high = max_or_nan(high, y[i]);
       }
       of_warp(ordered(static_cast<int>(bits_of(low))), ordered(static_cast<int>(bits_of(high))), low, high);
-      if (low != 0) return;  // else its sign is to be looked at
+      if (low != 0) return;  // the sign matters only if low is zero
     }
     int least = INT32_MAX;
     int most = INT32_MIN;
@@ -134,9 +135,10 @@ struct MinMax {
   }
 };
 
-// The lane's q-th four places belong to block q of the unit, whose byte j holds elements j (low four bits) and j + 64:
-// those of lanes l < 16 and l + 16. These two exchange what they have of two blocks, and each holds one whole word: the
-// lower lane that of the even block, the upper lane that of the odd one. Words 0 and 1 are of blocks 0, 1 and 2, 3.
+// The lane's q-th four places belong to block q of the unit. Byte j of a block holds element j in its low four bits and
+// element j + 64 in its high ones; these belong to lanes l < 16 and l + 16. The two lanes exchange levels of two
+// blocks, so that each has one whole word: the lower lane that of the even block, the upper lane that of the odd one.
+// Word 0 is of blocks 0 and 1, word 1 of blocks 2 and 3.
 struct Int4 {
   static constexpr int kWords = kQuads / 2;
   static constexpr int kVector = 1;
@@ -145,7 +147,7 @@ struct Int4 {
   static BAGUA_DEVICE uint32_t payload_bytes(uint32_t n) { return n / 2 + n % 2; }
   static BAGUA_DEVICE int parameters(uint32_t n) { return static_cast<int>((n + 127) / 128); }
 
-  // A last block of n elements has its second half at place 64, too, though it begins with element (n + 1) / 2.
+  // In a last block of n elements the second half begins with element (n + 1) / 2, but it is at place 64, too.
   static BAGUA_DEVICE uint32_t element(uint32_t n, uint32_t place) {
     const uint32_t block = place & ~127u;
     const uint32_t in_block = n > block ? min(n - block, 128u) : 0u;
@@ -160,11 +162,11 @@ struct Int4 {
     uint32_t most[kQuads];
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) most[q] = largest_magnitude<4>(y + 4 * q);
-    // Lane q divides for block q: a division takes as long as the elements' other work.
+    // Lane q computes the division for block q, because a division takes as long as the other work on the elements.
     const uint32_t of_pair[] = {(lane & 1) != 0 ? most[1] : most[0], (lane & 1) != 0 ? most[3] : most[2]};
     float inverse = 0;
     const float step = divide((lane & 2) != 0 ? of_pair[1] : of_pair[0], inverse);
-    uint32_t levels[kQuads];  // a byte each
+    uint32_t levels[kQuads];  // one byte per level
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       coded.parameters[q] = __shfl_sync(kAllLanes, step, q);
@@ -194,7 +196,7 @@ struct Int4 {
   }
 
  private:
-  // The step of a block with that largest magnitude, NaN if it is not finite; and its inverse.
+  // Step of a block with this largest magnitude (NaN if that is not finite), and the inverse.
   static BAGUA_DEVICE float divide(uint32_t most, float& inverse) {
     if (most >= kInfinity) return float_of(kQuietNaN);
     if (float_of(most) < kSmallest) return 0.0f;
@@ -202,7 +204,7 @@ struct Int4 {
     return __fdiv_rn(float_of(most), 7.0f);
   }
 
-  // Four levels of the lane, each in a byte.
+  // Four levels of the lane, one byte each.
   static BAGUA_DEVICE uint32_t levels_of(const float* y, float inverse) {
     return pack_bytes(level(y[0], inverse), level(y[1], inverse), level(y[2], inverse), level(y[3], inverse)) &
            0x0f0f0f0fu;

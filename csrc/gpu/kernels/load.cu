@@ -1,4 +1,4 @@
-// bagua_kernels_load(): loads every kernel, by calls that together launch all of them.
+// bagua_kernels_load(): loads every kernel, by going through calls that would launch all of them.
 #include "gpu/kernels/export.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/reduce.h"
@@ -7,7 +7,7 @@
 namespace bagua::cuda {
 namespace {
 
-// One element more than the largest block of a codec: whole blocks and one that is not.
+// One element more than the largest block of a codec, so that there are complete blocks and an incomplete one.
 constexpr uint64_t kCount = 16384 + 1;
 
 cudaError_t load_codecs() {

@@ -22,7 +22,7 @@ Run find_float(ReduceOp op) {
   }
 }
 
-// nullptr: not supported.
+// Returns nullptr if the combination is not supported.
 Run find(DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::kF32:
@@ -38,7 +38,7 @@ Run find(DType dtype, ReduceOp op) {
   }
 }
 
-// As Divider in kernel/reduce.cpp: by a power of two the product with the inverse is the quotient, bit for bit.
+// Like Divider in kernel/reduce.cpp: if the divisor is a power of two it multiplies by the inverse: same bits.
 void set_division(const BaguaReduce& from, Reduce& work) {
   const bool divides = from.op == static_cast<uint8_t>(ReduceOp::kAvg) && from.divisor > 1;
   const bool exact = (from.divisor & (from.divisor - 1)) == 0;

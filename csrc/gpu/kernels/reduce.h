@@ -1,9 +1,9 @@
 // Reductions: one pass over all inputs, element by element.
 //
-// Bytes of device memory per element: its size, once for every input and once for the output. To be reached: 85 % of
-// what a copy moves. A thread has 16 (8-bit types) to 64 bytes of an input on the way, the 1024 threads of a
-// multiprocessor 16 to 64 KiB. 64-bit integers' mean, and everything at addresses that cannot be brought to 16 bytes
-// together, is slower.
+// Memory traffic per element: its size, once for each input and once for the output. Target: 85 % of the bandwidth of a
+// copy. A thread has 16 (8-bit types) to 64 bytes of an input in flight, and the 1024 threads of a multiprocessor 16 to
+// 64 KiB. Slower cases: the mean of 64-bit integers, and buffers that do not have the same offset from a multiple of 16
+// bytes.
 #pragma once
 
 #include <type_traits>
@@ -25,9 +25,9 @@ struct Reduce {
   const void* inputs[BAGUA_KERNELS_MOST_REDUCED];
   void* output;
   uint64_t count;
-  uint64_t head;  // elements before the first that all buffers have at 16 bytes; count: there is none
+  uint64_t head;  // elements before the first that is aligned to 16 bytes in all buffers; count: there is none
   int64_t divisor;
-  double factor;    // floating point: what to multiply by, or to divide by
+  double factor;    // floating point: factor or divisor
   int32_t inverse;  // 2^31 / divisor and a little more
   int32_t input_count;
   Division division;
@@ -36,7 +36,7 @@ struct Reduce {
 struct Min;
 struct Max;
 
-// T in memory, Acc in registers.
+// Type T in memory and Acc in registers.
 template <class T, class Op>
 struct Memory {
   using Acc = T;
@@ -58,7 +58,7 @@ struct Memory<Half, Op> {
   static BAGUA_DEVICE float load(Half v) { return Half::unpack_number(v.bits); }
   static BAGUA_DEVICE Half store(float v) { return {static_cast<uint16_t>(Half::pack_number(v))}; }
 };
-// One of them is the result: a NaN as it came, but quiet.
+// The result is one of the two operands. A NaN keeps its bits, but becomes quiet.
 struct HalfInOrder {
   using Acc = Half;
   static BAGUA_DEVICE Half load(Half v) { return v; }
@@ -69,7 +69,7 @@ struct Memory<Half, Min> : HalfInOrder {};
 template <>
 struct Memory<Half, Max> : HalfInOrder {};
 
-// Signed integers come as unsigned ones where overflow wraps around; small ones are calculated as uint32_t.
+// Signed integers are reduced as unsigned ones where overflow wraps around; small ones are computed as uint32_t.
 struct Sum {
   static constexpr bool kDivides = true;
   template <class A>
@@ -85,7 +85,7 @@ struct Product {
     return static_cast<A>(a * b);
   }
 };
-// A NaN in either place stays.
+// NaN if either operand is NaN.
 struct Min {
   static constexpr bool kDivides = false;
   template <class A>
@@ -122,14 +122,15 @@ struct Xor {
   }
 };
 
-// The mean. S: the type as it was asked for, signed or not.
+// Divides a sum to get the mean. S: the requested type, signed or not.
 template <class S, class Acc>
 BAGUA_DEVICE Acc divide(Acc v, const Reduce& work) {
   if constexpr (std::is_floating_point_v<Acc>) {
     const Acc factor = static_cast<Acc>(work.factor);
     return work.division == Division::kMultiply ? v * factor : v / factor;
   } else if constexpr (sizeof(S) <= 2) {
-    // Toward zero as well. What the inverse is too large, times 2^15, is less than the distance to the next quotient.
+    // Truncates toward zero, too: the error of the inverse, times 2^15, is smaller than the distance to the next
+    // quotient.
     const int dividend = static_cast<S>(v);
     return static_cast<Acc>(__mulhi(2 * dividend, work.inverse) + (dividend < 0 ? 1 : 0));
   } else {
@@ -137,7 +138,7 @@ BAGUA_DEVICE Acc divide(Acc v, const Reduce& work) {
   }
 }
 
-// kWidth neighbours, as one access.
+// kWidth neighbours, loaded or stored by one access.
 template <class T, int kWidth>
 struct Piece {
   T values[kWidth];
@@ -167,7 +168,7 @@ BAGUA_DEVICE void store_piece(const Piece<T, kWidth>& piece, T* to) {
   }
 }
 
-// Pieces `at`, at + stride, ... of an input; those from `end` on stay as they are.
+// Loads pieces `at`, at + stride, ... of an input; pieces from `end` on stay unchanged.
 template <class T, int kWidth, int kPieces>
 BAGUA_DEVICE void load_pieces(const T* from, uint64_t at, uint64_t stride, uint64_t end,
                               Piece<T, kWidth> (&to)[kPieces]) {
@@ -177,7 +178,7 @@ BAGUA_DEVICE void load_pieces(const T* from, uint64_t at, uint64_t stride, uint6
   }
 }
 
-// kPieces pieces of kWidth elements, counted from element `base` on; or those of them before `end`.
+// Reduces kPieces pieces of kWidth elements, counted from element `base`; only those before `end`.
 template <class S, class T, class Op, int kWidth, int kPieces>
 BAGUA_DEVICE void reduce_pieces(const Reduce& work, uint64_t base, uint64_t at, uint64_t stride, uint64_t end) {
   using M = Memory<T, Op>;
@@ -213,7 +214,7 @@ BAGUA_DEVICE void reduce_pieces(const Reduce& work, uint64_t base, uint64_t at, 
   }
 }
 
-// Elements of an access, and how many accesses a thread has on the way: 16 accumulators, 4 of 64 bits.
+// Elements per access, and accesses that a thread has in flight: 16 accumulators, or 4 of 64 bits.
 template <class T>
 struct Shape {
   static constexpr int kWidth = 16 / sizeof(T);
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (uint64_t at = blockIdx.x * of_block; at < pieces; at += gridDim.x * of_block) {
     reduce_pieces<S, T, Op, kWidth, kPieces>(work, work.head, at + threadIdx.x, kThreads, pieces);
   }
-  // Single elements at both ends; where there is no head that fits, all of them.
+  // Single elements at both ends, or all elements if there is no common alignment.
   const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
   const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 #pragma unroll 1
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// Elements before the first that all buffers have at an address of 16 bytes; count: there is none.
+// Number of elements before the first that is aligned to 16 bytes in all buffers; `count` if there is none.
 template <class T>
 uint64_t head_of(const Reduce& work) {
   const uint64_t past = reinterpret_cast<uintptr_t>(work.output) % 16;
@@ -255,7 +256,7 @@ uint64_t head_of(const Reduce& work) {
 
 using Run = cudaError_t (*)(Reduce&, On);
 
-// S: the type as asked for; T: the one to calculate with.
+// S: the requested type; T: the type to compute with.
 template <class S, class T, class Op>
 cudaError_t run(Reduce& work, On on) {
   work.head = head_of<T>(work);
@@ -264,7 +265,7 @@ cudaError_t run(Reduce& work, On on) {
   return launch(reduce_elements<S, T, Op>, work, blocks, kBlocksPerMultiprocessor, kThreads, 0, on);
 }
 
-// The kernel for integers, nullptr: not supported. Compiled apart from that for floats: both take the compiler long.
+// The kernel for integers; nullptr: not supported. It has a file of its own because both take long to compile.
 Run find_integer_reduce(DType dtype, ReduceOp op);
 
 // Loads the kernels of all dtypes and operations.

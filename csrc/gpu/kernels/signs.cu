@@ -1,11 +1,11 @@
-// Codec onebit: one warp per block of 1024 elements at a time.
+// Codec onebit: one warp handles one block of 1024 elements at a time.
 //
-// A lane owns elements lane, lane + 32, ...: the order of the format's 32 sums, and 128 bytes in a row for the warp.
-// The lane's 32 signs are a word, one bit an element, and so are the 32 signs that lie together in the message: these
-// are the columns of a matrix of bits whose rows are those.
+// A lane owns elements lane, lane + 32, ...: this is the order of the format's 32 sums, and the warp accesses 128
+// contiguous bytes. The 32 signs of a lane are a word, one bit per element. A word of the message has 32 neighbouring
+// signs. So the words of the message are the transpose of the lanes' words, as a matrix of bits.
 //
-// Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 0.129 for a message. To be
-// reached: 85 % of what a copy moves. Accesses of 4 bytes do: 32 of them per lane are on the way at once.
+// Memory traffic per element: 4 bytes for each raw source and output, 8 for a residual, 0.129 for a message. Target:
+// 85 % of the bandwidth of a copy. Accesses of 4 bytes suffice, because each lane has 32 of them in flight.
 #include "codec/formats.h"
 #include "gpu/kernels/device.h"
 #include "gpu/kernels/launch.h"
@@ -16,18 +16,18 @@ namespace {
 
 constexpr uint32_t kBlock = 1024;
 constexpr int kOwned = 32;
-constexpr int kBatch = 4;  // messages that are loaded before the first of them is decoded
+constexpr int kBatch = 4;  // messages that are loaded before the first one is decoded
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 2;  // at most 128 registers: 32 elements, 32 of the next source
+constexpr int kBlocksPerMultiprocessor = 2;  // at most 128 registers: 32 elements, and 32 of the next source
 
-// Where a warp is at work.
+// The block that a warp works on.
 struct Place {
   uint64_t block;
   uint32_t count;  // elements
   uint32_t lane;
 };
 
-// Bit b of lane a becomes bit a of lane b. Its own inverse.
+// Transposes: bit b of lane a becomes bit a of lane b. It is its own inverse.
 BAGUA_DEVICE uint32_t transpose(uint32_t row, uint32_t lane) {
   uint32_t low = 0x0000ffffu;
 #pragma unroll
@@ -58,12 +58,12 @@ BAGUA_DEVICE void store_floats(const float (&v)[kOwned], const Place& place, flo
   }
 }
 
-// `signs`: bit i is that of the lane's element i.
+// `signs`: bit i is the sign of the lane's element i.
 BAGUA_DEVICE float decoded(uint32_t signs, float mean, int i) {
   return float_of((signs << (31 - i) & ~kMagnitude) | bits_of(mean));
 }
 
-// The lane's word of a block's payload; bytes that do not exist are 0.
+// Loads the lane's word of a block's payload; bytes beyond the end count as 0.
 BAGUA_DEVICE uint32_t load_signs(const uint8_t* message, const Place& place) {
   const uint8_t* payload = message + place.block * (kBlock / 8);
   return load_word_before(payload + 4 * place.lane, payload + (place.count + 7) / 8);
@@ -73,7 +73,7 @@ BAGUA_DEVICE void store_signs(const Work& work, const Place& place, uint32_t wor
   const uint64_t offset = place.block * (kBlock / 8) + 4 * place.lane;
   const uint64_t end = place.block * (kBlock / 8) + (place.count + 7) / 8;
   store_word_before(word, work.message + offset, work.message + end);
-  const uint64_t gap = end + place.lane;  // zeros up to the parameters, after the last block
+  const uint64_t gap = end + place.lane;  // after the last block, zeros up to the parameters
   if (place.count < kBlock && gap < work.parameters_at) work.message[gap] = 0;
 }
 
@@ -81,7 +81,8 @@ BAGUA_DEVICE const float* parameters(const Work& work, const void* message) {
   return reinterpret_cast<const float*>(static_cast<const uint8_t*>(message) + work.parameters_at);
 }
 
-// The format's sum: each lane its own elements in order, then halves upon halves. `scale`: of every magnitude.
+// The sum in the order of the format: each lane adds its own elements, then halves are folded. `scale` multiplies every
+// magnitude.
 BAGUA_DEVICE float sum_of_magnitudes(const float (&y)[kOwned], float scale) {
   float sum = 0;
 #pragma unroll
@@ -112,7 +113,7 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Place& place, float (&y)[kO
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
   }
-#pragma unroll 1  // more rounds at once would need more registers than there are
+#pragma unroll 1  // unrolling would need too many registers
   for (int k = 1; k < work.raws; ++k) {
     float next[kOwned];
     load_floats<whole>(static_cast<const float*>(work.inputs[k]), place, next);
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// One warp for an incomplete block. A kernel of its own, because it would cost the other one registers.
+// One warp handles an incomplete block. It is a separate kernel to save registers in the other one.
 __global__ void __launch_bounds__(32) transcode_last_signs(const __grid_constant__ Work work) {
   const auto left = static_cast<uint32_t>(work.count % kBlock);
   transcode_block<false>(work, Place{work.count / kBlock, left, lane_of_thread()});

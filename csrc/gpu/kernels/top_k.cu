@@ -1,10 +1,10 @@
-// Codec topk: one block of threads per 16384 elements, kept in shared memory during the search (top_k_select.h).
+// Codec topk: one thread block handles 16384 elements, which stay in shared memory during the search (top_k_select.h).
 //
-// From and to device memory the threads move four neighbours each, at 4 * (thread + 512 * i); while they select, each
-// has 32 elements in a row. Places in shared memory are chosen so that neither has conflicts.
+// Threads load and store four neighbours each, at 4 * (thread + 512 * i). During the search each thread has 32
+// contiguous elements. The layout in shared memory avoids bank conflicts in both cases.
 //
-// Bytes of device memory per element: 4 for every raw source and output, 8 for a residual, 6 * density / 65536 for a
-// message. To be reached: 85 % of what a copy moves, where few elements are kept: two or three blocks of threads on a
+// Memory traffic per element: 4 bytes for each raw source and output, 8 for a residual, 6 * density / 65536 for a
+// message. Target, if few elements are kept: 85 % of the bandwidth of a copy. Two or three thread blocks of a
 // multiprocessor are in different phases, and an element takes some 20 instructions.
 #include <atomic>
 #include <iterator>
@@ -19,12 +19,12 @@ namespace {
 
 using namespace top_k;
 
-constexpr int kQuads = kBlock / 4 / kThreads;  // of a thread: elements 4 * (thread + kThreads * i) to + 3
-constexpr int kBatch = 2;                      // quads whose loads are on the way at once
-constexpr int kBlocksPerMultiprocessor = 3;    // as far as registers go; shared memory may hold fewer
+constexpr int kQuads = kBlock / 4 / kThreads;  // per thread: elements 4 * (thread + kThreads * i) to + 3
+constexpr int kBatch = 2;                      // quads whose loads are in flight at once
+constexpr int kBlocksPerMultiprocessor = 3;    // limit by registers; shared memory may allow fewer
 static_assert(kQuads % kBatch == 0, "no quad is left over");
 
-// Blocks [first, end) of one call.
+// Blocks [first, end) of a call.
 struct Range {
   Work work;
   uint64_t first;
@@ -35,7 +35,7 @@ BAGUA_DEVICE uint32_t first_of_quad(int i) {
   return 4 * threadIdx.x + static_cast<uint32_t>(4 * kThreads * i);
 }
 
-// Of the first element; the multiple of 256 that lies between quads is its own place.
+// Place of the first element of quad `i`: quads are a multiple of 256 apart, which place_of() does not permute.
 BAGUA_DEVICE uint32_t place_of_quad(int i) {
   return place_of(4 * threadIdx.x) + static_cast<uint32_t>(4 * kThreads * i);
 }
@@ -44,9 +44,9 @@ BAGUA_DEVICE uint32_t kept_of(uint32_t count, uint32_t density) {
   return (count * density + 65535) / 65536;
 }
 
-// `wide`: all of the block is there, and everything is aligned to 16 bytes.
+// `wide`: the block is complete, and all pointers are aligned to 16 bytes.
 //
-// Quad number i, of which elements that do not exist are 0.
+// Loads quad `i`; elements beyond the end are 0.
 template <bool wide>
 BAGUA_DEVICE void load_quad(const float* vector, const Block& block, int i, float (&to)[4]) {
   const float* from = vector + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
@@ -75,7 +75,7 @@ BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, int i, flo
   }
 }
 
-// Adds a block of a message to the sum. Positions come from another host and may be wrong.
+// Adds a block of a message to the sum. Checks positions: they come from another host and may be invalid.
 BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* message) {
   const auto* bytes = static_cast<const uint8_t*>(message);
   const auto* values = reinterpret_cast<const float*>(bytes) + block.kept_before;
@@ -88,7 +88,7 @@ BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* 
   }
 }
 
-// Sums of kBatch quads from number `i` on.
+// Sums kBatch quads from quad `i` on.
 template <bool wide>
 BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
 #pragma unroll
@@ -126,12 +126,12 @@ BAGUA_DEVICE void scale(const Work& work, const Block& block, int i, float (&y)[
   }
 }
 
-// A group's largest magnitude is counted. NaN count as infinite, which is not above them.
+// Counts a group by its largest magnitude. NaN counts as infinity, so that the bin found is not too high.
 BAGUA_DEVICE void count_group(float most) {
   atomicAdd(&shared().bins[min(bits_of(most), kInfinity) >> kGroupShift], 1u);
 }
 
-// Writes what is y now to shared memory, and counts the groups' largest elements by their first digit.
+// Writes the final y to shared memory, and counts groups by the first digit of their largest element.
 BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, float& most) {
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
@@ -143,7 +143,7 @@ BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups,
   }
 }
 
-// y of the block to shared memory: each thread its own quads, unless messages are added, whose elements lie anywhere.
+// Computes y of the block in shared memory. Each thread writes its own quads; elements of messages can lie anywhere.
 template <bool wide>
 BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
   const bool messages = work.raws != work.input_count;
@@ -190,7 +190,7 @@ BAGUA_DEVICE void write_message(const Work& work, const Block& block, Kept kept)
   }
 }
 
-// Residual and outputs.
+// Writes residual and outputs.
 template <bool wide>
 BAGUA_DEVICE void write_decoded(const Work& work, const Block& block) {
 #pragma unroll 2
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// How many blocks of threads a multiprocessor of the current device holds. Asked once for a device.
+// Number of thread blocks that a multiprocessor of the current device can hold. Queried once per device.
 template <bool wide>
 cudaError_t resident_blocks(int* blocks) {
   static std::atomic<int> known[64];

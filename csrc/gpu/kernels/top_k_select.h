@@ -1,15 +1,16 @@
-// Codec topk: selects the elements of a block to keep, and their places in the block's part of the message. The block
+// Codec topk: selects the k elements of a block to keep, and their places in the block's part of the message. The block
 // lies in shared memory.
 //
-// Most elements are passed over at once. Of groups of elements (those of a thread, or four neighbours) the largest are
-// counted by the first 11 bits of their magnitude: so many groups as elements are kept have one in some bin or above,
-// hence so have the elements, and what is below that bin is not kept. What remains are candidates, up to half more than
-// are kept where numbers are random. The threshold, the smallest magnitude that is kept, is searched among them
-// in an interval that each round divides into 2048 bins, of which the next round takes one: until all candidates of a
-// bin are kept, mostly after one round or two; after three at the latest a bin is one magnitude.
+// The first step excludes most elements. It takes the largest element of each group (the elements of a thread, or four
+// neighbours) and counts these by the first 11 bits of their magnitude. If k groups have an element in some bin or
+// above, then at least k elements are there, so elements below that bin are not kept. The remaining elements are
+// candidates; for random numbers there are up to 1.5 k. Then it searches the threshold, the smallest magnitude that is
+// kept, among the candidates. Each round divides an interval into 2048 bins, and the next round takes one of them. The
+// search ends when all candidates of the bin are kept, mostly after one or two rounds. After three rounds a bin is a
+// single magnitude.
 //
-// For this a thread owns elements 32 * thread to + 31, one bit each of a word; sums over the block say where its kept
-// ones go: ascending, at equal magnitudes the first ones.
+// In the search a thread owns elements 32 * thread to + 31, one bit each of a word. Sums over the block give the places
+// of its kept elements: in ascending order, and at equal magnitudes the first elements are kept.
 #pragma once
 
 #include "codec/formats.h"
@@ -17,7 +18,7 @@
 
 namespace bagua::cuda {
 
-// Dynamic, since it is more than a kernel has without asking for it.
+// Dynamic, because it is more than the default limit of a kernel.
 extern __shared__ uint4 dynamic_shared[];
 
 namespace top_k {
@@ -30,7 +31,7 @@ constexpr int kDigit = 11;  // bits
 static_assert(kBins == 1u << kDigit, "a bin for each digit, four of a thread");
 static_assert(kBlock == 32 * kThreads, "a bit of a word for each element of a thread");
 
-// A digit, how many elements have it, and how many of these are wanted.
+// A digit, the number of elements that have it, and how many of these are wanted.
 struct Digit {
   uint32_t digit;
   uint32_t count;
@@ -39,7 +40,7 @@ struct Digit {
 
 struct Shared {
   float y[kBlock];          // element p at place_of(p)
-  uint32_t bins[kBins];     // all 0 but while digits are counted
+  uint32_t bins[kBins];     // all 0, except while digits are counted
   uint32_t kept[kThreads];  // bit e of word t: element 32 * t + e
   uint32_t warp_sums[kWarps];
   uint32_t largest[kWarps];  // magnitude of each warp's largest element
@@ -53,12 +54,12 @@ struct Block {
   uint64_t kept_before;
 };
 
-// Of what the largest element is counted first, by its bits from kGroupShift on.
+// The groups of the first step, whose largest elements are counted by their bits from kGroupShift on.
 enum class Groups { kNone, kOfThreads, kOfQuads };
 constexpr uint32_t kGroupShift = 31 - kDigit;
 
-// Elements above the threshold are counted in the low half of a word, those equal to it in the high half: both are at
-// most 16384.
+// The low half of a word counts elements above the threshold, the high half elements equal to it. Both are at most
+// 16384.
 constexpr uint32_t kAbove = 1;
 constexpr uint32_t kEqual = 1u << 16;
 
@@ -66,18 +67,20 @@ BAGUA_DEVICE Shared& shared() {
   return *reinterpret_cast<Shared*>(dynamic_shared);
 }
 
-// Neighbouring quads stay what they are; those of eight threads that own 32 elements each fall on different banks.
+// Place of an element in shared memory. Quads stay contiguous, and quads of eight threads that own 32 elements each lie
+// in different banks.
 BAGUA_DEVICE uint32_t place_of(uint32_t position) {
   return position ^ (position >> 5 & 7) << 2;
 }
 
-// More groups than are kept, or nothing would be ruled out; but few, since each is counted.
+// Chooses groups: there must be more groups than kept elements, or none would be excluded, but not many more, because
+// each is counted.
 BAGUA_DEVICE Groups groups_for(uint32_t kept) {
   if (kept <= kThreads / 2) return Groups::kOfThreads;
   return kept <= kBlock / 8 ? Groups::kOfQuads : Groups::kNone;
 }
 
-// Place of element e of those that the thread owns.
+// Place of the thread's element `e`.
 BAGUA_DEVICE uint32_t place_of_owned(uint32_t e) {
   return place_of(32 * threadIdx.x) ^ e;
 }
@@ -95,7 +98,7 @@ BAGUA_DEVICE void write_shared(const float (&v)[4], uint32_t place) {
       make_uint4(bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
 }
 
-// Inclusive sum over the lanes up to this one.
+// Sum over all lanes up to this one, inclusive.
 BAGUA_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
 #pragma unroll
   for (unsigned delta = 1; delta < 32; delta *= 2) {
@@ -105,7 +108,7 @@ BAGUA_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
   return v;
 }
 
-// Sum over the threads before this one.
+// Sum over all threads before this one.
 BAGUA_DEVICE uint32_t sum_before_thread(uint32_t own) {
   Shared& s = shared();
   const uint32_t up_to_lane = sum_up_to_lane(own);
@@ -116,10 +119,10 @@ BAGUA_DEVICE uint32_t sum_before_thread(uint32_t own) {
   return up_to_lane - own + __reduce_add_sync(kAllLanes, of_warp);
 }
 
-// The largest digit that, with all larger ones, at least `wanted` elements have. Clears the bins.
+// Finds the largest digit such that at least `wanted` elements have it or a larger one. Clears the bins.
 BAGUA_DEVICE Digit find_digit(uint32_t wanted) {
   Shared& s = shared();
-  const uint32_t four = kThreads - 1 - threadIdx.x;  // from the largest digits down
+  const uint32_t four = kThreads - 1 - threadIdx.x;  // thread 0 takes the largest digits
   uint4* const bins = reinterpret_cast<uint4*>(s.bins) + four;
   const uint4 counts = *bins;
   *bins = make_uint4(0, 0, 0, 0);
@@ -138,7 +141,7 @@ BAGUA_DEVICE Digit find_digit(uint32_t wanted) {
   return s.found;
 }
 
-// Magnitude of element number e of those that the thread owns.
+// Magnitude of the thread's element `e`.
 BAGUA_DEVICE uint32_t owned_magnitude(uint32_t e) {
   return magnitude_of(shared().y[place_of_owned(e)]);
 }
@@ -147,14 +150,15 @@ BAGUA_DEVICE uint32_t highest_bit(uint32_t bits) {
   return 31 - static_cast<uint32_t>(__clz(static_cast<int>(bits)));
 }
 
-// Elements of the thread that exist.
+// Bit mask of the thread's elements that exist.
 BAGUA_DEVICE uint32_t existing(const Block& block) {
   const uint32_t first = 32 * threadIdx.x;
   if (first >= block.count) return 0;
   return block.count - first >= 32 ? kAllLanes : (1u << (block.count - first)) - 1;
 }
 
-// Elements of the thread whose magnitude is `least` or more. The sign of the difference tells: a NaN's has none.
+// Bit mask of the thread's elements whose magnitude is at least `least`. It tests the sign of the difference, which is
+// never set for NaN.
 BAGUA_DEVICE uint32_t find_candidates(const Block& block, uint32_t least) {
   uint32_t below = 0;
 #pragma unroll
@@ -169,13 +173,13 @@ BAGUA_DEVICE uint32_t find_candidates(const Block& block, uint32_t least) {
   return ~below & existing(block);
 }
 
-// Elements of a thread, a bit each: those above the threshold, and those that may be above it, equal to it or below.
+// Bit masks of a thread's elements: those above the threshold, and those not decided yet.
 struct Sorted {
   uint32_t above;
   uint32_t equal;
 };
 
-// Magnitudes from `first` on, in bins of 2^shift.
+// An interval of magnitudes from `first` on, in bins of 2^shift.
 struct Interval {
   uint32_t first;
   uint32_t shift;
@@ -183,13 +187,14 @@ struct Interval {
   BAGUA_DEVICE uint32_t digit(uint32_t magnitude) const { return (magnitude - first) >> shift; }
 };
 
-// As wide as it has to be.
+// The smallest interval from `first` that contains `last`.
 BAGUA_DEVICE Interval interval_up_to(uint32_t first, uint32_t last) {
   const int bits = 32 - __clz(static_cast<int>(last - first));
   return {first, static_cast<uint32_t>(max(bits - kDigit, 0))};
 }
 
-// Sorts the elements that may be equal by the bin that the threshold is in, in which so many are wanted as it says.
+// Finds the bin of the threshold and sorts the undecided elements by it. Returns the bin and how many of its elements
+// are wanted.
 BAGUA_DEVICE Digit sort_by(const Interval& interval, uint32_t wanted, Sorted& sorted) {
   for (uint32_t left = sorted.equal; left != 0;) {
     const uint32_t e = highest_bit(left);
@@ -210,13 +215,13 @@ BAGUA_DEVICE Digit sort_by(const Interval& interval, uint32_t wanted, Sorted& so
   return found;
 }
 
-// The elements that a thread keeps, of those it owns, and their places in the block's part of the message.
+// The elements that a thread keeps, and their places in the block's part of the message.
 struct Kept {
   uint32_t elements;
   uint32_t at;
 };
 
-// Of the equal ones the first `ties` of the block are kept.
+// Of the elements equal to the threshold, the first `ties` of the block are kept.
 BAGUA_DEVICE Kept settle_ties(const Sorted& sorted, uint32_t ties) {
   const auto equal = static_cast<uint32_t>(__popc(sorted.equal));
   const uint32_t before = sum_before_thread(static_cast<uint32_t>(__popc(sorted.above)) * kAbove + equal * kEqual);
@@ -234,7 +239,7 @@ BAGUA_DEVICE Kept settle_ties(const Sorted& sorted, uint32_t ties) {
   return {sorted.above | first_ones, before % kEqual + equal_before};
 }
 
-// The block's largest magnitude; where it has a NaN the largest that there is.
+// The block's largest magnitude; if it has a NaN, the largest possible one.
 BAGUA_DEVICE uint32_t largest_of_block() {
   const uint32_t warp = lane_of_thread();
   return __reduce_max_sync(kAllLanes, warp < kWarps ? shared().largest[warp] : 0u);

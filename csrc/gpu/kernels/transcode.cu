@@ -1,4 +1,4 @@
-// bagua_kernels_transcode(): checks the work and hands it to the codec's kernel.
+// bagua_kernels_transcode(): checks the arguments and launches the codec's kernel.
 #include "codec/formats.h"
 #include "gpu/kernels/export.h"
 #include "gpu/kernels/kernels.h"
@@ -11,7 +11,7 @@ bool aligned_to(const void* pointer, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-// Where the parameters of a message begin, or the positions of a top-k message.
+// Offset of the parameters of a message, or of the positions of a top-k message.
 uint64_t parameters_at(const BaguaTranscode& work) {
   const uint64_t count = work.count;
   switch (static_cast<Codec>(work.codec)) {
@@ -37,7 +37,7 @@ bool known(const BaguaTranscode& work) {
          work.encodeds <= BAGUA_KERNELS_MOST_INPUTS - work.raws && work.decodeds <= kMostDecoded;
 }
 
-// Copies the pointers. False: one is missing or not aligned to 4 bytes. `aligned` becomes false where one is not to 16.
+// Copies the pointers. False: one is null or not aligned to 4 bytes. Clears `aligned` if one is not aligned to 16.
 template <class To, class From>
 bool take(const From* from, int count, To* to, bool& aligned) {
   for (int k = 0; k < count; ++k) {
@@ -60,7 +60,7 @@ bool prepare(const BaguaTranscode& from, Work& work) {
   work.residual = from.residual;
   work.message = static_cast<uint8_t*>(from.message);
   work.aligned = aligned_to(from.residual, 16) && aligned_to(from.message, 16);
-  // The residual is what a message leaves: without one it is only added.
+  // Without a message the residual is added, but not updated.
   return aligned_to(from.residual, 4) && aligned_to(from.message, 4) &&
          take(from.raw, from.raws, work.inputs, work.aligned) &&
          take(from.encoded, from.encodeds, work.inputs + from.raws, work.aligned) &&

@@ -1,10 +1,9 @@
-// The kernels of all codecs but onebit and top-k: one warp per 512 elements at a time.
+// The kernels of all codecs but onebit and top-k: one warp handles 512 elements at a time.
 //
-// Bytes of device memory per element, each moved once: 4 for every raw source, the codec's size for every encoded
-// source, 8 for a residual, the codec's size for the message, 4 for every output. The codec's size: none 4, fp16 and
-// bf16 2, fp8 1.008, minmax8 1.016, int4 0.531. To be reached: 85 % of what a copy moves. 32 warps on a multiprocessor
-// have 2 KiB of each float source on the way, together 64 KiB, where an H100 needs about 15 KiB (3.35 TB/s for 600 ns
-// on 132 multiprocessors), a B200 about 43 KiB.
+// Memory traffic in bytes per element: 4 for each raw source and output, 8 for a residual, and for the message and each
+// encoded source the codec's size: none 4, fp16 and bf16 2, fp8 1.008, minmax8 1.016, int4 0.531. Target: 85 % of the
+// bandwidth of a copy. Each of the 32 warps of a multiprocessor has 2 KiB of a float source in flight, together 64 KiB.
+// An H100 needs about 15 KiB (3.35 TB/s for 600 ns on 132 multiprocessors), a B200 about 43 KiB.
 #include "codec/formats.h"
 #include "gpu/kernels/float_units.h"
 #include "gpu/kernels/fp8_units.h"
@@ -27,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// One warp for an incomplete unit. A kernel of its own, because it would cost the other one registers.
+// One warp handles an incomplete unit. It is a separate kernel to save registers in the other one.
 template <class C>
 __global__ void __launch_bounds__(32) transcode_last_unit(const __grid_constant__ Work work) {
   const auto left = static_cast<uint32_t>(work.count % kUnit);

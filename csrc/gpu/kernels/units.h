@@ -1,8 +1,8 @@
-// The work of one warp on 512 elements, for codecs with blocks of 512 or 128 elements or without blocks.
+// The work of one warp on a unit of 512 elements, for codecs with blocks of 512 or 128 elements or without blocks.
 //
-// A lane owns 16 places of the unit, four times four neighbours: place 128 * q + 4 * lane + c, for q and c from 0 to 3.
-// So a warp reads and writes floats 512 bytes at a time, 16 bytes a lane, and a lane's four one-byte codes are a word.
-// y[4 * q + c] is the element at that place. A codec C has
+// A lane owns 16 places of the unit, four groups of four neighbours: 128 * q + 4 * lane + c, for q and c from 0 to 3.
+// So a warp accesses 512 contiguous bytes of floats, 16 per lane, and four one-byte codes of a lane are a word. y[4 * q
+// + c] is the element at that place. A codec C defines
 //   kWords, kVector      words of the payload that a lane owns; how many of them lie side by side
 //   kParameters          floats of parameters per unit
 //   kBatch               messages whose payloads are loaded before the first of them is decoded
@@ -20,7 +20,7 @@ constexpr uint32_t kUnit = 512;
 constexpr int kQuads = 4;
 constexpr int kOwned = 4 * kQuads;
 
-// Where a lane is at work.
+// The unit and lane that a thread works on.
 struct Unit {
   uint64_t number;
   uint32_t count;  // elements, at most kUnit
@@ -29,21 +29,21 @@ struct Unit {
   BAGUA_DEVICE uint64_t begin() const { return number * kUnit; }
 };
 
-// A lane's share of the unit's part of a message; all lanes hold all parameters.
+// A lane's share of the unit's part of a message. All lanes have all parameters.
 template <class C>
 struct Coded {
   uint32_t words[C::kWords];
   float parameters[C::kParameters == 0 ? 1 : C::kParameters];
 };
 
-// The element at place number i of the lane; unit.count or more: none.
+// The element at place `i` of the lane; unit.count or more: none.
 template <class C>
 BAGUA_DEVICE uint32_t element_of(const Unit& unit, int i) {
   return C::element(unit.count, 128 * static_cast<uint32_t>(i / 4) + 4 * unit.lane + static_cast<uint32_t>(i % 4));
 }
 
-// Whether none of the lane's elements is infinite or NaN. On the units that multiply, of which there are twice as many
-// as of those that compare.
+// True if all of the lane's elements are finite. It multiplies, because GPUs have twice as many units for products as
+// for comparisons.
 BAGUA_DEVICE bool all_finite(const float (&y)[kOwned]) {
   float zero = 0;
 #pragma unroll
@@ -51,7 +51,7 @@ BAGUA_DEVICE bool all_finite(const float (&y)[kOwned]) {
   return zero == 0;
 }
 
-// The largest magnitude of n elements of each lane of the warp, as bits; that of a NaN if there is one.
+// Bits of the largest magnitude among n elements of each lane of the warp; those of a NaN if there is one.
 template <int n>
 BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
   float most = fabsf(y[0]);
@@ -60,8 +60,8 @@ BAGUA_DEVICE uint32_t largest_magnitude(const float* y) {
   return __reduce_max_sync(kAllLanes, bits_of(most));
 }
 
-// Shape of a unit. kWide: all of it is there, and everything is aligned to 16 bytes. kSingle: all of it is
-// there. kPartial: nothing.
+// How a unit can be accessed. kWide: it is complete, and all pointers are aligned to 16 bytes. kSingle: it is complete.
+// kPartial: it is incomplete.
 enum class Access { kWide, kSingle, kPartial };
 
 template <class C, Access access>
@@ -106,7 +106,7 @@ BAGUA_DEVICE void store_floats(const float (&v)[kOwned], const Unit& unit, float
   }
 }
 
-// Offset in the unit's payload of the lane's words from number kVector * access on.
+// Offset in the unit's payload of the lane's words that `access` number kVector * access begins with.
 template <class C>
 BAGUA_DEVICE uint32_t payload_offset(const Unit& unit, int access) {
   return (unit.lane + 32 * static_cast<uint32_t>(access)) * C::kVector * 4;
@@ -171,7 +171,7 @@ BAGUA_DEVICE void store_coded(const Work& work, const Unit& unit, const Coded<C>
     for (int p = 0; p < C::kParameters; ++p) {
       if (unit.lane == static_cast<uint32_t>(p) && p < existing) parameters[p] = coded.parameters[p];
     }
-    if constexpr (access == Access::kPartial) {  // zeros up to the parameters, after the last unit
+    if constexpr (access == Access::kPartial) {  // after the last unit, zeros up to the parameters
       const uint8_t* gap_end = work.message + work.parameters_at;
       const bool last = unit.begin() + unit.count == work.count;
       if (last && end + unit.lane < gap_end) payload[C::payload_bytes(unit.count) + unit.lane] = 0;
@@ -179,8 +179,8 @@ BAGUA_DEVICE void store_coded(const Work& work, const Unit& unit, const Coded<C>
   }
 }
 
-// y = sum of raw + sum of encoded, in this order. Without any: 0. The first one is not added to 0, which would change
-// -0 and NaN.
+// y = sum of raw + sum of encoded, in this order; 0 without sources. The first source is copied, not added to 0, which
+// would change -0 and NaN.
 template <class C, Access access>
 BAGUA_DEVICE void sum_inputs(const Work& work, const Unit& unit, float (&y)[kOwned]) {
   float next[kOwned];
@@ -190,7 +190,7 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Unit& unit, float (&y)[kOwn
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) y[i] = 0.0f;
   }
-#pragma unroll 1  // more rounds at once would need more registers than there are
+#pragma unroll 1  // unrolling would need too many registers
   for (int k = 1; k < work.raws; ++k) {
     load_floats<C, access>(static_cast<const float*>(work.inputs[k]), unit, next);
 #pragma unroll
@@ -244,7 +244,7 @@ BAGUA_DEVICE void transcode_unit(const Work& work, const Unit& unit) {
     output<C, access>(work, unit, y);
     return;
   }
-  if constexpr (access == Access::kPartial) {  // places without an element hold decoded bytes that do not exist
+  if constexpr (access == Access::kPartial) {  // places without an element may have the values of bytes beyond the end
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) y[i] = element_of<C>(unit, i) < unit.count ? y[i] : 0.0f;
   }

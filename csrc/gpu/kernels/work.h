@@ -1,4 +1,4 @@
-// Arguments of bagua_kernels_transcode() for its kernels: passed by value, 0.3 KiB in the constant bank.
+// Arguments of the kernels of bagua_kernels_transcode(), passed by value: 0.3 KiB in the constant bank.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,22 +19,22 @@ struct Work {
   float* residual;
   uint8_t* message;
   uint64_t count;
-  uint64_t parameters_at;  // bytes from the start of a message; top-k: where the positions begin
+  uint64_t parameters_at;  // offset in a message, in bytes; top-k: offset of the positions
   int32_t raws;
   int32_t input_count;
   int32_t decodeds;
   float scale;
   uint32_t density;
   bool scaled;   // scale is not 1, or there is a residual
-  bool aligned;  // all pointers: to 16 bytes
+  bool aligned;  // all pointers are aligned to 16 bytes
 };
 
-// Each launches one kernel on the current device; the caller has checked the work.
-cudaError_t launch_units(Codec codec, const Work& work, On on);  // all but these two:
+// Each launches one kernel on the current device. The caller has checked the arguments.
+cudaError_t launch_units(Codec codec, const Work& work, On on);  // all codecs but the next two
 cudaError_t launch_signs(const Work& work, On on);
 cudaError_t launch_top_k(const Work& work, On on);
 
-// That of `codec`.
+// Launches the kernel of `codec`.
 cudaError_t launch_codec(Codec codec, const Work& work, On on);
 
 }  // namespace bagua::cuda

@@ -8,7 +8,7 @@ namespace bagua::device {
 
 namespace {
 constexpr int64_t kDrainNs = 10 * kNsPerS;
-constexpr size_t kNamed = 16;  // ranks, in a message
+constexpr size_t kNamed = 16;  // ranks named in a message
 }  // namespace
 
 std::vector<int> Members::neighbours() const {
@@ -53,7 +53,7 @@ Status Communicator::submit(Operation* operation, CudaStream stream) {
     status = submit_on(route_of(*operation), operation, begin);
   }
   runtime_->put_event(begin);
-  // A failure here leaves NCCL's communicators, or the order of a staged route, in an unknown state.
+  // A failure here leaves NCCL's communicators, or the order of a staged route, undefined.
   if (status || runtime_->failure.failed()) return status;
   runtime_->fail_with_cause(name_of(*operation) + ": " + status.message());
   return runtime_->failure.status();
@@ -94,7 +94,8 @@ Status Communicator::submit_on(Route route, Operation* operation, CudaEvent begi
   return status;
 }
 
-// Collectives of one communicator come in one order, and so do the messages from one rank to another.
+// Finds the staged route of an operation: collectives of a communicator have one order, and so do the messages from a
+// rank to another.
 Status Communicator::staged_for(const Operation& operation, StagedRoute** staged) {
   const Kind kind = operation.kind();
   const bool pair = kind == Kind::kSend || kind == Kind::kRecv;
@@ -126,7 +127,8 @@ bool Communicator::close() {
   const WaitClock::Scope waiting(&runtime_->wait_clock,
                                  "Communicator " + number + " is given up, and has operations under way.");
   for (const auto& [key, staged] : staged_) staged->wait_empty();
-  // CUDA has no wait that another thread could end. After a failure the end of NCCL frees the streams.
+  // CUDA has no wait that another thread could interrupt, so this polls. After a failure, aborting NCCL frees the
+  // streams.
   while (!settled() && !runtime_->failure.failed()) poll(nullptr, 0, 1);
   drop_nccl();
   const int64_t deadline = now_ns() + kDrainNs;
@@ -136,7 +138,7 @@ bool Communicator::close() {
   for (auto& [key, staged] : staged_) all = staged->close() && all;
   all = in_flight_.clear() && all;
   if (!all) {
-    for (auto& [key, staged] : staged_) static_cast<void>(staged.release());  // CUDA may still use them
+    for (auto& [key, staged] : staged_) static_cast<void>(staged.release());  // leaked, because CUDA may still use them
     static_cast<void>(flat_.release());
   }
   staged_.clear();

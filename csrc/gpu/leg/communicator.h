@@ -1,6 +1,6 @@
-// One communicator of the leg: the route of its operations, and all that the routes need.
+// One communicator of the leg: chooses the route of each operation and owns the routes.
 //
-// Thread safety: submit() any thread; open() and close() one thread, when nobody submits.
+// Thread safety: any thread may call submit(). One thread calls open() and close(), while no other submits.
 #pragma once
 
 #include <map>
@@ -38,20 +38,20 @@ struct Members {
   std::string names() const;
 };
 
-// Capabilities of a rank, sent to all members as they lie in memory before routes are chosen.
+// Capabilities of a rank. Members exchange them, byte for byte, before they choose routes.
 struct Facts {
   uint32_t version = 2;
   int32_t nccl_version = 0;  // 0: none
   uint8_t kernels = 0, staged = 0, named_host = 0;
-  uint8_t forced = 0;  // 1 + Route; 0: by measurement
+  uint8_t forced = 0;  // 1 + Route; 0: choose by measurement
   char bus[32] = {};   // PCI bus id of the GPU
   char no_nccl[192] = {}, no_staged[192] = {};
 };
 
-// Routes that a communicator does not take, each with the reason, the same at all members.
+// Routes that a communicator can't take, each with the reason; the same at all members.
 struct Excluded {
-  std::map<Route, std::string> impossible;  // by what the members are and have
-  std::map<Route, std::string> failed;      // when they were set up
+  std::map<Route, std::string> impossible;  // because of the members and their capabilities
+  std::map<Route, std::string> failed;      // because their set-up failed
 };
 
 class Communicator {
@@ -59,18 +59,18 @@ class Communicator {
   Communicator(Runtime* runtime, OperationTable* table, Watcher* watcher, Members members);
   ~Communicator();  // after close()
 
-  // Agrees with the other members on a route and makes what it needs; waits for them. `forced`: 1 + Route, or 0. A
-  // forced route that can't be had is an error at all members; but where it has no meaning for the shape of a
-  // communicator of some of the ranks (hierarchical inside one host), that one chooses for itself.
+  // Agrees with the other members on a route and sets it up; waits for them. `forced`: 1 + Route, or 0. A forced route
+  // that is impossible is an error at all members. But a communicator of some of the ranks chooses for itself if the
+  // forced route makes no sense for its shape (hierarchical inside one host).
   Status open(uint8_t forced);
-  // Whether there is a way for an operation: an error at all members alike, before anything is enqueued.
+  // Checks that there is a route for the operation. All members get the same error, before anything is enqueued.
   Status check(const Operation& operation) const;
   // Enqueues a checked operation behind the caller's stream.
   Status submit(Operation* operation, CudaStream stream);
-  // In good order: waits until everything submitted is done or the leg has failed. False: see StagedRoute::close().
+  // Orderly end: waits until all operations are done or the leg has failed. False: see StagedRoute::close().
   bool close();
 
-  // Nothing is pending.
+  // True if no operation is pending.
   bool quiet();
 
   Route route() const { return route_; }
@@ -110,7 +110,7 @@ class Communicator {
   // constant after open()
   Route route_ = Route::kStaged;
   Excluded excluded_;
-  bool kernels_ = true;  // all members have them
+  bool kernels_ = true;  // all members have the kernels
   uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
 
   OperationsInFlight in_flight_;
@@ -120,7 +120,7 @@ class Communicator {
   std::unique_ptr<FlatRoute> flat_;
   std::unique_ptr<HierarchicalRoute> hierarchical_;
 
-  Mutex mutex_;  // also keeps the order of enqueuing, the same on all streams
+  Mutex mutex_;  // also makes the order of operations the same on all streams
   std::map<int64_t, std::unique_ptr<StagedRoute>> staged_ GUARDED_BY(mutex_);
 };
 

@@ -13,13 +13,13 @@ namespace bagua::device {
 
 namespace {
 
-constexpr uint32_t kAcross = 0x80000000u;  // communicators from here on belong to the leg
+constexpr uint32_t kAcross = 0x80000000u;  // first number of the communicators that the leg makes for itself
 constexpr uint32_t kMostLocal = 256;
 constexpr uint64_t kMeasured[] = {256 << 10, 8 << 20};  // bytes of an all-reduce
-constexpr int kRounds = 3;                              // the first one is not counted
+constexpr int kRounds = 3;                              // the first one is a warm-up
 
-constexpr size_t kWords = 256;  // bytes of a member's reason
-constexpr int kTold = 4;        // members that are named
+constexpr size_t kWords = 256;  // length of a member's reason, in bytes
+constexpr int kTold = 4;        // members whose reasons are shown
 constexpr int kLongestPauseMs = 32;
 
 bool contains(const std::vector<Route>& routes, Route route) {
@@ -45,7 +45,7 @@ Status Communicator::gather_facts(HostCollectives* daemon, uint8_t forced, std::
   put(mine.no_staged, runtime_->no_wait_value());
   Status status = runtime_->cuda(libraries.cuda.pci_bus_id(mine.bus, sizeof(mine.bus) - 1, runtime_->device),
                                  "asking for the PCI bus id");
-  if (!status) {  // everybody is told: they wait for this rank's facts
+  if (!status) {  // the others wait for this rank's facts, so they are told
     mine.nccl_version = mine.staged = 0;
     put(mine.no_nccl, status.message());
     put(mine.no_staged, status.message());
@@ -63,7 +63,7 @@ std::string Communicator::shape_forbids(Route route) const {
   return "";
 }
 
-// The reasons against each route: the same at all members, as they follow from the facts of all.
+// Finds the reasons against each route. They follow from the facts of all members, so they are the same everywhere.
 void Communicator::look_at(const std::vector<Facts>& all) {
   const auto name = [this](size_t i) { return "rank " + std::to_string(members_.ranks[i]); };
   std::string nccl, staged, shared;
@@ -87,7 +87,7 @@ void Communicator::look_at(const std::vector<Facts>& all) {
       if (!reason.empty()) excluded_.impossible.emplace(route, reason);
     }
   };
-  // Forced, NCCL itself says whether it takes several ranks on one GPU.
+  // If the route is forced, NCCL decides whether it accepts several ranks on one GPU.
   const bool chosen = all[0].forced != 0;
   add(Route::kFlat, {nccl, chosen ? "" : shared});
   add(Route::kHierarchical, {shape_forbids(Route::kHierarchical), nccl, staged, chosen ? "" : shared});
@@ -148,14 +148,15 @@ Status Communicator::open(uint8_t forced) {
     return {Code::kUnavailable, "no way for tensors of GPUs" + why};
   }
   route_ = candidates.front();
-  // Inside a host nothing is faster than NCCL; and what was asked for is not questioned.
+  // Inside a host NCCL is always the fastest, and a forced route is not measured.
   if (candidates.size() == 1 || members_.on_one_host()) return Status::ok();
   const Status status = measure(&daemon, candidates);
   if (status) drop_slower();
   return status;
 }
 
-// Ok if the route is ready at all members, or if none has it and excluded_.failed says why; else the job has failed.
+// Sets up a route at all members or at none. In both cases it returns ok, and excluded_.failed has the reason if none
+// has the route. An error means that the job has failed.
 Status Communicator::set_up(HostCollectives* daemon, Route route) {
   const bool flat = route == Route::kFlat;
   const std::vector<int> near = members_.neighbours();
@@ -182,8 +183,8 @@ Status Communicator::set_up(HostCollectives* daemon, Route route) {
   return Status::ok();
 }
 
-// `why` stays empty if all members are well; else it has the reasons of those that are not, by name: one's failure may
-// be seen by others, in other words.
+// Exchanges the outcome of a step. `why` stays empty if all members succeeded. Otherwise it has the members' errors, by
+// name: the failure of one member may cause different errors at others.
 Status Communicator::agree(HostCollectives* daemon, const Status& mine, std::string* why) {
   if (runtime_->failure.failed()) return runtime_->failure.status();
   double trouble = mine ? 0 : 1;
@@ -217,7 +218,7 @@ Status Communicator::make_ids(HostCollectives* daemon, bool maker, int leader, s
   return Status::ok();
 }
 
-// NCCL waits for ever for a member that has failed. So all members tell each other now and then how they get on.
+// Joins NCCL's communicators. NCCL would wait for ever for a failed member, so members exchange their state regularly.
 Status Communicator::join(HostCollectives* daemon, const Handles& handles, const std::vector<NcclId>& ids,
                           std::string* why) {
   Status mine;
@@ -225,7 +226,7 @@ Status Communicator::join(HostCollectives* daemon, const Handles& handles, const
   for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kLongestPauseMs)) {
     bool busy = mine.is_ok();
     for (int waited_ms = 0; busy && waited_ms < pause_ms; ++waited_ms) {
-      poll(nullptr, 0, 1);  // NCCL has no wait for its state
+      poll(nullptr, 0, 1);  // NCCL's state can only be polled
       busy = false;
       for (size_t i = 0; i < handles.size() && mine; ++i) {
         bool over = true;
@@ -275,7 +276,7 @@ Status Communicator::make_across() {
   return runtime_->host_status(code, error);
 }
 
-// The slowest member counts, and all members know it: so all choose the same.
+// Measures the candidates. All members learn the time of the slowest member, so they choose the same route.
 Status Communicator::measure(HostCollectives* daemon, const std::vector<Route>& candidates) {
   std::vector<double> seconds;
   std::atomic<uint64_t> uncounted{0};
@@ -287,7 +288,7 @@ Status Communicator::measure(HostCollectives* daemon, const std::vector<Route>& 
     for (const uint64_t bytes : kMeasured) {
       double one = 0;
       if (timed) timed = time_route(candidates[i], data, bytes, &one);
-      total += one / static_cast<double>(bytes);  // sizes weigh alike
+      total += one / static_cast<double>(bytes);  // all sizes have the same weight
     }
     seconds.push_back(total);
   }
@@ -299,7 +300,7 @@ Status Communicator::measure(HostCollectives* daemon, const std::vector<Route>& 
   return Status::ok();
 }
 
-// Each communicator of NCCL holds memory of the device. Nothing is pending on them.
+// Destroys NCCL's communicators of slower routes, because each holds device memory. No operation is pending on them.
 void Communicator::drop_slower() {
   for (auto it = handles_.begin(); it != handles_.end();) {
     if (it->first == route_) {
@@ -345,7 +346,7 @@ Status Communicator::time_route(Route route, void* data, uint64_t bytes, double*
     runtime_->put_event(start);
     CudaError code = kCudaNotReady;
     while (status && (code = cuda.event_query(end)) == kCudaNotReady) {
-      sched_yield();  // others of this machine are measured, too
+      sched_yield();  // other ranks of this machine measure at the same time
       status = runtime_->failure.status();
     }
     if (status) status = runtime_->cuda(code, "a measured all-reduce");

@@ -1,4 +1,4 @@
-// Device memory of a communicator: scratch that only grows, and residuals of error feedback.
+// Device memory of a communicator: scratch buffers that only grow, and residuals of error feedback.
 //
 // Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
@@ -13,14 +13,14 @@ namespace bagua::device {
 class DeviceMemory {
  public:
   explicit DeviceMemory(Runtime* runtime) : runtime_(runtime) {}
-  ~DeviceMemory();  // nothing on the device uses it any more
+  ~DeviceMemory();  // the device must not use the memory any more
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // Room number `which`, at least `bytes`, used on one stream only. What was there before may be lost; earlier work
-  // that still uses it keeps its memory.
+  // Scratch buffer number `which`, of at least `bytes`; use it on one stream only. Its content is undefined. Earlier
+  // work that still uses a smaller buffer keeps that one.
   Status scratch(int which, uint64_t bytes, char** out);
-  // `count` float32, zeros on first use. kInvalid if the number stands for another count.
+  // `count` float32 values, zero on first use. kInvalid if `number` was used with another count.
   Status residual(uint32_t number, uint64_t count, CudaStream stream, float** out);
 
  private:

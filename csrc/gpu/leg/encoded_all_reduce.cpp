@@ -8,8 +8,8 @@ namespace bagua::device {
 
 namespace {
 
-constexpr uint64_t kTile = 1024, kTopKBlock = 16384;  // elements: blocks of codecs stay whole
-constexpr uint64_t kAlign = 64;                       // bytes: of a message
+constexpr uint64_t kTile = 1024, kTopKBlock = 16384;  // elements: parts have complete blocks of codecs
+constexpr uint64_t kAlign = 64;                       // bytes: alignment of messages
 
 struct Range {
   uint64_t begin = 0, count = 0;
@@ -41,7 +41,7 @@ class EncodedAllReduce {
   }
 
  private:
-  // The last elements cross as they are.
+  // Reduces the last elements without encoding.
   Status tail() {
     const uint64_t exact = operation_.descriptor.exact;
     if (exact == 0) return Status::ok();
@@ -120,7 +120,8 @@ class EncodedAllReduce {
     });
   }
 
-  // The own block: own values, then the messages in the order of ranks; more than a launch takes go through a sum.
+  // Computes the own block: own values plus the messages, in the order of ranks. If there are more messages than one
+  // launch takes, a partial sum carries over.
   Status combine() {
     const Range range = block(me_);
     if (range.count == 0) return Status::ok();
@@ -195,12 +196,12 @@ class EncodedAllReduce {
   FlatRoute* const flat_;
   Runtime* const runtime_;
   const Operation& operation_;
-  const uint64_t count_;  // elements that cross encoded
+  const uint64_t count_;  // elements that are sent encoded
   const int n_, me_;
   const float* const src_;
   float* const dst_;
-  uint64_t slot_ = 0;                                                // bytes of the largest message, aligned
-  char *sent_ = nullptr, *received_ = nullptr, *results_ = nullptr;  // a slot for each rank
+  uint64_t slot_ = 0;                                                // aligned size of the largest message, in bytes
+  char *sent_ = nullptr, *received_ = nullptr, *results_ = nullptr;  // each has one slot per rank
   float* residual_ = nullptr;
 };
 

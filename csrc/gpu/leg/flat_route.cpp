@@ -70,11 +70,11 @@ bool FlatRoute::idle() const {
 
 bool FlatRoute::takes(const Operation& operation) const {
   const Kind kind = operation.kind();
-  // NCCL would hold up everything behind a send that nobody receives yet; the daemons do not.
+  // With NCCL, a send that has no receiver yet would delay everything behind it. With the daemons it does not.
   if (kind == Kind::kSend || kind == Kind::kRecv) return false;
   if (!reduces(kind)) return true;
   if (nccl_type(operation.dtype()) < 0 || nccl_op(operation.op()) < 0) return false;
-  // Products of integers wrap around in NCCL as here; MIN and MAX of floats treat NaN otherwise than torch does.
+  // NCCL's products of integers wrap around as ours do. Its MIN and MAX of floats treat NaN differently from torch.
   const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
   if (compares && is_float(operation.dtype())) return false;
   if (operation.op() == ReduceOp::kAvg && !is_float(operation.dtype()) && !kernels_) return false;
@@ -125,7 +125,7 @@ Status FlatRoute::divide(const Operation& operation, uint64_t count) {
   return runtime_->cuda(runtime_->libraries.kernels.reduce(&work, stream_), "dividing");
 }
 
-// Moves have no arithmetic: bytes, whatever the elements.
+// Broadcast and all-gather. They need no arithmetic, so elements are moved as bytes.
 Status FlatRoute::move(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
@@ -144,7 +144,7 @@ Status FlatRoute::move(const Operation& operation) {
   }
 }
 
-// Gather, scatter and all-to-all: sends and receives.
+// Gather, scatter and all-to-all, by NCCL's sends and receives.
 Status FlatRoute::exchange(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());

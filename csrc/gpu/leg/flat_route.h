@@ -1,4 +1,4 @@
-// The flat route: NCCL between all members of a communicator, on one stream of its own.
+// The flat route: NCCL between all members of a communicator, on a stream of its own.
 //
 // Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
@@ -12,23 +12,24 @@
 
 namespace bagua::device {
 
-// Codes that NCCL's collectives take; -1: none.
+// NCCL's code of an element type; -1: NCCL has none.
 int nccl_type(DType dtype);
 int nccl_op(ReduceOp op);
 
 class FlatRoute {
  public:
-  // `encodes`: members are on several hosts, so codecs are used as the daemons do. `kernels`: all members have them.
+  // `encodes`: members are on several hosts, so codecs apply as in the daemons. `kernels`: all members have the
+  // kernels.
   FlatRoute(Runtime* runtime, std::shared_ptr<NcclHandle> handle, bool encodes, bool kernels)
       : runtime_(runtime), handle_(std::move(handle)), encodes_(encodes), kernels_(kernels), memory_(runtime) {}
   ~FlatRoute();
 
   Status open();
-  // The same answer at all members: decided by what all must pass alike.
+  // True if this route can run the operation. Depends only on arguments that must be equal at all members.
   bool takes(const Operation& operation) const;
   // Enqueues the operation behind `begin` and records its end.
   Status submit(const Operation& operation, CudaEvent begin);
-  // The device is idle but for work that waits for other ranks.
+  // True if the device has nothing to do, apart from work that waits for other ranks.
   bool idle() const;
 
  private:
@@ -37,7 +38,7 @@ class FlatRoute {
   uint64_t members() const { return static_cast<uint64_t>(handle_->ranks()); }
   Status run(const Operation& operation);
   Status reduction(const Operation& operation);
-  // Sums of integers are divided by a kernel: truncated, as the daemons do it.
+  // Divides sums of integers with a kernel that truncates as the daemons do.
   Status divide(const Operation& operation, uint64_t count);
   Status move(const Operation& operation);
   Status exchange(const Operation& operation);
@@ -48,13 +49,13 @@ class FlatRoute {
   const bool encodes_, kernels_;
   DeviceMemory memory_;
   CudaStream stream_ = nullptr;        // constant after open()
-  std::vector<const void*> messages_;  // kept for its memory
+  std::vector<const void*> messages_;  // a member to avoid allocations
 };
 
-// All-reduce that crosses encoded, the same as collective/compressed.cpp with a rank for each host: rank r owns block
-// r; (a) everybody encodes its vector but the own block and sends it to the owners; (b) the owner adds, divides for
-// AVG, and encodes the result; (c) all gather the results and decode them. Bits are the same on all ranks. The last
-// Descriptor::exact elements go through NCCL's own all-reduce.
+// All-reduce with encoded messages: like collective/compressed.cpp, with ranks in place of hosts. Rank r owns block r.
+// (a) Each rank encodes its vector without the own block and sends it to the owners. (b) The owner adds, divides for
+// AVG, and encodes the result. (c) All ranks gather and decode the results. All ranks get the same bits. The last
+// Descriptor::exact elements use NCCL's own all-reduce.
 Status encoded_all_reduce(FlatRoute* flat, const Operation& operation);
 
 }  // namespace bagua::device

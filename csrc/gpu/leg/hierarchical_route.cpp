@@ -6,7 +6,7 @@
 namespace bagua::device {
 
 namespace {
-constexpr uint64_t kUnit = 64;  // elements: parts begin aligned
+constexpr uint64_t kUnit = 64;  // elements: parts begin at multiples of this
 }
 
 HierarchicalRoute::~HierarchicalRoute() {
@@ -82,7 +82,7 @@ Status HierarchicalRoute::submit(const Operation& operation, CudaEvent begin) {
   return runtime_->cuda(cuda.event_record(operation.end, up_stream_), "recording an event");
 }
 
-// Inside the host: every rank gets the sum of its part, at its place in dst.
+// Reduce-scatter inside the host: each rank gets the sum of its part, in place in dst.
 Status HierarchicalRoute::reduce(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());
@@ -101,7 +101,7 @@ Status HierarchicalRoute::reduce(const Operation& operation, const Cut& parts) {
   });
 }
 
-// Inside the host: everybody gets all parts.
+// All-gather inside the host: each rank gets all parts.
 Status HierarchicalRoute::spread(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
   const uint64_t element = element_bytes(operation.dtype());

@@ -1,8 +1,9 @@
-// The hierarchical route of all-reduce: NCCL's reduce-scatter inside the host; each rank's part through shared memory
-// and its daemon, summed over the hosts (encoded there, if asked for); NCCL's all-gather inside the host.
+// The hierarchical route of all-reduce. NCCL does a reduce-scatter inside the host. Then each rank's part goes through
+// shared memory to its daemon, which sums it over the hosts, encoded if requested. Last, NCCL does an all-gather inside
+// the host.
 //
-// Two communicators of NCCL, each with a stream: so the reduce-scatter of the next operation need not wait for what
-// comes back from the other hosts. Everything happens in dst; no scratch.
+// It has two communicators of NCCL, each with a stream, so the reduce-scatter of the next operation need not wait for
+// results from other hosts. All steps work in dst, without scratch memory.
 //
 // Thread safety: one thread at a time (Communicator::mutex_).
 #pragma once
@@ -18,7 +19,7 @@ namespace bagua::device {
 
 class HierarchicalRoute {
  public:
-  // `across`: communicator of the daemon with the ranks that have this rank's place in their hosts.
+  // `across`: the daemon's communicator of all ranks that have the same position in their hosts.
   HierarchicalRoute(Runtime* runtime, OperationTable* table, StagedRoute* staged, std::shared_ptr<NcclHandle> down,
                     std::shared_ptr<NcclHandle> up, uint32_t across)
       : runtime_(runtime),
@@ -35,7 +36,7 @@ class HierarchicalRoute {
   bool idle() const;
 
  private:
-  // Elements of dst that this rank carries to other hosts; the last rank's part is longer by what does not divide.
+  // How dst is cut: each rank sends one part to other hosts. The part of the last rank also has the remainder.
   struct Cut {
     uint64_t part, rest, begin, count, exact;
   };

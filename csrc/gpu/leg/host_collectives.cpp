@@ -11,7 +11,7 @@ bool failed(void* failure) {
 }  // namespace
 
 HostCollectives::~HostCollectives() {
-  HostError ignored;  // the daemon may be gone, and with it the memory
+  HostError ignored;  // an error only means that the daemon and the memory are gone
   if (segment_ != 0) static_cast<void>(runtime_->host.free(runtime_->host.client, segment_, &ignored));
 }
 
@@ -32,7 +32,7 @@ Status HostCollectives::run(Descriptor descriptor) {
   descriptor.comm = comm_;
   descriptor.root = -1;
   strncpy(descriptor.label, "GPU leg", kLabelBytes - 1);
-  const WaitClock::Scope waiting(&runtime_->wait_clock, "");  // the daemon knows for whom
+  const WaitClock::Scope waiting(&runtime_->wait_clock, "");  // the daemon knows which ranks are missing
   HostError error;
   uint64_t ticket = 0;
   if (const int code = host.submit(host.client, &descriptor, &ticket, &error); code != kHostOk) {

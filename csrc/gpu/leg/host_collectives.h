@@ -1,7 +1,7 @@
 // Small collectives between the members of a communicator through their daemons, on host memory.
 //
-// With them the leg agrees on routes and hands out NCCL ids, so both belong to the engine's generation. They block; no
-// training step uses them.
+// The leg uses them to agree on routes and to distribute NCCL ids, so both belong to the engine's generation. They
+// block, and no training step uses them.
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -19,10 +19,9 @@ class HostCollectives {
   HostCollectives(const HostCollectives&) = delete;
   HostCollectives& operator=(const HostCollectives&) = delete;
 
-  // Every member gives `bytes`, all get those of all in the order of members. Ends with the leg's failure at the
-  // latest.
+  // Gathers `bytes` bytes of each member, in the order of members, at all members. Returns an error if the leg fails.
   Status all_gather(const void* mine, void* all, uint64_t bytes, int members);
-  // values[i] = the largest of all members' values[i].
+  // values[i] = maximum over all members of values[i].
   Status all_max(double* values, uint64_t count);
 
  private:

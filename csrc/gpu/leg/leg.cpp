@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kCommTimeoutNs = 60 * kNsPerS;
 
-// 1 + Route; 0 for ""; kInvalid.
+// Sets 1 + Route, or 0 for "". kInvalid: the name is unknown.
 Status parse_route(const std::string& name, uint8_t* out) {
   *out = 0;
   if (name.empty()) return Status::ok();
@@ -76,7 +76,7 @@ Status Leg::usable() const {
 Leg::~Leg() {
   close();
   if (!leaked_ && !forked()) return;
-  // The device does not answer and may still use what belongs to these: they stay until the process ends.
+  // The device does not answer and may still use memory of these groups: they stay until the process ends.
   for (auto& [comm, group] : groups_) static_cast<void>(group.release());
   static_cast<void>(watcher_.release());
   static_cast<void>(table_.release());
@@ -223,8 +223,8 @@ Status Leg::done(uint64_t ticket, bool* done) {
   return look(operation, done);
 }
 
-// After a failure, too, the stream waits for what was set free: that still writes to memory which the caller may give
-// to something else.
+// Even after a failure the stream waits for the operation: released work may still write to memory that the caller will
+// reuse.
 Status Leg::wait(uint64_t ticket, CudaStream stream) {
   if (forked()) return usable();
   Operation* operation = nullptr;
@@ -248,12 +248,12 @@ Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::functio
   if (Status status = find(ticket, &operation); !status) return status;
   OnDevice here(*runtime_);
   note_wait(operation);
-  // CUDA has no wait with a deadline: looks often at first, then every millisecond.
+  // CUDA has no wait with a deadline: polls often at first, then every millisecond.
   for (int round = 0;; ++round) {
     if (Status status = runtime_->failure.status(); !status) return status;
     bool over = false;
     if (Status status = look(operation, &over); !status) return status;
-    if (over) return runtime_->failure.status();  // what a failure has set free is no result
+    if (over) return runtime_->failure.status();  // a failure releases operations without a result
     if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, "not done yet"};
     if (round < 200) continue;
     poll(nullptr, 0, 1);
@@ -272,7 +272,7 @@ Status Leg::times(uint64_t ticket, Times* out) {
   return Status::ok();
 }
 
-// Calls no CUDA, which may hang where ranks don't come.
+// Must not call CUDA, which may hang if other ranks never come.
 Waiting Leg::waiting() {
   if (forked()) return {};
   return runtime_->wait_clock.longest();
@@ -299,7 +299,7 @@ std::string Leg::error() const {
 }
 
 bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Communicator>>* groups) {
-  if (groups->empty()) return true;  // perhaps there is no CUDA runtime
+  if (groups->empty()) return true;  // there may be no CUDA runtime
   OnDevice here(*runtime_);
   bool all = true;
   for (auto& [comm, group] : *groups) {
@@ -311,7 +311,7 @@ bool Leg::close_groups(std::map<uint32_t, std::unique_ptr<Communicator>>* groups
   return all;
 }
 
-// CUDA may still use what belongs to it, and the watcher what that refers to.
+// Leaks a group: CUDA may still use its memory, and the watcher objects that it refers to.
 void Leg::leak(std::unique_ptr<Communicator> group) {
   static_cast<void>(group.release());
   runtime_->stuck.store(true);
@@ -319,7 +319,7 @@ void Leg::leak(std::unique_ptr<Communicator> group) {
 
 bool Leg::quiet(const std::map<uint32_t, std::unique_ptr<Communicator>>& groups) const {
   if (groups.empty()) return true;
-  if (runtime_->poller.hanging_since() != 0) return false;  // CUDA would not answer this thread, either
+  if (runtime_->poller.hanging_since() != 0) return false;  // CUDA would hang in this thread, too
   OnDevice here(*runtime_);
   return std::all_of(groups.begin(), groups.end(), [](const auto& entry) { return entry.second->quiet(); });
 }
@@ -333,7 +333,7 @@ void Leg::close() {
     closed_ = true;
     groups.swap(groups_);
   }
-  // In good order if nothing is pending; else whatever is pending fails.
+  // Closes in good order if nothing is pending; otherwise pending operations fail.
   if (quiet(groups)) leaked_ = !close_groups(&groups) || leaked_;
   runtime_->failure.fail("the GPU leg was closed");
   if (watcher_ != nullptr && !watcher_->stop()) {

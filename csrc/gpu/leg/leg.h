@@ -23,9 +23,9 @@ struct LegOptions {
   int device = 0;
   std::vector<std::vector<int>> hosts;
   int me = -1;
-  std::string route;    // "": by measurement
+  std::string route;    // "": choose by measurement
   std::string kernels;  // path
-  bool world = true;    // make communicator 0, for which all ranks wait
+  bool world = true;    // create communicator 0, which waits for all ranks
 };
 
 struct Times {
@@ -43,16 +43,16 @@ class Leg {
   Status destroy_comm(uint32_t comm);
   Status route(uint32_t comm, Route* out, Excluded* excluded);
 
-  // Takes src, dst and the descriptor but for places.
+  // Submits an operation. `descriptor` has no segments or offsets yet; `src` and `dst` take their place.
   Status submit(const Descriptor& descriptor, const void* src, void* dst, CudaStream stream, uint64_t* ticket);
   Status done(uint64_t ticket, bool* done);
   Status wait(uint64_t ticket, CudaStream stream);
   void release(uint64_t ticket);
-  // kTimeout: not by the deadline (< 0: none). kAborted: `interrupted` said so; it is asked now and then.
+  // kTimeout: not done at the deadline (< 0: none). kAborted: `interrupted`, which is called regularly, returned true.
   Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
-  // Zeros for a ticket that was released.
+  // Zeros if the ticket was released.
   Status times(uint64_t ticket, Times* out);
-  // The longest present wait of this rank for others.
+  // The longest wait for other ranks at present.
   Waiting waiting();
 
   Status transcode(const BaguaTranscode& work, CudaStream stream);
@@ -69,7 +69,7 @@ class Leg {
   Status find(uint64_t ticket, Operation** out);
   Status check_stream(CudaStream stream);
   Status look(Operation* operation, bool* over);
-  // Of another process: a child that this one forked has none of its threads, and must leave everything alone.
+  // True in a forked child: it does not have the leg's threads and must not touch anything.
   bool forked() const;
   Status usable() const;
   void leak(std::unique_ptr<Communicator> group);
@@ -83,10 +83,10 @@ class Leg {
   std::unique_ptr<OperationTable> table_;
   std::unique_ptr<Watcher> watcher_;
 
-  SharedMutex mutex_;  // guards the next two; shared while a group is used
+  SharedMutex mutex_;  // guards the next two; locked to read while a group is used
   std::map<uint32_t, std::unique_ptr<Communicator>> groups_ GUARDED_BY(mutex_);
   bool closed_ GUARDED_BY(mutex_) = false;
-  bool leaked_ = false;  // the thread in close()
+  bool leaked_ = false;  // used by the thread in close()
 };
 
 }  // namespace bagua::device

@@ -1,6 +1,6 @@
-// The Python module bagua_device_native: thin, typed by __init__.pyi. The only file that sees pybind11.
+// The Python module bagua_device_native: a thin binding, typed by __init__.pyi, and the only file that uses pybind11.
 //
-// The interpreter lock is released around everything that takes locks or calls CUDA. Errors become DeviceError.
+// It releases the interpreter lock around calls that take locks or call CUDA. Errors become DeviceError.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -36,7 +36,7 @@ int64_t deadline_after(double s) {
   return s < 0 || s > 1e9 ? -1 : now_ns() + static_cast<int64_t>(s * 1e9);
 }
 
-// True once a signal's handler has raised; called without the interpreter lock.
+// True if a signal handler has raised an exception. Called without the interpreter lock.
 bool signalled() {
   py::gil_scoped_acquire acquire;
   return PyErr_CheckSignals() != 0;
@@ -65,7 +65,7 @@ py::dict reasons(const std::map<Route, std::string>& excluded) {
   return found;
 }
 
-// Keeps the core's Rank alive, whose channel it uses.
+// Keeps the core's Rank alive, because it uses the Rank's channel.
 class PyLeg {
  public:
   PyLeg(py::object rank, int device, std::vector<std::vector<int>> hosts, int me, std::string route,
@@ -119,7 +119,8 @@ class PyLeg {
       py::gil_scoped_release release;
       status = leg_->synchronize(ticket, deadline_after(timeout_s), &signalled);
     }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (PyErr_Occurred() != nullptr)
+      throw py::error_already_set();  // KeyboardInterrupt, or the exception of another handler
     if (status.code() == Code::kTimeout) return false;
     check(status);
     return true;

@@ -11,13 +11,13 @@ namespace bagua::device {
 
 namespace {
 
-constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long looks at NCCL's state come fast
-constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later ones
+constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long NCCL's state is polled fast
+constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later polls
 constexpr int64_t kFinalizeNs = 10 * kNsPerS;
 constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10};
 
-// NCCL has no wait for its state. A group takes it some 100 us on a thread of its own, where it does not block; making
-// connections takes long.
+// Waits before the next poll: NCCL's state can only be polled. A group takes some 100 us on NCCL's own thread, but
+// longer if it has to make connections.
 void pause(int64_t since_ns) {
   const int64_t waited = now_ns() - since_ns;
   if (waited < kEagerNs) {
@@ -131,9 +131,9 @@ void NcclHandle::destroy() {
 }
 
 namespace {
-// ncclCommAbort() raises its flags before it calls CUDA, which may wait for a thread that waits for NCCL's kernels: so
-// after a failure nothing is called before it. NCCL sets the device itself, and sets back this thread's, which is GPU 0
-// unless it is set here.
+// After a failure, no CUDA call may come before ncclCommAbort(): it could wait for a thread that waits for NCCL's
+// kernels. ncclCommAbort() sets its abort flags before it calls CUDA. It changes the device and restores that of this
+// thread, which would be GPU 0 if it were not set here.
 void abort_one(const Runtime& runtime, NcclHandle* handle) {
   if (runtime.failure.failed()) return handle->abort();
   OnDevice here(runtime);

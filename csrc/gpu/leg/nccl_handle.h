@@ -1,9 +1,10 @@
-// One communicator of NCCL, used, aborted and destroyed by different threads.
+// One communicator of NCCL, which different threads can use, abort and destroy.
 //
-// One thread at a time calls NCCL. The communicator does not block: NCCL answers "in progress" where it waits for other
-// ranks and is asked again, so that every wait ends with the leg's failure at the latest.
+// One thread at a time calls NCCL. The communicator is non-blocking: while NCCL waits for other ranks it answers "in
+// progress" and is polled, so every wait ends when the leg fails.
 //
-// Thread safety: create() and created() one thread; all else any thread. No lock is held while calling NCCL.
+// Thread safety: one thread calls create() and created(); any thread calls the rest. No lock is held while calling
+// NCCL.
 #pragma once
 
 #include <memory>
@@ -17,16 +18,16 @@ namespace bagua::device {
 class NcclHandle {
  public:
   NcclHandle(Runtime* runtime, int ranks, int rank) : runtime_(runtime), ranks_(ranks), rank_(rank) {}
-  NcclHandle(const NcclHandle&) = delete;  // destroy() or abort() come before the end
+  NcclHandle(const NcclHandle&) = delete;  // call destroy() or abort() first
   NcclHandle& operator=(const NcclHandle&) = delete;
 
-  // Begins to join the other members. After an error abort() is still needed.
+  // Begins to join the other members. Call abort() even after an error.
   Status create(const NcclId& id);
-  // Whether all have joined, or an error; `over` false: not yet.
+  // Sets `over` when all members have joined or an error has occurred.
   Status created(bool* over);
 
-  // One group of NCCL: `calls(comm)` returns the first result that is an error. Returns when all of it is enqueued,
-  // which waits for other ranks where connections have to be made.
+  // Runs `calls(comm)`, which returns its first error, as one group of NCCL. Returns when the group is enqueued. It
+  // waits for other ranks if NCCL has to make connections.
   template <class Calls>
   Status launch(const char* what, Calls calls) {
     const NcclComm comm = begin();
@@ -43,18 +44,19 @@ class NcclHandle {
     return status;
   }
 
-  // Errors that NCCL met after a call had returned: a broken connection. Ok while somebody else is calling.
+  // Returns errors that NCCL found after a call had returned, such as a broken connection. Ok while another thread
+  // calls.
   Status async_error();
-  // Frees whoever hangs in a call or on the device. First gives callers a second to get out of NCCL by themselves.
+  // Releases threads and device work that hang in NCCL. Gives callers a second to return by themselves first.
   void abort();
-  // In good order: nothing is pending on it. Waits for the other members, 10 s at most: then it is aborted.
+  // Orderly end: no operation may be pending. Waits for the other members for at most 10 s, then aborts.
   void destroy();
 
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
  private:
-  // Calls of NCCL go between begin() and end(): one thread at a time. nullptr: it was aborted.
+  // A thread must call NCCL between begin() and end(), one thread at a time. nullptr: the communicator was aborted.
   NcclComm begin();
   void end();
   Status settle(NcclComm comm, NcclResult code, const char* what);
@@ -69,8 +71,9 @@ class NcclHandle {
   bool in_use_ GUARDED_BY(mutex_) = false;
 };
 
-// Aborts all at once: ncclCommAbort() waits for the device, and so for the kernels of communicators that have not been
-// aborted yet. If it is not back within 10 s, Runtime::stuck is set: its threads still use the handles and the runtime.
+// Aborts all communicators at once: ncclCommAbort() waits for the device, and so for kernels of communicators that are
+// not aborted yet. If it does not return within 10 s it sets Runtime::stuck, because its threads still use the handles
+// and the runtime.
 void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles);
 
 }  // namespace bagua::device

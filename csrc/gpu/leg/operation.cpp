@@ -43,7 +43,7 @@ bool reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
 }
 
-// As op_supported() of kernel/reduce.h.
+// The same rule as op_supported() of kernel/reduce.h.
 bool reducible(DType dtype, ReduceOp op) {
   const bool is_float = dtype <= DType::kBF16;
   switch (op) {

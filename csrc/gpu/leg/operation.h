@@ -19,35 +19,35 @@ inline const char* route_name(Route route) {
   return kNames[static_cast<int>(route)];
 }
 
-// Memory is the caller's; `descriptor` has no places (segments, offsets) yet.
+// The caller owns the memory; `descriptor` has no segments and offsets yet.
 struct Operation {
   Descriptor descriptor{};
-  const char* src = nullptr;  // on the device; nullptr: this rank gives nothing
+  const char* src = nullptr;  // on the device; nullptr: this rank contributes nothing
   char* dst = nullptr;
   uint64_t src_bytes = 0, dst_bytes = 0;
 
-  CudaEvent end = nullptr;    // recorded behind the operation; constant while the ticket lives
-  CudaEvent begun = nullptr;  // recorded where NCCL's work begins; made by OperationsInFlight
+  CudaEvent end = nullptr;    // recorded after the operation; constant while the ticket is valid
+  CudaEvent begun = nullptr;  // recorded before NCCL's work; created by OperationsInFlight
 
-  // done_ns: when `end` was first seen to have passed, by any thread. At most one poll of the watcher (100 ms)
-  // after the truth, unless the context's lock held that up.
+  // done_ns: when a thread first saw that `end` had passed. At most one poll of the watcher (100 ms) late, unless the
+  // context's lock delayed the poll.
   std::atomic<int64_t> submitted_ns{0}, started_ns{0}, done_ns{0};
-  std::atomic<int64_t> awaited_ns{0};  // since when somebody waits for it; 0: nobody does
+  std::atomic<int64_t> awaited_ns{0};  // since when a caller waits for it; 0: no caller waits
 
-  // Of the staged route.
-  Pinned memory;  // shared with the daemon: the input, and the result at dst_offset
+  // Used by the staged route:
+  Pinned memory;  // shared with the daemon: the input, and at dst_offset the result
   uint64_t dst_offset = 0;
   uint32_t sequence = 0;     // in its StagedRoute
   uint64_t host_ticket = 0;  // of the daemon; guarded by StagedRoute::queue_mutex_
   enum class Stage : uint8_t { kCopying, kAtHost, kFailed };
-  bool enqueued = false;          // all its work is on the streams; guarded by StagedRoute::queue_mutex_
+  bool enqueued = false;          // all its work is enqueued; guarded by StagedRoute::queue_mutex_
   Stage stage = Stage::kCopying;  // guarded by StagedRoute::queue_mutex_
   class StagedRoute* staged = nullptr;
 
-  // Both must be true before it is used again. Guarded by OperationTable::mutex_.
+  // The record is reused when `retired` and `released` are both true. Guarded by OperationTable::mutex_.
   uint64_t ticket = 0;   // 0: free
-  bool retired = true;   // no route needs it
-  bool released = true;  // no caller needs it
+  bool retired = true;   // no route uses it
+  bool released = true;  // no caller uses it
 
   void seen_done(int64_t now) {
     int64_t unknown = 0;
@@ -63,14 +63,14 @@ inline uint64_t element_bytes(DType dtype) {
   return kBytes[static_cast<int>(dtype)];
 }
 
-// How many rows of `count` elements a rank gives and gets: see channel/layout.h.
+// Numbers of rows of `count` elements that a rank sends and receives: see channel/layout.h.
 struct Rows {
   uint64_t src, dst;
 };
 Rows rows_of(Kind kind, bool at_root, uint64_t members);
 
-// Checks what a caller passed before anything is enqueued: the daemon checks again what reaches it, NCCL does not.
-// Sets src_bytes and dst_bytes. `index` is the caller's, of `members`.
+// Checks a caller's arguments before anything is enqueued: NCCL does not check them (the daemon does). Sets src_bytes
+// and dst_bytes. `index` is the caller's index among `members` members.
 Status check_operation(Operation* operation, int index, int members);
 // "all-reduce (bucket 3) of communicator 2"
 std::string name_of(const Operation& operation);

@@ -16,23 +16,23 @@ class OperationTable {
   explicit OperationTable(Runtime* runtime) : runtime_(runtime) {}
   ~OperationTable();
 
-  // A fresh record with an event for its end, and a ticket.
+  // Takes a free record, with a ticket and an event for its end.
   Status take(Operation** out);
-  // nullptr: unknown, or released. The record stays until `release` (of the same ticket).
+  // Returns nullptr if the ticket is unknown or released. The record stays until the ticket is released.
   Operation* find(uint64_t ticket);
-  // Of the caller: the ticket is forgotten.
+  // Called by the caller: the ticket becomes invalid.
   void release(uint64_t ticket);
-  // Of the route: nothing on the device uses the record.
+  // Called by the route: the device does not use the record any more.
   void retire(Operation* operation);
 
  private:
-  static constexpr uint64_t kSlots = 1u << 20;  // tickets are a use of a slot: use * kSlots + slot
+  static constexpr uint64_t kSlots = 1u << 20;  // ticket = number of the slot's use * kSlots + slot
   void give_back(Operation* operation) REQUIRES(mutex_);
 
   Runtime* const runtime_;
   Mutex mutex_;  // also guards Operation::ticket, retired, released
   std::vector<std::unique_ptr<Operation>> all_ GUARDED_BY(mutex_);
-  std::vector<uint64_t> uses_ GUARDED_BY(mutex_);  // of every slot
+  std::vector<uint64_t> uses_ GUARDED_BY(mutex_);  // number of uses of each slot
   std::vector<size_t> free_ GUARDED_BY(mutex_);
 };
 

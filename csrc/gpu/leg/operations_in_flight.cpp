@@ -36,7 +36,7 @@ void OperationsInFlight::enqueued(Operation* operation, bool ok) {
   table_->retire(operation);
 }
 
-// Only settle() takes off what is enqueued.
+// Returns the oldest operation that is enqueued. Only settle() removes it.
 bool OperationsInFlight::first(Entry* out) {
   const Lock lock(mutex_);
   if (queue_.empty() || !queue_.front().enqueued) return false;
@@ -44,7 +44,7 @@ bool OperationsInFlight::first(Entry* out) {
   return true;
 }
 
-// Operations end in their order. CUDA reports the beginning of one, too, only when it is asked.
+// Retires operations that have ended; they end in their order. The beginning of an operation must be polled, too.
 void OperationsInFlight::settle() {
   if (!settling_.try_lock()) return;
   const Lock alone(settling_, std::adopt_lock);
@@ -75,7 +75,7 @@ bool OperationsInFlight::clear() {
   return true;
 }
 
-// The first one holds up those behind it.
+// Only the oldest operation matters: the others wait for it.
 Waiting OperationsInFlight::look() {
   const Lock lock(mutex_);
   if (queue_.empty() || queue_.front().begun_ns == 0) return {};

@@ -1,6 +1,6 @@
 // FIFO of operations enqueued to NCCL.
 //
-// An operation is in it from its enqueuing until the device has done it.
+// An operation is in the FIFO from the moment it is enqueued until the device has done it.
 //
 // Thread safety: any thread.
 #pragma once
@@ -23,18 +23,19 @@ class OperationsInFlight {
   OperationsInFlight(const OperationsInFlight&) = delete;
   OperationsInFlight& operator=(const OperationsInFlight&) = delete;
 
-  // It is about to be enqueued. Gives it Operation::begun, to be recorded before NCCL's work.
+  // Call it before enqueuing. Creates Operation::begun, which must be recorded before NCCL's work.
   Status begin(Operation* operation);
-  // All of it has been enqueued: it is retired when it is over; at once where that has failed.
+  // Call it after enqueuing: the operation is retired when it has ended, or at once if enqueuing has failed.
   void enqueued(Operation* operation, bool ok);
-  // Retires everything: the device has done it, or the leg has failed. False: see Poller::remove; nothing is retired.
+  // Retires all operations; the device must have done them, or the leg have failed. False: see Poller::remove; then
+  // nothing is retired.
   bool clear();
 
  private:
   struct Entry {
     Operation* operation;
     bool enqueued;
-    int64_t begun_ns;  // when its beginning was seen; 0: not yet
+    int64_t begun_ns;  // when its beginning was first seen; 0: not yet
   };
   void settle();
   bool first(Entry* out);
@@ -44,7 +45,7 @@ class OperationsInFlight {
   OperationTable* const table_;
   const std::string members_;
 
-  Mutex settling_;  // one thread settles; held across CUDA calls
+  Mutex settling_;  // one thread at a time settles; held across CUDA calls
   Mutex mutex_;     // guards the next one; never held across a CUDA call: `waiting` locks it
   std::deque<Entry> queue_ GUARDED_BY(mutex_);
 

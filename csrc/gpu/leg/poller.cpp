@@ -29,7 +29,7 @@ void Poller::poll() {
   for (auto it = looks_.begin(); it != looks_.end();) {
     const uint64_t id = at_ = it->first;
     since_ns_ = now_ns();
-    const std::function<void()>& look = it->second;  // remove() leaves it while it runs
+    const std::function<void()>& look = it->second;  // remove() does not erase it while it runs
     lock.unlock();
     look();
     lock.lock();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kSmallest = 64 << 10, kStep = 1 << 20;  // bytes of pinned memory
 
-// Few different sizes, so that memory is used again.
+// Rounds sizes up to few different ones, so that buffers can be reused.
 uint64_t rounded(uint64_t bytes) {
   if (bytes > kStep) return (bytes + kStep - 1) / kStep * kStep;
   uint64_t size = kSmallest;
@@ -61,7 +61,7 @@ void Runtime::give_back() {
   const Lock lock(mutex_);
   for (CudaEvent event : events_) libraries.cuda.event_destroy(event);
   for (const Spare& spare : spares_) libraries.cuda.release(spare.data);
-  HostError ignored;  // the daemon may be gone, and with it the memory
+  HostError ignored;  // an error only means that the daemon and the memory are gone
   const Lock made_lock(made_mutex_);
   for (const Pinned& memory : made_) {
     libraries.cuda.host_unregister(memory.data);
@@ -89,7 +89,8 @@ Status Runtime::open() {
   return Status::ok();
 }
 
-// Now, as long as nothing waits on the device: a first launch may wait for all of it, and so for other ranks.
+// Loads the kernels while the device is idle: a first launch may wait for all work of the device, which may wait for
+// other ranks.
 void Runtime::load_kernels() {
   if (!libraries.has_kernels()) return;
   const CudaError code = libraries.kernels.load();
@@ -101,7 +102,7 @@ void Runtime::load_kernels() {
       "whose CUDA is not older than the nvcc that compiled it");
 }
 
-// The context that the runtime's own functions use on the device, too.
+// Retains the primary context of the device, which the CUDA runtime uses, too.
 Status Runtime::retain() {
   const CudaDriver& driver = libraries.driver;
   if (!libraries.has_wait_value()) return Status::ok();
@@ -113,7 +114,7 @@ Status Runtime::retain() {
   return status;
 }
 
-// By a wait that is over: drivers say only so whether a device and a system have it.
+// Tries a wait whose condition is true already: there is no other way to learn whether driver and device support waits.
 Status Runtime::try_wait_value() {
   if (!libraries.has_wait_value()) return {Code::kUnavailable, libraries.why_not.at("driver")};
   CudaStream stream = nullptr;
@@ -180,7 +181,7 @@ void Runtime::put_event(CudaEvent event) {
 }
 
 Status Runtime::make_stream(Traffic traffic, CudaStream* out) {
-  // From the most urgent one on, and before that of the caller's streams, where there are so many.
+  // Counts from the highest priority down, and stays above that of the caller's streams if there are enough priorities.
   const int priority = std::min(greatest_ + static_cast<int>(traffic), std::max(greatest_, least_ - 1));
   return cuda(libraries.cuda.stream_create(out, kStreamNonBlocking, priority), "making a stream");
 }

@@ -1,16 +1,16 @@
 // State shared by all parts of a leg: libraries, the rank's channel, the first failure, events, pinned memory,
 // counters.
 //
-// Thread safety: everything here may be used from any thread. Lock order of the leg, outermost first:
+// Thread safety: any thread may use everything here. Lock order of the leg, outermost first:
 //   Leg::mutex_ -> Communicator::mutex_ -> StagedRoute::mutex_, StagedRoute::reaping_, OperationsInFlight::settling_ ->
 //   WaitClock::mutex_ -> OperationsInFlight::mutex_ -> SlotQueue::mutex_ -> Failure::mutex_ ->
 //   StagedRoute::queue_mutex_, OperationTable::mutex_ and the other mutexes of this file (each alone).
-// CUDA may call a host function on a thread of its own while it holds up whoever enqueues work. So no mutex that a
-// host function takes (SlotQueue::mutex_, Failure::mutex_, StagedRoute::queue_mutex_) is held while calling CUDA.
-// A call of CUDA may wait for another thread's, and that for work of the device which waits for other ranks. So those
-// who end such waits call none: the threads of staged routes, the watcher's thread that aborts, listeners to the
-// failure; and so does `waiting`, with WaitClock::mutex_ and OperationsInFlight::mutex_, which tells how long that has
-// taken.
+// CUDA may block a thread that enqueues work until a host function has run on a thread of CUDA. So a mutex that host
+// functions lock (SlotQueue::mutex_, Failure::mutex_, StagedRoute::queue_mutex_) must not be held while calling CUDA.
+// A CUDA call may wait for a call of another thread, which may wait for device work that waits for other ranks. So the
+// code that ends such waits calls no CUDA: the threads of staged routes, the watcher's aborting thread, and listeners
+// of the failure. `waiting`, which measures these waits with WaitClock::mutex_ and OperationsInFlight::mutex_, calls no
+// CUDA either.
 #pragma once
 
 #include <atomic>
@@ -29,18 +29,19 @@
 
 namespace bagua::device {
 
-// The first error, for everybody.
+// Keeps the first error of the leg and tells listeners.
 class Failure {
  public:
-  // False if there was one before. Listeners have run when it returns.
+  // Returns false if the leg had failed before. When it returns, the listeners have run.
   bool fail(const std::string& reason);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string reason() const;
-  // Ok, or kUnavailable with the reason.
+  // Ok, or kUnavailable with the reason of the failure.
   Status status() const { return failed() ? Status(Code::kUnavailable, reason()) : Status::ok(); }
-  // Is called once, at the failure: at once if it was before. Must not call CUDA.
+  // Adds a listener, which is called once: at the failure, or at once if the leg has failed already. Must not call
+  // CUDA.
   uint64_t listen(std::function<void()> listener);
-  // After it the listener is not running and will not run.
+  // When it returns, the listener is not running and will not run again.
   void forget(uint64_t listener);
 
  private:
@@ -57,52 +58,53 @@ struct LegCounters {
   std::atomic<uint64_t> in_flight{0}, aborts{0}, host_waits{0};
 };
 
-// Memory shared with the daemon that the GPU copies from and to.
+// Pinned memory shared with the daemon; the GPU copies from it and to it.
 struct Pinned {
   uint64_t segment = 0, bytes = 0;
   char* data = nullptr;
 };
 
-// Streams of one kind may come to share a queue of the hardware, where a stream that waits for other ranks holds up
-// what stands behind it. Those of different priorities do not, so each kind has a priority of its own.
+// Kinds of streams, each with its own priority. Streams of the same priority may share a hardware queue, in which a
+// stream that waits for other ranks blocks the work behind it.
 enum class Traffic : int { kCollective = 0, kOut = 1, kIn = 2 };
 
 class Runtime {
  public:
   Runtime(const HostApi& host, int device, const std::string& kernels);
-  ~Runtime();  // streams must have ended
+  ~Runtime();  // all streams must have ended
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // kUnavailable with what is missing; makes nothing yet.
+  // Prepares the device. kUnavailable: something is missing, and the text names it.
   Status open();
 
   Status cuda(CudaError code, const char* what) const;
   Status nccl(NcclResult code, const char* what) const;
   Status host_status(int code, const HostError& error) const;
-  // Fails the leg with the engine's reason, if that comes within a second, else with this one: where NCCL sees a broken
+  // Fails the leg with the engine's reason if that comes within a second, else with `reason`. If NCCL sees a broken
   // connection, the daemons know which rank was lost.
   void fail_with_cause(const std::string& reason);
 
-  // Events without timing, used again and again.
+  // Takes an event without timing from a pool.
   Status take_event(CudaEvent* out);
   void put_event(CudaEvent event);
   Status make_stream(Traffic traffic, CudaStream* out);
 
-  // At least `bytes`; nothing for 0.
+  // Takes at least `bytes` of pinned memory; none for 0.
   Status take_pinned(uint64_t bytes, Pinned* out);
   void put_pinned(Pinned memory);
-  // Memory of the device, by cudaMalloc, or what `keep` has. `total` counts it.
+  // Takes device memory that `keep` has stored, or allocates it by cudaMalloc and adds it to `total`.
   Status allocate(uint64_t bytes, void** out, std::atomic<uint64_t>* total);
-  // Takes memory back for later. cudaFree waits for all work of the device, which may wait for other ranks.
+  // Stores memory for reuse instead of freeing it: cudaFree waits for all work of the device, which may wait for
+  // others.
   void keep(void* data, uint64_t bytes);
 
-  // Whether streams can wait for a word in pinned memory, which the staged route needs: empty, or why not.
+  // Why streams can't wait for a word in pinned memory, which the staged route needs; empty if they can.
   const std::string& no_wait_value() const { return no_wait_value_; }
 
   const HostApi host;
   const int device;
-  // Of the device; nullptr where there is no driver's library.
+  // The context of the device; nullptr without the driver's library.
   CudaContext context() const { return context_; }
   Libraries libraries;  // constant after open()
   Failure failure;
@@ -110,7 +112,7 @@ class Runtime {
   Poller poller;
   SlotQueue slots;
   LegCounters counters;
-  std::atomic<bool> stuck{false};  // a library did not come back: what belongs to it stays until the process ends
+  std::atomic<bool> stuck{false};  // a library call has not returned: its memory stays until the process ends
 
  private:
   Status retain();
@@ -118,7 +120,7 @@ class Runtime {
   Status try_wait_value();
   void load_kernels();
 
-  int handle_ = 0;  // the driver's, of the device; constant after open(), as is the next one
+  int handle_ = 0;  // the driver's handle of the device; constant after open(), as is the next one
   CudaContext context_ = nullptr;
   int least_ = 0, greatest_ = 0;  // priorities of streams; constant after open(), as is the next one
   std::string no_wait_value_;
@@ -136,9 +138,9 @@ class Runtime {
   std::vector<Pinned> made_ GUARDED_BY(made_mutex_);
 };
 
-// The device of this thread is the leg's as long as it lives, and what it asks of CUDA spoils no capture of a graph
-// that goes on elsewhere. By the driver's stack of contexts: cudaSetDevice() would make a context on the device that it
-// goes back to, hundreds of MB on GPU 0 for every rank of the host.
+// RAII: makes the leg's device the current one of this thread, and lets CUDA calls run while another thread captures a
+// graph. It uses the driver's stack of contexts: restoring by cudaSetDevice() would create a context on the former
+// device, which takes hundreds of MB on GPU 0 for each rank of the host.
 class OnDevice {
  public:
   explicit OnDevice(const Runtime& runtime);

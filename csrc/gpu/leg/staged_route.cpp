@@ -11,14 +11,14 @@ namespace bagua::device {
 namespace {
 
 constexpr uint64_t kAlign = 256;
-constexpr uint32_t kAllPassed = 1u << 30;  // ahead of every pending sequence number, which are compared modulo 2^32
+constexpr uint32_t kAllPassed = 1u << 30;  // ahead of every pending sequence number; numbers are compared modulo 2^32
 constexpr int64_t kDrainNs = 10 * kNsPerS;
 
 bool failed(void* failure) {
   return static_cast<const Failure*>(failure)->failed();
 }
 
-// The result may come to where the input lay: one copy of memory less in the caches.
+// True if the result may overwrite the input in shared memory, which then takes less room in the caches.
 bool in_place(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
 }
@@ -73,7 +73,8 @@ Status StagedRoute::submit(Operation* operation, CudaEvent begin) {
   if (Status status = runtime_->take_event(&copied); !status) return status;
   const Lock lock(mutex_);
   operation->sequence = ++sequence_;
-  // From here on the operation belongs to the route's thread, whatever fails: CUDA may hold a pointer to it.
+  // From here on the operation belongs to the route's thread even after an error, because CUDA may hold a pointer to
+  // it.
   {
     const Lock queue_lock(queue_mutex_);
     queue_.push_back(operation);
@@ -119,7 +120,7 @@ Status StagedRoute::enqueue_in(Operation* operation, CudaEvent copied) {
   return status;
 }
 
-// On a thread of CUDA: calls nothing of it.
+// Runs on a thread of CUDA and must not call CUDA.
 void StagedRoute::copied_function(void* operation) {
   Operation* const copied = static_cast<Operation*>(operation);
   copied->started_ns.store(now_ns(), std::memory_order_relaxed);
@@ -141,7 +142,7 @@ void StagedRoute::submit_to_daemon(Operation* operation) {
   changed_.notify_all();
 }
 
-// The daemon has ended the oldest one.
+// The daemon has ended the oldest operation: lets the GPU continue.
 void StagedRoute::release(Operation* operation) {
   const Lock lock(queue_mutex_);
   queue_.pop_front();
@@ -157,7 +158,7 @@ void StagedRoute::release_all() {
   changed_.notify_all();
 }
 
-// Waits for the oldest operation that has left the device; false: the route closes.
+// Waits for the oldest operation whose input has left the device. False: the route closes.
 bool StagedRoute::next(Operation** operation) {
   Lock lock(queue_mutex_);
   const auto left_device = [this]() REQUIRES(queue_mutex_) {
@@ -189,7 +190,7 @@ void StagedRoute::serve() {
   }
 }
 
-// Retires operations whose results have arrived, unless the leg has failed: what was set free may still write.
+// Retires operations whose results are in place. After a failure it retires none: released work may still write.
 void StagedRoute::reap() {
   if (!reaping_.try_lock()) return;
   const Lock alone(reaping_, std::adopt_lock);
@@ -231,7 +232,7 @@ bool StagedRoute::empty() {
   return queue_.empty();
 }
 
-// The daemon knows who waits for whom.
+// Only tells how long: the daemon knows which ranks are missing.
 Waiting StagedRoute::look() {
   const Lock lock(queue_mutex_);
   Waiting found;
@@ -250,7 +251,7 @@ bool StagedRoute::drained() {
   for (CudaStream stream : {out_, in_}) {
     while (stream != nullptr && cuda.stream_query(stream) == kCudaNotReady) {
       if (now_ns() > deadline) return false;
-      poll(nullptr, 0, 1);  // CUDA has no wait with a deadline
+      poll(nullptr, 0, 1);  // CUDA has no wait with a deadline, so this polls, so this polls
     }
   }
   return true;

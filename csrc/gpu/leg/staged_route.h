@@ -5,13 +5,13 @@
 //                queue for a slot (slot_queue.h)
 //   in_ stream:  wait for out_; wait until `word_` has reached the operation's sequence number; copy the result to dst;
 //                record Operation::end
-// A thread of the route waits for the daemon and sets `word_`. It calls no CUDA: a call may wait until another thread
-// gives back the context's lock, and that thread may wait for work of the device that waits for the next value of the
-// word. So submit() and the poller look which results have arrived. Operations of one StagedRoute are released in their
-// order, so those that may overtake each other (collectives, each direction of each pair) have a StagedRoute each.
+// A thread of the route waits for the daemon and sets `word_`. It must not call CUDA: the call could wait for the
+// context's lock, whose holder may wait for device work that waits for the next value of the word. So submit() and the
+// poller find out which results have arrived. Operations of one StagedRoute are released in their order, so operations
+// that may overtake each other (collectives, and each direction of each pair) have separate StagedRoutes.
 //
-// The order of work is visible to CUDA (in_ waits for out_ by an event); only the host sets the word. CUDA demands
-// that: it may put streams that seem independent on one queue of the hardware.
+// CUDA must know the order of work (in_ waits for out_ by an event), because it may put streams that look independent
+// on one hardware queue. Only the word is set by the host.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ namespace bagua::device {
 
 class StagedRoute {
  public:
-  // `retire` is called, from any thread, when an operation's memory and events are not needed any more.
+  // Any thread may call `retire`, when an operation's memory and events are not used any more.
   StagedRoute(Runtime* runtime, std::function<void(Operation*)> retire)
       : runtime_(runtime), retire_(std::move(retire)) {}
   // close() must have been called.
@@ -38,16 +38,17 @@ class StagedRoute {
   StagedRoute& operator=(const StagedRoute&) = delete;
 
   Status open();
-  // Retires what has landed, then enqueues everything; never waits. `begin` is recorded on the caller's stream. The
-  // operation's src, dst and end are used; it stays until `retire`. Any thread; the device must be current.
+  // Retires operations that have ended, then enqueues this one; never waits. `begin` is recorded on the caller's
+  // stream. Uses the operation's src, dst and end; the operation must stay until `retire`. Any thread; the device must
+  // be current.
   Status submit(Operation* operation, CudaEvent begin);
-  // Waits until all that was submitted is back from the daemon, or the leg has failed.
+  // Waits until the daemon has ended all submitted operations, or the leg has failed.
   void wait_empty();
   bool empty();
-  // Submits an operation to the daemon. Called by SlotQueue alone: the device has copied the input, a slot is free.
+  // Submits an operation to the daemon. Only SlotQueue calls it, when the input is copied and a slot is free.
   void submit_to_daemon(Operation* operation);
-  // Operations must be done, or the leg have failed. Ends the thread, waits for the streams, which end by themselves
-  // then, and retires what is left. False: the device did not answer for 10 s; everything must stay as it is.
+  // Operations must be done, or the leg have failed. Ends the thread, waits for the streams and retires the remaining
+  // operations. False: the device did not answer for 10 s, so nothing may be freed.
   bool close();
 
  private:
@@ -81,10 +82,10 @@ class StagedRoute {
 
   Mutex queue_mutex_;  // taken by host functions
   Condition changed_;
-  std::deque<Operation*> queue_ GUARDED_BY(queue_mutex_);  // submitted; thread_ takes them off
+  std::deque<Operation*> queue_ GUARDED_BY(queue_mutex_);  // submitted; thread_ removes them
   bool closing_ GUARDED_BY(queue_mutex_) = false;
-  int64_t progress_ns_ GUARDED_BY(queue_mutex_) = 0;         // when the daemon last ended one
-  std::deque<Operation*> landing_ GUARDED_BY(queue_mutex_);  // the result is on its way to dst; reap() takes them off
+  int64_t progress_ns_ GUARDED_BY(queue_mutex_) = 0;         // when the daemon last ended an operation
+  std::deque<Operation*> landing_ GUARDED_BY(queue_mutex_);  // results are being copied to dst; reap() removes them
 
   std::thread thread_;
 };

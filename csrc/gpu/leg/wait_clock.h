@@ -1,7 +1,7 @@
 // Measures how long this rank has been waiting for other ranks.
 //
-// It covers threads of the leg that wait, and operations that a caller waits for. Whoever asks may give up on ranks
-// that live but never come; nothing here does.
+// It covers waiting threads of the leg, and operations that a caller waits for. It only measures: the Python side
+// decides whether to give up on ranks that live but never come.
 //
 // Thread safety: any thread.
 #pragma once
@@ -17,16 +17,16 @@ namespace bagua::device {
 
 struct Waiting {
   int64_t since_ns = 0;  // CLOCK_MONOTONIC; 0: nothing waits
-  std::string what;      // for people; empty where the daemon knows more
+  std::string what;      // text for people; empty if the daemon knows more
 };
 
 class WaitClock {
  public:
-  // `look` returns its longest wait. Called from any thread, by longest().
+  // longest() calls `look`, on any thread, to get its longest wait.
   uint64_t add(std::function<Waiting()> look);
-  // After it `look` is not running and will not run.
+  // When it returns, `look` is not running and will not run again.
   void remove(uint64_t id);
-  // The longest wait of all.
+  // The longest of all waits.
   Waiting longest();
 
   // RAII: counts the thread as waiting while in scope.

@@ -8,14 +8,14 @@
 namespace bagua::device {
 
 namespace {
-constexpr int64_t kLookNs = 100 * kNsPerMs;  // NCCL reports a broken connection only when it is asked
+constexpr int64_t kLookNs = 100 * kNsPerMs;  // errors of NCCL's connections must be polled
 constexpr std::chrono::seconds kLastLook{10};
 }  // namespace
 
 void Watcher::start() {
   const HostApi& host = runtime_->host;
   listener_ = runtime_->failure.listen([&host] { host.nudge(host.client); });
-  // Perhaps for a kernel of NCCL that waits for other ranks, of which nothing is known while CUDA does not answer.
+  // A poll that hangs counts as a wait: it may wait for a kernel of NCCL that waits for other ranks.
   wait_id_ = runtime_->wait_clock.add([this] {
     return Waiting{runtime_->poller.hanging_since(), "CUDA does not answer: another call holds the context's lock."};
   });
@@ -77,7 +77,7 @@ void Watcher::look_periodically() {
   changed_.notify_all();
 }
 
-// An event that was never recorded may say that all is well, whatever has become of the device.
+// Records an event to query: an event that was never recorded may report success even if the device has failed.
 Status Watcher::open_probe() {
   const CudaRuntime& cuda = runtime_->libraries.cuda;
   CudaStream stream = nullptr;
@@ -90,7 +90,7 @@ Status Watcher::open_probe() {
 
 void Watcher::look() {
   runtime_->poller.poll();
-  // An error of the device that nothing gets over (a wrong address in some kernel) is the answer to every question.
+  // After a fatal error of the device (such as an invalid address in a kernel) every call returns this error.
   const CudaError code = probe_ == nullptr ? kCudaOk : runtime_->libraries.cuda.event_query(probe_);
   if (Status status = runtime_->cuda(code == kCudaNotReady ? kCudaOk : code, "work"); !status) {
     runtime_->failure.fail(status.message());

@@ -1,9 +1,9 @@
 // Detects engine failure and aborts NCCL.
 //
-// One thread waits for the failure of the engine (the flag in shared memory, or the daemon's death) or of the leg,
-// fails the leg, and aborts all communicators of NCCL. It calls no CUDA before that: a call may wait for one of another
-// thread, which may wait for a kernel of NCCL that only the abort ends. The other thread looks every 100 ms for errors
-// of the device and of NCCL's connections, and polls (Runtime::poller).
+// One thread waits for a failure of the engine (the flag in shared memory, or the daemon's death) or of the leg, fails
+// the leg, and aborts all communicators of NCCL. It calls no CUDA before the abort: the call could wait for another
+// thread, which may wait for a kernel of NCCL that only the abort ends. The other thread checks the device and NCCL's
+// connections for errors every 100 ms, and runs Runtime::poller.
 #pragma once
 
 #include <atomic>
@@ -25,10 +25,10 @@ class Watcher {
   Watcher& operator=(const Watcher&) = delete;
 
   void start();
-  // After it the threads have ended; if the leg has failed, all communicators are aborted. Idempotent. False: the one
-  // that calls CUDA did not come back for 10 s, and still uses this and the runtime; Runtime::stuck is set.
+  // Ends the threads. If the leg has failed, all communicators are aborted when it returns. Idempotent. False: the
+  // thread that calls CUDA has not returned for 10 s and still uses this object and the runtime; Runtime::stuck is set.
   bool stop();
-  // Any thread. One that is added after the failure is aborted by stop().
+  // Any thread. stop() aborts handles that were added after the failure.
   void add(std::shared_ptr<NcclHandle> handle);
   void remove(const std::shared_ptr<NcclHandle>& handle);
 
@@ -43,11 +43,11 @@ class Watcher {
   Runtime* const runtime_;
   uint64_t listener_ = 0, wait_id_ = 0;
   std::atomic<bool> stopping_{false};
-  CudaEvent probe_ = nullptr;  // recorded once; the looking thread's
+  CudaEvent probe_ = nullptr;  // recorded once; used by the checking thread only
   std::thread thread_, looking_;
   Mutex mutex_;
   Condition changed_;
-  bool looked_ GUARDED_BY(mutex_) = false;  // the looking thread is over
+  bool looked_ GUARDED_BY(mutex_) = false;  // the checking thread has ended
   std::vector<std::shared_ptr<NcclHandle>> handles_ GUARDED_BY(mutex_);
 };
 

@@ -172,7 +172,7 @@ def test_hosts_that_disagree(make_world: Callable[..., Any], plain: int) -> None
     whose = "this host's" if plain == 0 else "the other host's"
     assert f"{whose} daemon was started with --plain-data" in error
     assert "no connection to host 1 (rank 1)" in error
-    assert world.engines[1].stats()["bad_connections"] == 1
+    assert world.engines[1].stats()["bad_connections"] >= 1  # several are dialled at once
 
 
 def test_no_libcrypto(make_world: Callable[..., Any]) -> None:

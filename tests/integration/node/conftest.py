@@ -43,6 +43,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.fence_s = 0.0
         self.sole = False
         self.acknowledges = True
+        self.read_pause_s = 0.0  # before each message
         self.acknowledged = 0
         self.older = asyncio.Event()  # set: the session ends
         self.context: Any = None
@@ -71,6 +72,7 @@ class CoordinatorEnd(NodeServiceServicer):
         older = self.older
         over = asyncio.ensure_future(older.wait())
         while not older.is_set():
+            await asyncio.sleep(self.read_pause_s)
             read = asyncio.ensure_future(context.read())
             await asyncio.wait([read, over], return_when=asyncio.FIRST_COMPLETED)
             if not read.done() or not isinstance(read.result(), node_pb2.NodeFact):
@@ -208,8 +210,9 @@ class DaemonProcess:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
+def state(short_folder: Path) -> Path:
+    """The daemon's folder."""
+    folder = short_folder / "state"
     folder.mkdir(mode=0o700)
     create_token(folder / "token")
     return folder

@@ -131,6 +131,19 @@ async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, dae
     assert not any(alive(pid) for pid in pids)
 
 
+async def test_the_last_reports_arrive_before_the_daemon_ends(end, start_daemon, script):
+    """Also at a coordinator that is slow to read: the daemon leaves when it has ended the stream."""
+    daemon = await start_daemon()
+    jobs = [f"job{number}" for number in range(4)]
+    for job in jobs:
+        await end.run_script(job, script("print(1)"))
+        await end.exited(job)
+    end.read_pause_s = 0.15
+    daemon.process.terminate()
+    assert await daemon.wait(SOON_S) == 0
+    assert [end.jobs[job].phase for job in jobs] == [node_pb2.LOCAL_PHASE_STOPPED] * 4
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

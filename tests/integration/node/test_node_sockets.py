@@ -120,14 +120,14 @@ async def test_health_and_reflection(daemon):
             assert "bagua.v1.RankService" in names
 
 
-async def test_a_long_state_path_gets_its_sockets_elsewhere(end, tmp_path, state, monkeypatch, start_daemon):
+async def test_a_long_state_path_gets_its_sockets_elsewhere(end, short_folder, state, monkeypatch, start_daemon):
     deep = state / ("d" * 120)
     deep.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder / "run"))
+    (short_folder / "run").mkdir(mode=0o700)
     daemon = await start_daemon("--state-dir", str(deep), "--token-file", str(state / "token"))
     path = Path(daemon.ready["socket"])
-    assert path.parent.parent == tmp_path / "run" / "bagua" and len(str(path)) < 108 and path.is_socket()
+    assert path.parent.parent == short_folder / "run" / "bagua" and len(str(path)) < 108 and path.is_socket()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     daemon.stop()
     assert not path.parent.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -72,17 +71,19 @@ SCRIPT = """
             train()
         else:
             port = bagua.env.find_free_network_port()
-            mp.spawn(globals()[how], args=(2, port, extra), nprocs=2)
+            # Forked: a rank that imports torch by itself costs two seconds of a core. e2e/test_ephemeral spawns.
+            mp.start_processes(globals()[how], args=(2, port, extra), nprocs=2, start_method="fork")
 """
 
 
 class Sandbox:
     """Runs programs with folders of their own and finds what they left behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runtime: Path) -> None:
+        """``runtime``: where Unix sockets lie."""
         self.script = folder / "script.py"
         self.script.write_text(textwrap.dedent(SCRIPT))
-        self.runtime = Path(tempfile.mkdtemp(prefix="bg-"))  # short: Unix sockets lie here
+        self.runtime = runtime
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.runtime),
@@ -116,8 +117,8 @@ class Sandbox:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    made = Sandbox(tmp_path)
+def sandbox(tmp_path: Path, short_folder: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path, short_folder)
     yield made
     made.check_nothing_left()
 
@@ -147,6 +148,7 @@ def test_a_daemon_that_cannot_start_is_an_error_on_every_rank(sandbox: Sandbox) 
     assert "ServiceError: " in output and f"The folder {blocked} can't be written" in output
 
 
+@pytest.mark.full  # e2e/test_equality trains ranks of bagua run, too
 def test_bagua_run(sandbox: Sandbox) -> None:
     run = ["-m", "bagua.cli.main", "run", "--nnodes", "2", "--nproc-per-node", "2"]
     output = sandbox.run(*run, str(sandbox.script), "here", "")

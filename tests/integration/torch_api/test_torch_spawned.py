@@ -1,4 +1,4 @@
-"""Programs that never heard of the daemon: started by torch.multiprocessing.spawn, many groups made and dropped in one
+"""Programs that never heard of the daemon: started by torch.multiprocessing, many groups made and dropped in one
 process, and nothing is left behind."""
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ SCRIPT = """
             RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
             BAGUA_SERVICE_PORT=str(port),
         )
-        life(rank, 100)
+        life(rank, 50)
         second, third = life(rank, 10), life(rank, 10)
         assert all(now <= then for now, then in zip(third, second)), (second, third)  # some go a moment later
         sys.stdout.write("ended well\\n")
         sys.stdout.flush()
 
     if __name__ == "__main__":
-        mp.spawn(work, args=(bagua.env.find_free_network_port(),), nprocs=2)
+        arguments = (bagua.env.find_free_network_port(),)
+        mp.start_processes(work, args=arguments, nprocs=2, start_method="fork")  # so torch is imported once
 """
 
 

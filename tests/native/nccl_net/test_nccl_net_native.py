@@ -21,19 +21,17 @@ import native_build as native  # noqa: E402
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 
 
-def sources() -> list[Path]:
-    """The plugin, what it is linked with, the harness, the suites."""
+def sources(folder: Path) -> list[Path]:
+    """The plugin, what it is linked with, the harness, the suites; in as few units as names without linkage allow."""
     core: Path = native.CORE
-    shared = [
-        *sorted((core / "net").glob("*.cpp")),
-        *(core / "base" / f"{name}.cpp" for name in ("fd", "random", "text")),
-    ]
+    base = [core / "base" / f"{name}.cpp" for name in ("fd", "random", "text")]
+    plugin = sorted((native.CSRC / "nccl_net").glob("*.cpp"))
     return [
-        *sorted((native.CSRC / "nccl_net").glob("*.cpp")),
-        core / "transport" / "stream_count.cpp",
-        *shared,
-        HERE.parent / "harness.cpp",
-        *sorted(HERE.glob("*.cpp")),
+        *native.join([path for path in plugin if path.name != "send.cpp"], folder),
+        *native.join(sorted(HERE.glob("*.cpp")), folder),
+        native.CSRC / "nccl_net" / "send.cpp",
+        *sorted((core / "net").glob("*.cpp")),
+        *native.join([*base, core / "transport" / "stream_count.cpp", HERE.parent / "harness.cpp"], folder),
     ]
 
 
@@ -47,7 +45,9 @@ def build(name: str, folder: Path) -> Path:
 
     def compile_unit(source: Path) -> Path:
         headers = [*sorted((native.CSRC / "nccl_net").glob("*.h")), *sorted(HERE.glob("*.h"))]
-        key = native.content_key([*native.with_headers(source), *headers], native.compiler_version(), *flags)
+        key = native.content_key(
+            [*native.with_headers(source), *headers], native.compiler_version(), *flags, str(source)
+        )
         output = folder / f"nccl-net-{name}-{source.stem}-{key}.o"
         if not output.exists():
             native.run_compiler([*flags, "-c", str(source)], output)
@@ -55,7 +55,7 @@ def build(name: str, folder: Path) -> Path:
 
     with native.locked(folder):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_unit, sources()))
+            objects = list(pool.map(compile_unit, sources(folder)))
         key = native.content_key([], *(str(path) for path in objects))
         program = folder / f"nccl-net-{name}-{key}.program"
         if not program.exists():

@@ -14,6 +14,7 @@ from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import Sessions
@@ -26,7 +27,7 @@ from simulated.network import Stream
 OWNER = "the-coordinator"
 LEASE_S = 10.0
 TICK_S = 2.0
-OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0)
+OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0, max_stalls=2)
 WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPTIONS.fence_s, sole=True)
 
 
@@ -35,7 +36,7 @@ class Life:
 
     make_board: Callable[..., Any] = Board
     make_servicer: Callable[..., Any] = NodeServicer
-    make_reconciler: Callable[..., Any] = Reconciler
+    make_intake: Callable[..., Any] = Intake
 
     def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -45,9 +46,19 @@ class Life:
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
         self.clock = ServiceClock(TICK_S, monotonic=loop.time, wall=loop.time)
-        parts: tuple[Any, ...] = (self.worker, store, OWNER, OPTIONS, self.clock, self.board, self.sessions)
-        self.reconciler = self.make_reconciler(*parts, self.watchers, Counters(), lambda: None)
-        self.servicer = self.make_servicer(self.reconciler, self.sessions, self.watchers, self.clock, WELCOME)
+        self.intake = self.make_intake(self.board, self.clock)
+        parts: tuple[Any, ...] = (
+            self.intake,
+            self.worker,
+            store,
+            OWNER,
+            OPTIONS,
+            self.clock,
+            self.board,
+            self.sessions,
+        )
+        self.reconciler = Reconciler(*parts, self.watchers, Counters(), lambda: None)
+        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME)
         self.listens = False
         self.streams: dict[asyncio.Task[None], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,17 +33,23 @@ class Part:
     computing: bool = False  # ranks are alive
     ended_well: bool = False
     dirty: bool = True  # the coordinator may not know all of it
+    elastic: bool = False
+    nodes: tuple[str, ...] = ()  # of this generation, by index
     token: object = field(default_factory=object)
 
 
 class SimulatedDaemon:
-    """``net`` gives streams: None while nobody listens."""
+    """``net`` gives streams: None while nobody listens. ``on_death`` hears of elastic parts that end while others go
+    on."""
 
-    def __init__(self, node_id: str, slots: int, rng: random.Random, net: Any) -> None:
+    def __init__(
+        self, node_id: str, slots: int, rng: random.Random, net: Any, on_death: Callable[[str, str, Part], None]
+    ) -> None:
         self.node_id = node_id
         self.slots = slots
         self._rng = rng
         self._net = net
+        self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self.link = Link(self._loop)
         self.frozen_until = 0.0
@@ -72,8 +79,8 @@ class SimulatedDaemon:
         self._task = None
         if self._fence is not None:
             self._fence.cancel()
-        for part in self.parts.values():
-            part.computing = False
+        for job_id, part in self.parts.items():
+            self._die(job_id, part)
         self.connected = False
         if self.stream is not None:
             self.stream.tear()
@@ -100,6 +107,55 @@ class SimulatedDaemon:
         self._stop(part, code=code, error="")
         part.ended_well = code == 0
         return True
+
+    # ---- elastic jobs
+
+    def rank_killed(self, job_id: str) -> bool:
+        """One rank dies by SIGKILL, and the engine notices. False: none runs here, or the job is not elastic."""
+        part = self.parts.get(job_id)
+        left = [] if part is None else [rank for rank in part.fact.ranks if rank.state == RUNNING]
+        if part is None or not part.elastic or not part.computing or not left:
+            return False
+        self._end(left[0], -9)
+        part.computing = len(left) > 1
+        self.suspend(job_id, part.fact.generation, "a rank is gone")
+        return True
+
+    def suspend(self, job_id: str, generation: int, text: str, lost: str = "") -> None:
+        """The engine of that generation has lost a rank, or the node ``lost``; or others have."""
+        part = self.parts.get(job_id)
+        if not self.alive or part is None or part.fact.generation != generation or part.fact.phase == STOPPED:
+            return
+        part.fact.suspended = part.fact.suspended or text
+        if lost in part.nodes and part.nodes.index(lost) not in part.fact.suspended_hosts:
+            part.fact.suspended_hosts.append(part.nodes.index(lost))
+        self._changed(part)
+
+    def _regroup(self, part: Part, run: node_pb2.RunJob) -> None:
+        """Whoever is a member goes on; whoever is none has died before, or dies now."""
+        mine = run.hosts[run.host_index]
+        part.fact.generation = run.generation
+        part.nodes = tuple(host.node_id for host in run.hosts)
+        if part.fact.phase != STOPPED:
+            held = {rank.member: rank for rank in part.fact.ranks}
+            assert held.keys() >= set(mine.members)
+            staying = [held[member] for member in mine.members]
+            for number, rank in zip(mine.ranks, staying, strict=True):
+                rank.rank = number
+            del part.fact.ranks[:]
+            part.fact.ranks.extend(staying)
+            part.fact.suspended = ""
+            del part.fact.suspended_hosts[:]
+        self._changed(part)
+
+    def _die(self, job_id: str, part: Part) -> None:
+        if part.elastic and part.fact.phase != STOPPED:
+            self._on_death(job_id, self.node_id, part)
+        part.computing = False
+
+    def _end(self, rank: Any, code: int) -> None:
+        rank.state, rank.exit_code, rank.signal = EXITED, code, max(0, -code)
+        rank.exited_at = self._loop.time()
 
     # ---- its life
 
@@ -207,13 +263,21 @@ class SimulatedDaemon:
         if held is not None and held.fact.generation >= run.generation:
             self._changed(held)
             return
+        if held is not None and held.elastic:
+            self._regroup(held, run)
+            return
         assert held is None or not held.computing
         mine = run.hosts[run.host_index]
         assert mine.node_id == self.node_id
         fact = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
+        part = self.parts[run.job_id] = Part(fact, elastic=run.spec.elastic)
+        part.nodes = tuple(host.node_id for host in run.hosts)
+        if part.elastic and run.generation > 1:  # an earlier life of this daemon had it
+            fact.phase = STOPPED
+            self._changed(part)
+            return
         for rank in mine.ranks:
-            fact.ranks.add(rank=rank, node_id=self.node_id, state=WAITING)
-        part = self.parts[run.job_id] = Part(fact)
+            fact.ranks.add(rank=rank, node_id=self.node_id, state=WAITING, member=rank)
         self.history.append((run.job_id, part))
         self._changed(part)
         self._loop.call_later(self._rng.uniform(0.0, 2.0), self._started, part, self.boot_id)
@@ -241,8 +305,7 @@ class SimulatedDaemon:
         part.fact.error = part.fact.error or error
         for rank in part.fact.ranks:
             if rank.state != EXITED:
-                rank.state, rank.exit_code, rank.signal = EXITED, code, max(0, -code)
-                rank.exited_at = self._loop.time()
+                self._end(rank, code)
         self._changed(part)
 
     def _changed(self, part: Part) -> None:
@@ -271,6 +334,8 @@ class SimulatedDaemon:
             self._fence = self._loop.call_at(deadline, self._over)
 
     def _over(self) -> None:
-        for part in self.parts.values():
+        for job_id, part in self.parts.items():
             if part.fact.phase != STOPPED:
+                self._die(job_id, part)
+                part.fact.withdrawn = True
                 self._stop(part, code=-9, error="could not reach the coordinator")

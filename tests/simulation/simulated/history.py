@@ -37,16 +37,23 @@ async def _sweep(loop: VirtualLoop) -> None:
 
 
 async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> int:
-    """Plays the events of the seed, then heals all faults, then cancels every job."""
+    """Plays the events of the seed, then heals all faults, then cancels every job. With every fourth seed jobs are
+    elastic."""
     rng = random.Random(seed)
     trouble = Trouble(rng, rate=rng.choice((0.0, 0.05, 0.2, 0.5)))
-    world = World(rng, trouble, make_store, rng.choice((1, 1, 1, 2, 2, 3)), rng.choice((1, 2)), make_life)
+    elastic = seed % 4 == 0
+    nodes = rng.choice((1, 2, 2, 3) if elastic else (1, 1, 1, 2, 2, 3))
+    world = World(rng, trouble, make_store, nodes, rng.choice((1, 2)), make_life)
     await world.start_coordinator()
     dead: set[str] = set()
-    world.submit(*_shape(rng))
+    if elastic:
+        world.submit(nodes, rng.randint(1, world.daemons[0].slots), elastic=True)
+        await asyncio.sleep(rng.choice((0.0, 3.0)))
+    else:
+        world.submit(*_shape(rng))
     for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
         await asyncio.sleep(rng.choice((0.0, 0.01, 0.5, 3.0, 12.0)) * rng.random())
-        rng.choice(ACTIONS)(world, rng, dead)
+        rng.choice(LOSSES if elastic and rng.random() < 0.5 else ACTIONS)(world, rng, dead)
     await asyncio.sleep(rng.choice((0.0, 0.0, 3.0, 12.0, 25.0)))
     await _end_well(world, dead)
     return trouble.asked
@@ -170,6 +177,28 @@ def _coordinator(world: World, rng: random.Random, dead: set[str]) -> None:
     world.replace(gently=rng.random() < 0.5, seconds=rng.choice((0.0, 1.0, 30.0)) * rng.random())
 
 
+def _rank_killed(world: World, rng: random.Random, dead: set[str]) -> None:
+    """Of an elastic job."""
+    if world.submitted:
+        job_id, daemon = rng.choice(world.submitted), rng.choice(world.daemons)
+        part = daemon.parts.get(job_id)
+        if daemon.rank_killed(job_id) and part is not None:
+            world.suspend_others(job_id, daemon.node_id, part.fact.generation)
+
+
+def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None:
+    """Between two engines; nobody dies, and one of them may not notice."""
+    if len(world.daemons) > 1 and world.submitted:
+        job_id = rng.choice(world.submitted)
+        one, other = rng.sample(world.daemons, 2)
+        part = one.parts.get(job_id)
+        if part is not None and part.elastic and part.computing and other.node_id in part.nodes:
+            one.suspend(job_id, part.fact.generation, f"{other.node_id} hung up", other.node_id)
+            if rng.random() < 0.7:
+                other.suspend(job_id, part.fact.generation, f"{one.node_id} hung up", one.node_id)
+
+
+LOSSES = (_rank_killed, _rank_killed, _connection_breaks, _kill, _tear, _silence)
 ACTIONS = (
     _submit,
     _submit,

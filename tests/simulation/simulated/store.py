@@ -70,7 +70,7 @@ class MemoryTransaction:
         return {
             job_id: stored.revision
             for job_id, stored in self._store.jobs.items()
-            if not stored.job.state.terminal or any(host.phase is not Phase.STOPPED for host in stored.job.hosts)
+            if not stored.job.state.terminal or any(host.phase is not Phase.STOPPED for host in stored.job.parts)
         }
 
     def save(self, changes: Sequence[Change], check_slots: bool = False) -> set[str]:

@@ -13,7 +13,7 @@ from bagua.daemon.coordinator.placement import Placement, place
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
-from simulated.daemon import STOPPED, SimulatedDaemon
+from simulated.daemon import STOPPED, Part, SimulatedDaemon
 from simulated.database import Trouble
 from simulated.network import Stream
 
@@ -22,17 +22,19 @@ GRACE_S = 2.0
 REST_S = OPTIONS.start_s + OPTIONS.gone_s + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
 
 SPECS = {
-    shape: checked_spec(
+    (nnodes, nproc, elastic): checked_spec(
         common_pb2.JobSpec(
             name="sim",
             entry="sim.py",
-            nnodes=shape[0],
-            nproc_per_node=shape[1],
+            nnodes=nnodes,
+            nproc_per_node=nproc,
             placement_timeout_s=10_000.0,
             stop_grace_s=GRACE_S,
+            elastic=elastic,
         )
     )
-    for shape in ((1, 1), (1, 2), (2, 1), (2, 2))
+    for nnodes, nproc in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2))
+    for elastic in (False, True)
 }
 
 
@@ -67,7 +69,10 @@ class World:
         self.acknowledged: list[str] = []  # jobs that their callers know of
         self.cancelled: set[str] = set()  # and those that are to end, as somebody was told
         self._seen_ended: set[str] = set()
-        self.daemons = [SimulatedDaemon(f"n{number}", slots, rng, self._connect) for number in range(nodes)]
+        self._generations: dict[str, tuple[int, set[int]]] = {}  # elastic job -> the last one stored, its members
+        self.daemons = [
+            SimulatedDaemon(f"n{number}", slots, rng, self._connect, self._part_died) for number in range(nodes)
+        ]
 
     # ---- what happens
 
@@ -94,7 +99,7 @@ class World:
         async with self._folder:
             await (life.stop() if gently else life.kill())
 
-    def submit(self, nnodes: int, nproc: int) -> None:
+    def submit(self, nnodes: int, nproc: int, elastic: bool = False) -> None:
         """Somebody submits a job; its answer comes later."""
         life = self.life
         if life is None or not life.listens:
@@ -103,7 +108,7 @@ class World:
         self.submitted.append(job_id)
         job = JobRecord(
             job_id,
-            SPECS[nnodes, nproc],
+            SPECS[nnodes, nproc, elastic],
             created_at=self._loop.time(),
             reason="submitted",
             submitted_clock=life.clock.now(),
@@ -112,11 +117,22 @@ class World:
         )
 
         async def call() -> None:
-            await life.reconciler.submit(job, "")
+            await life.intake.submit(job, "")
             self.acknowledged.append(job_id)
             self._must(self._stored([job_id]), f"{job_id} was acknowledged and is not stored")
 
         self._call(call())
+
+    def suspend_others(self, job_id: str, node_id: str, generation: int, lost: str = "") -> None:
+        """The engines of a job hear from each other, soon."""
+        for daemon in self.daemons:
+            if daemon.node_id != node_id:
+                seconds = self.rng.choice((0.0, 0.05, 1.0)) * self.rng.random()
+                words = f"{lost or node_id} has lost somebody"
+                self._loop.call_later(seconds, daemon.suspend, job_id, generation, words, lost)
+
+    def _part_died(self, job_id: str, node_id: str, part: Part) -> None:
+        self.suspend_others(job_id, node_id, part.fact.generation, lost=node_id)
 
     def cancel(self, job_id: str) -> None:
         """Somebody cancels a job."""
@@ -125,7 +141,7 @@ class World:
             return
 
         async def call() -> None:
-            await life.reconciler.cancel(job_id, "cancelled")
+            await life.intake.cancel(job_id, "cancelled")
             self.cancelled.add(job_id)
 
         self._call(call())
@@ -195,9 +211,25 @@ class World:
         """A transaction was committed."""
         left = [job_id for job_id in self.submitted if job_id not in self._seen_ended]
         for job_id, stored in self._stored(left).items():
+            if stored.job.spec.elastic:
+                self._check_generation(stored.job)
             if stored.job.state.terminal:
                 self._seen_ended.add(job_id)
                 self._ended(stored.job)
+
+    def _check_generation(self, job: JobRecord) -> None:
+        """Nobody comes back, and nobody changes his number."""
+        generation, before = self._generations.get(job.job_id, (0, set()))
+        members = {rank.number for rank in job.ranks}
+        gone = {rank.number for host in job.former for rank in host.ranks}
+        self._generations[job.job_id] = job.generation, members
+        self._must(job.generation >= generation, f"{job.job_id} went back to generation {job.generation}")
+        if generation:
+            self._must(members <= before, f"generation {job.generation} of {job.job_id} has members from nowhere")
+            self._must(members == before or job.generation > generation, f"{job.job_id} lost a member in silence")
+            self._must(not members & gone, f"members of {job.job_id} are gone and there")
+            everybody = job.spec.nnodes * job.spec.nproc_per_node
+            self._must(len(members | gone) == everybody, f"members of {job.job_id} are forgotten")
 
     def _ended(self, job: JobRecord) -> None:
         with self.store.read() as tx:
@@ -251,7 +283,7 @@ class World:
         if life is None or not life.listens:
             return ["the coordinator is away"]
         found = [f"{len(self.calls)} calls have no answer"] if self.calls else []
-        if life.reconciler._inbox or life.worker.waiting:
+        if life.intake.inbox or life.worker.waiting:
             found.append("something is not written")
         stored_jobs = self._stored(self.submitted)
         with self.store.read() as tx:
@@ -291,7 +323,7 @@ class World:
         for job_id, part in daemon.parts.items():
             stored = jobs.get(job_id)
             job = None if stored is None else stored.job
-            if part.computing and (job is None or job.state is not JobState.RUNNING):
+            if part.computing and (job is None or job.state is not JobState.RUNNING or job.host_index(name) is None):
                 found.append(f"{name} computes {job_id}, which is {job and job.state.name}")
             if job is not None and not job.state.terminal and (index := job.host_index(name)) is not None:
                 host = job.hosts[index]
@@ -308,6 +340,8 @@ class World:
         if job.state in (JobState.STARTING, JobState.STOPPING):
             return [f"{name} ({job.reason})"]
         found = []
+        if job.state is JobState.RUNNING and any(host.suspended for host in job.hosts):
+            found.append(f"{name} and suspended")
         for host in job.hosts:
             daemon = next(daemon for daemon in self.daemons if daemon.node_id == host.node_id)
             part = daemon.parts.get(job.job_id)
@@ -315,6 +349,10 @@ class World:
             over = host.phase is Phase.STOPPED  # its ranks have ended well, those of others run on
             if job.state is JobState.RUNNING and not over and not (same and part is not None and part.computing):
                 found.append(f"{name}, but not on {host.node_id}")
+            if job.state is JobState.RUNNING and part is not None and part.fact.suspended:
+                found.append(f"{name}, but suspended on {host.node_id}")
+            if job.state is JobState.RUNNING and part is not None and part.fact.generation != job.generation:
+                found.append(f"{name} in generation {job.generation}, {host.node_id} in {part.fact.generation}")
             if job.state.terminal and same and host.phase is not Phase.STOPPED:
                 found.append(f"{name}, but {host.node_id} has not stopped it for the coordinator")
         return found

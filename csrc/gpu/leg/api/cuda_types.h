@@ -1,5 +1,5 @@
-// The part of the CUDA runtime's and driver's binary interface that the leg uses, declared by hand: no CUDA header is
-// needed to build. tests/native/leg compares it with the real headers where they are.
+// Declares the part of the binary interface of CUDA's runtime and driver that the leg uses, so that the build needs no
+// CUDA headers. tests/native/leg compares it with the real headers where they are installed.
 #pragma once
 
 #include <cstddef>

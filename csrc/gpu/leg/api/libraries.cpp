@@ -34,7 +34,7 @@ void fill_cuda(LibraryTable* f, CudaRuntime* t) {
   f->need(&t->error_text, {"cudaGetErrorString"});
 }
 
-// The first form of cuStreamWaitValue32 had to be allowed by a module parameter; _v2 is the one in use.
+// Uses cuStreamWaitValue32_v2: the first version needs a parameter of the kernel module.
 void fill_driver(LibraryTable* f, CudaDriver* t) {
   f->need(&t->init, {"cuInit"});
   f->need(&t->device, {"cuDeviceGet"});
@@ -73,7 +73,7 @@ void fill_kernels(LibraryTable* f, BaguaKernels* t) {
   f->need(&t->reduce, {"bagua_kernels_reduce"});
 }
 
-// A table is either complete or empty.
+// Fills a table completely or leaves it empty.
 template <class Table>
 void take(const char* name, const char* variable, const std::vector<std::string>& files,
           void (*fill)(LibraryTable*, Table*), Table* table, Libraries* out, Library* library) {

@@ -1,4 +1,4 @@
-// Tables of functions of all libraries that the leg opens at run time.
+// Tables of the functions of all libraries that the leg opens at run time.
 #pragma once
 
 #include <map>
@@ -11,15 +11,15 @@
 
 namespace bagua::device {
 
-// Immutable once the leg is open, so usable from any thread.
+// Immutable once the leg is open, so any thread may use it.
 struct Libraries {
   CudaRuntime cuda{};
   CudaDriver driver{};
   Nccl nccl{};
   BaguaKernels kernels{};
 
-  std::map<std::string, std::string> paths;    // "cudart", "driver", "nccl", "kernels": where it was found
-  std::map<std::string, std::string> why_not;  // the same names: why it is missing
+  std::map<std::string, std::string> paths;    // path of "cudart", "driver", "nccl", "kernels"
+  std::map<std::string, std::string> why_not;  // the same names: why the library is missing
   int nccl_version = 0;                        // 22809: 2.28.9
 
   bool has_cuda() const { return cuda.get_device != nullptr; }
@@ -27,12 +27,12 @@ struct Libraries {
   bool has_kernels() const { return kernels.transcode != nullptr; }
   bool has_wait_value() const { return driver.wait_value != nullptr; }
 
-  // Counts as missing from now on: "<path> <why>".
+  // Marks the kernels as missing, for the reason "<path> <why>".
   void give_up_kernels(const std::string& why);
 };
 
-// Opens what there is; whatever lacks a function counts as missing, with the reason. `kernels` is the path of
-// libbagua_kernels.so, "": none.
+// Opens the libraries that it finds. A library that lacks a function counts as missing, with the reason. `kernels` is
+// the path of libbagua_kernels.so; "": none.
 Libraries open_libraries(const std::string& kernels);
 
 }  // namespace bagua::device

@@ -1,4 +1,4 @@
-// The part of NCCL's binary interface that the leg uses, declared by hand; see cuda_types.h.
+// Declares the part of NCCL's binary interface that the leg uses; see cuda_types.h.
 #pragma once
 
 #include <climits>
@@ -20,8 +20,8 @@ struct NcclId {
   char bytes[128];
 };
 
-// ncclConfig_t as version 2.14 had it: later versions tell by `size` and `version` which fields a caller knows.
-// `cluster` came with 2.17, where the older structure ends with padding.
+// ncclConfig_t of version 2.14. Later versions see from `size` and `version` which fields a caller knows. `cluster`
+// came with 2.17, in place of the padding at the end of the older structure.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -61,8 +61,8 @@ struct Nccl {
   NcclResult (*reduce_scatter)(const void*, void*, size_t, int type, int op, NcclComm, CudaStream);
   NcclResult (*send)(const void*, size_t, int type, int peer, NcclComm, CudaStream);
   NcclResult (*recv)(void*, size_t, int type, int peer, NcclComm, CudaStream);
-  const char* (*last_error)(NcclComm);  // of this process, whatever the argument
-  // Where the version has them, else nullptr. Not called yet: elastic jobs will.
+  const char* (*last_error)(NcclComm);  // of this process; the argument is ignored
+  // nullptr if this version lacks them. Not called yet; elastic jobs will use them.
   void *shrink, *grow, *revoke;
 };
 

@@ -1,0 +1,37 @@
+"""A program of a rank that goes on without whoever is lost. It speaks to the engine itself, not to the client library.
+
+It adds up member numbers, over and over, and prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``.
+It ends well when there is a file ``stop`` in its folder."""
+
+PROGRAM = """
+import os, sys, time, grpc
+import bagua.csrc
+from bagua.proto import rank_pb2
+from bagua.proto.rank_pb2_grpc import RankServiceStub
+core = bagua.csrc.load()
+me = int(os.environ["RANK"])
+with grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"]) as channel:
+    request = rank_pb2.JoinRequest(job_id=os.environ["BAGUA_JOB_ID"], rank=me, pid=os.getpid())
+    reply = RankServiceStub(channel).Join(request, timeout=60)
+rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
+segment = rank.alloc(4096)
+numbers = memoryview(segment).cast("f")
+common = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["SUM"], count=2)
+view, told = rank.view(), 0
+while True:
+    numbers[0], numbers[1] = me, os.path.exists("stop")
+    try:
+        rank.wait(rank.submit(**common, src=(segment.id, 0), dst=(segment.id, 0)))
+    except core.Regrouped:
+        view = rank.enter(60.0)
+        continue
+    if view["generation"] != told:
+        told = view["generation"]
+        mine = f"rank {view['rank']} of {len(view['members'])}"
+        print(f"generation {told} {mine} sum {numbers[0]:g}", flush=True)
+    if numbers[1]:
+        break
+    time.sleep(0.001)
+numbers.release()
+rank.close()
+"""
