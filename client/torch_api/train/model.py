@@ -332,10 +332,10 @@ class DistributedModel:
         """Tells the algorithm, once, if members have changed. False if it begins anew: instead of the next exchange of
         weights, which is the same one on all ranks, or in the forward pass after the next one of gradients."""
         if self._members_changed:
-            self._members_changed = False
-            before, self._ranks = self._ranks, self._group.nranks()
+            before, now = self._ranks, self._group.nranks()
             for bucket in self.bagua_buckets:
-                bucket.follow_members(before, self._ranks)
+                bucket.follow_members(before, now)
+            self._members_changed, self._ranks = False, now
             self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
             self._begins_anew = self._anew and not self._runner.waits
         return not self._anew

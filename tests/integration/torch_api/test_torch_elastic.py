@@ -21,6 +21,9 @@ from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from compat_scenarios.decentralized import DecentralizedImpl
+from compat_scenarios.own_algorithm import Reified, start
+from compat_scenarios.support import loss
 from rig.faults import VARIABLE, Fault, kill_self
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
@@ -262,3 +265,26 @@ def test_a_loss_while_models_are_wrapped(ranks: Ranks, phase: str) -> None:
     )
     ranks.wait(60.0)
     check_survivors(ranks, [Kill(0, 0, 0, "ready")], average=False)
+
+
+def rank_in_the_style_of_the_original() -> str:
+    """Trains with operations on registered tensors until a rank is lost. Returns what it was told."""
+    bagua.init_process_group()
+    model, optimizer = start(Reified(DecentralizedImpl, "all", False))
+    for step in range(5):
+        if step == 2 and bagua.get_rank() == 2:
+            kill_self()
+        try:
+            loss(model, bagua.get_rank(), step).backward()
+        except MembershipChanged as error:
+            return str(error)
+        optimizer.step()
+    return ""
+
+
+def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks) -> None:
+    """They can't be repeated yet: the program is told, at once."""
+    ranks.start(rank_in_the_style_of_the_original, nprocs=3, elastic=True)
+    ranks.wait(60.0)
+    for one in ranks.started[:2]:
+        assert "rank 2" in one.result()
