@@ -7,6 +7,7 @@ else a skip that says so. SQLAlchemy is imported where it is used: a machine tha
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
@@ -31,6 +32,7 @@ from rig import shares
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
 # cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all tests are known: modules are no garbage, and looking for it took a quarter of that time
 START_S = 30.0
 
 
@@ -71,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: shares.place_in_order(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """From now on garbage is looked for, but not among modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ from bagua.daemon.coordinator.translate import MAX_TAILS, job_message, node_mess
 from bagua.proto import common_pb2, job_pb2
 
 _JOBS = 4  # that were asked for last are kept
-_AT_ONCE = 50  # hosts that are encoded before other calls get a turn
+_AT_ONCE = 100  # hosts that are encoded before other calls get a turn
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class Answers:
                     await asyncio.sleep(0)
             parts.append(part)
         self.encoded += fresh
-        if not job.state.terminal:  # else it is read anew from the database each time
-            self._known[job.job_id] = parts
-            if len(self._known) > _JOBS:
-                self._known.popitem(last=False)
+        self._known[job.job_id] = parts
+        if len(self._known) > _JOBS:
+            self._known.popitem(last=False)
         return parts

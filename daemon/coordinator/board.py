@@ -60,6 +60,7 @@ class Board:
         self.views: dict[str, NodeView] = {}
         self.waiting = Waiting()
         self.unfinished: set[str] = set()
+        self.last_ended: Stored | None = None  # of which nothing is left on any node
         self._on_node: dict[str, set[str]] = {}  # node -> jobs of which something may be left there
         self._taken: Counter[tuple[str, str]] = Counter()  # (node, run of its daemon) -> slots
         self._ports: Counter[int] = Counter()
@@ -79,6 +80,7 @@ class Board:
         self._count(old, new)
         if new.state.terminal and all(host.phase is Phase.STOPPED for host in new.parts):
             self.jobs.pop(new.job_id, None)
+            self.last_ended = stored
         else:
             self.jobs[new.job_id] = stored
 

@@ -31,6 +31,7 @@ from bagua.daemon.coordinator.connections import (
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.domain import Options
+from bagua.daemon.coordinator.event_loop import prompt_task
 from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
@@ -103,7 +104,7 @@ class Coordinator:
         refusals = Refusals(time.monotonic)
         self._closers.callback(refusals.tell_rest)
         self._connections = Connections(
-            self._sockets.look,
+            lambda known: asyncio.to_thread(self._sockets.look, known),
             self._sockets.cut,
             limit_of_strangers(raise_descriptor_limit()),
             math.ceil(settings.stranger_s / TICK_S),
@@ -176,7 +177,7 @@ class Coordinator:
         server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
-        await server.start()
+        await prompt_task(server.start())
         self._sockets.watch(port)
         self._closers.push_async_callback(server.stop, _STOP_S)
         self.address = join_address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
@@ -223,7 +224,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self._connections.tick()
+                await self._connections.tick()
             except OSError:  # of /proc; the next look may work
                 log.exception("connections_not_seen")
 

@@ -13,7 +13,7 @@ from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.listing import Listing
-from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.worker import Worker
 
 MAX_EVENTS = 1_000  # in one answer
@@ -118,8 +118,15 @@ class Service:
     def _with_events(self, job_id: str, after_seq: int, living: bool) -> tuple[JobRecord | None, list[Event]]:
         plausible = len(job_id) <= 64 and "\0" not in job_id
         with self._store.read() as tx:
-            job = tx.job(job_id) if plausible and not living else None
+            job = self._of_store(tx, job_id) if plausible and not living else None
             if job is None and not living:
                 text = f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are."
                 raise NotFoundError(text)
             return job, tx.events(job_id, after_seq, MAX_EVENTS)
+
+    def _of_store(self, tx: Transaction, job_id: str) -> JobRecord | None:
+        """Most often people look at the job that ended last. It is in memory: 8,000 ranks take 60 ms to read."""
+        last = self._board.last_ended
+        if last is not None and last.job.job_id == job_id and last.revision == tx.revision(job_id):
+            return last.job
+        return tx.job(job_id)

@@ -123,6 +123,11 @@ class Transaction:
         """Whatever ``query`` finds; for lists."""
         return self._db.execute(query).all()
 
+    def revision(self, job_id: str) -> int | None:
+        """Of a job, if there is one."""
+        found: int | None = self._db.execute(sa.select(m.jobs.c.revision).where(m.jobs.c.job_id == job_id)).scalar()
+        return found
+
     def live(self) -> dict[str, int]:
         """Job id -> revision of every job that has not ended, or of which something may be left on a node; the oldest
         first."""

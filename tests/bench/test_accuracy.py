@@ -40,6 +40,7 @@ def test_accuracy(tmp_path: Path) -> None:
     assert not plot.exists() or plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full  # no command of bagua's, and the others train, too
 def test_tiny_steps() -> None:
     script = str(Path(__file__).with_name("tiny_steps.py"))
     found = output_of(

@@ -1,4 +1,4 @@
-"""The README's main job, and the other examples."""
+"""The README's main job. integration/torch_api/test_torch_examples.py has the other examples."""
 
 from __future__ import annotations
 
@@ -25,51 +25,6 @@ def test_digits_on_two_nodes(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # test_algorithm_by_name looks at most of it, too
-def test_digits_as_json(sandbox: Sandbox) -> None:
-    done = sandbox.bagua(
-        *(
-            "run",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "bagua.examples.digits",
-            "--epochs",
-            "1",
-            "--output",
-            "json",
-        )
-    )
-    # One epoch is too little: the job says so.
-    assert done.code == 1, done.text
-    line = next(line for line in done.out.splitlines() if line.startswith("[rank 0] {"))
-    outcome = json.loads(line.removeprefix("[rank 0] "))
-    assert outcome["replicas_identical"] is True
-    assert outcome["bytes_inside_hosts"] > 0
-    assert outcome["bytes_between_hosts"] == 0
-    assert 0 <= outcome["hidden_share"] <= 1
-    assert "below 97%" in done.text
-
-
-def test_charlm_learns(sandbox: Sandbox) -> None:
-    command = (
-        "run",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "bagua.examples.charlm",
-        "--steps",
-        "12",
-        "--sample",
-        "40",
-    )
-    done = sandbox.bagua(*command, "--batch-size", "8")
-    assert done.code == 0, done.text
-    table = dict(line.removeprefix("[rank 0] ").split("  ", 1) for line in done.out.splitlines() if "  " in line)
-    assert float(table["held-out loss after"]) < float(table["held-out loss before"])
-    assert "The model writes:" in done.out
-
-
 def test_algorithm_by_name(sandbox: Sandbox) -> None:
     command = ("run", "--nnodes", "2", "--algorithm", "one_bit_adam:codec=int4")
     done = sandbox.bagua(*command, "-m", "bagua.examples.digits", "--epochs", "1", "--output", "json")
@@ -91,15 +46,3 @@ def test_algorithm_is_checked_before_anything_starts(sandbox: Sandbox) -> None:
         for command in (("run",), ("job", "submit")):
             done = sandbox.bagua(*command, "--algorithm", name, "-m", "bagua.examples.digits")
             assert done.code == 2 and words in done.err, done.text
-
-
-def test_announcement(sandbox: Sandbox) -> None:
-    done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "bagua.examples.announcement")
-    assert done.code == 0, done.text
-    assert sum("of 2 (local" in line for line in done.out.splitlines()) == 2
-
-
-def test_own_algorithm(sandbox: Sandbox) -> None:
-    done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "bagua.examples.own_algorithm")
-    assert done.code == 0, done.text
-    assert "NormalisedMean       held-out loss 0.0" in done.out

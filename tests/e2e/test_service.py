@@ -55,10 +55,10 @@ def test_job_from_submit_to_end(service: Service) -> None:
         ("node-b", 2, True),
     ]
 
-    job_id = service.submit("--nnodes", "2", "--nproc-per-node", "2", "--name", "first", script, stop)
+    job_id = service.submit("--nnodes", "2", "--name", "first", script, stop)
     job = service.wait_for_state(job_id, ["running"], within=60)
-    assert [rank["node_id"] for rank in job["ranks"]] == ["node-a", "node-a", "node-b", "node-b"]
-    assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [2, 2]
+    assert [rank["node_id"] for rank in job["ranks"]] == ["node-a", "node-b"]
+    assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [1, 1]
     assert job_id in [found["job_id"] for found in service.json("job", "list")["jobs"]]
     assert job_id in service.call("job", "list").out
     sandbox.wait_until(lambda: service.json("job", "show", job_id)["progress"], 60)
@@ -68,7 +68,7 @@ def test_job_from_submit_to_end(service: Service) -> None:
     stop.touch()
     logs = sandbox.finish(follower, time.monotonic(), deadline=60)
     assert logs.code == 0, logs.text
-    expected = sorted(f"[rank {rank}] {word}" for rank in range(4) for word in ("training", "done"))
+    expected = sorted(f"[rank {rank}] {word}" for rank in range(2) for word in ("training", "done"))
     assert sorted(logs.out.splitlines()) == expected
 
     job = service.wait_for_state(job_id, ["succeeded", "failed"], within=30)
@@ -78,8 +78,8 @@ def test_job_from_submit_to_end(service: Service) -> None:
     assert all(event["reason"] for event in job["events"])
     assert {rank["exit_code"] for rank in job["ranks"]} == {0}
     # Logs of a job that has ended, of one rank, from the end.
-    lines = service.json("job", "logs", job_id, "--rank", "3", "--tail", "1")["lines"]
-    assert lines == [{"rank": 3, "text": "done"}]
+    lines = service.json("job", "logs", job_id, "--rank", "1", "--tail", "1")["lines"]
+    assert lines == [{"rank": 1, "text": "done"}]
     assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [0, 0]
 
 

@@ -67,6 +67,20 @@ def join(sources: list[Path], folder: Path) -> list[Path]:
     return [path]
 
 
+APART = {"gpu/leg": [{"host_collectives"}, {"communicator_open", "operation", "staged_route"}], "nccl_net": [{"send"}]}
+"""Files of these folders that can't be one unit with the others, since names without linkage are the same."""
+
+
+def groups_of(folder: str) -> list[list[Path]]:
+    """The C++ files of a folder of APART that do not need Python, as groups of which each can be one unit."""
+    left = [path for path in sorted((CSRC / folder).rglob("*.cpp")) if not path.stem.endswith("module")]
+    groups = []
+    for names in APART[folder]:
+        groups.append([path for path in left if path.stem in names])
+        left = [path for path in left if path.stem not in names]
+    return [left, *groups]
+
+
 @functools.cache
 def compiler_version() -> str:
     """First lines of ``g++ --version`` and of what ``-march=native`` means here: both belong to an object's key."""

@@ -15,8 +15,6 @@ import native_build as native
 
 CLANG = shutil.which("clang++")
 FLAGS = ["-std=c++17", "-fsyntax-only", "-Wthread-safety", "-Werror=thread-safety", *native.INCLUDES]
-APART = [{"host_collectives"}, {"communicator_open", "operation", "staged_route"}, {"send"}]
-PYTHON_ONLY = {"module.cpp", "low_rank_module.cpp"}  # they need Python's headers
 GUARDED = """
 #include "base/mutex.h"
 class Counter {
@@ -30,16 +28,12 @@ class Counter {
 
 
 def units() -> dict[str, list[Path]]:
-    """Files to parse at once: those of a folder; but of files whose names without linkage are the same, each with
-    others."""
+    """Files to parse at once."""
     found = {f"core/{folder.name}": sorted(folder.glob("*.cpp")) for folder in sorted(native.CORE.iterdir())}
     found.pop("core/bindings")
-    for folder in ("gpu/leg", "nccl_net"):
-        paths = [path for path in sorted((native.CSRC / folder).rglob("*.cpp")) if path.name not in PYTHON_ONLY]
-        for names in (*APART, None):
-            together = [path for path in paths if names is None or path.stem in names]
-            paths = [path for path in paths if path not in together]
-            found[f"{folder}: {', '.join(sorted(names)) if names else 'the others'}"] = together
+    found |= {
+        f"{folder} {number}": files for folder in native.APART for number, files in enumerate(native.groups_of(folder))
+    }
     return {name: files for name, files in found.items() if any(_locks(path) for path in files)}
 
 

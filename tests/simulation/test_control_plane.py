@@ -36,9 +36,7 @@ _COLLECT_EVERY = 100
 
 def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) -> str:
     """The report of the first history that breaks a promise; empty if none does."""
-    gc.collect()
-    gc.freeze()  # histories leave circles behind; modules need no search for circles
-    gc.disable()
+    gc.disable()  # histories leave circles behind: they are looked for now and then
     try:
         for number, seed in enumerate(seeds, 1):
             try:
@@ -48,14 +46,13 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
             if number % _COLLECT_EVERY == 0:
                 gc.collect()
     finally:
-        gc.unfreeze()
         gc.enable()
         gc.collect()
     return ""
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 10_000
+    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 5_000
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -46,7 +47,7 @@ class House:
         self.open[inode] = Socket(inode, inode, (address, 10_000 + inode))
         return f"ipv4:{address}:{10_000 + inode}"
 
-    def look(self, _: Iterable[Socket]) -> list[Socket]:
+    async def look(self, _: Iterable[Socket]) -> list[Socket]:
         return list(self.open.values())
 
     def cut(self, connection: Socket) -> bool:
@@ -54,7 +55,7 @@ class House:
 
     def ticks(self, number: int) -> set[int]:
         for _ in range(number):
-            self.door.tick()
+            asyncio.run(self.door.tick())
         return set(self.open)
 
 

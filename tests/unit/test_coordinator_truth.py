@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from rig.desk import Desk, Time, at_work
 
-from bagua.base.errors import UnavailableError
+from bagua.base.errors import NotFoundError, UnavailableError
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.decide import apply
 from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Options, Phase, RankState
@@ -104,6 +104,27 @@ async def test_the_loss_of_a_node_is_tried_again_until_it_is_stored(path: Path):
         later = await desk.service.submit(spec(), "")
         await asyncio.sleep(0)
         assert (await desk.service.job(later.job_id)).state is JobState.PENDING
+
+
+async def test_the_job_that_ended_last_is_told_from_memory_as_long_as_it_is_stored(path: Path):
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        job_id = await running(desk, session)
+        desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+        await desk.until(lambda: job_id not in desk.board.jobs)
+        assert desk.board.last_ended is not None
+        shown = await desk.service.job(job_id)
+        assert shown is desk.board.last_ended.job
+        with desk.store.read() as tx:
+            assert tx.job(job_id) == shown
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE jobs SET revision = revision + 1, reason = 'changed' WHERE job_id = ?", (job_id,))
+        assert (await desk.service.job(job_id)).reason == "changed"
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("PRAGMA foreign_keys = ON")
+            database.execute("DELETE FROM jobs WHERE job_id = ?", (job_id,))
+        with pytest.raises(NotFoundError):
+            await desk.service.job(job_id)
 
 
 async def test_facts_are_kept_until_they_are_stored(path: Path):

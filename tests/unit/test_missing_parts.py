@@ -14,8 +14,8 @@ import bagua.torch_api as bagua
 
 ROOT = Path(__file__).resolve().parents[2]
 STATEMENTS = [
-    "import bagua.torch_api.contrib",
-    "from bagua.torch_api import contrib",
+    "import bagua.torch_api.contrib.fuse",
+    "from bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm",
     "from bagua.torch_api.contrib import fuse_optimizer",
     "from bagua.torch_api.contrib.fuse.optimizer import fuse_step",
     "import bagua.torch_api.moe",
@@ -43,11 +43,16 @@ def test_missing_parts_say_what_to_use_meanwhile(statement: str) -> None:
         exec(statement, {})
 
 
-@pytest.mark.parametrize("name", ["contrib", "moe", "checkpoint", "model_parallel"])
+@pytest.mark.parametrize("name", ["moe", "checkpoint", "model_parallel"])
 def test_so_do_attributes(name: str) -> None:
     with pytest.raises(AttributeError, match=f"bagua.torch_api.{name} .* is not in this version"):
         getattr(bagua, name)
     assert not hasattr(bagua, name)
+
+
+def test_so_do_attributes_of_contrib() -> None:
+    with pytest.raises(AttributeError, match=r"contrib\.fuse_optimizer .* is not in this version"):
+        bagua.contrib.fuse_optimizer  # noqa: B018
 
 
 def test_other_names_are_missed_as_ever() -> None:

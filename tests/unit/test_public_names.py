@@ -112,7 +112,7 @@ def test_members(owner: Any, names: str) -> None:
     assert [name for name in names.split() if not hasattr(owner, name)] == []
 
 
-@pytest.mark.parametrize("part", ["contrib", "moe", "model_parallel", "checkpoint"])
+@pytest.mark.parametrize("part", ["moe", "model_parallel", "checkpoint"])
 def test_what_is_not_there_says_so(part: str) -> None:
     with pytest.raises(ImportError, match="is not in this version"):
         importlib.import_module(f"bagua.torch_api.{part}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.commit import Ledger
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
@@ -31,6 +33,27 @@ class MembershipChange(NamedTuple):
 OnChange = Callable[[MembershipChange], object]
 
 
+class Follower(Protocol):
+    """State that is the same for all members, and goes on with each committed training step: a sampler's.
+
+    ``given``: batches that this member was given and has not committed.
+    """
+
+    given: int
+
+    def commit(self) -> None:
+        """A training step was committed."""
+        ...
+
+    def tell(self) -> dict[str, Any]:
+        """State for the other members, in JSON's types."""
+        ...
+
+    def hear(self, told: Sequence[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
+        """What all members have told who have this state, in a generation whose members are ``members``."""
+        ...
+
+
 def nothing() -> None:
     """There is nothing to be undone, or to be shown."""
 
@@ -42,7 +65,11 @@ class Units:
         self._session = session
         self._ledger = Ledger()
         self._thread = 0  # that runs a unit now
-        self._flags = torch.ones(1, dtype=torch.uint8)
+        self._flags = torch.zeros(
+            2, dtype=torch.int32
+        )  # the most batches of a member in this step, and minus the least
+        self._followers: dict[str, Follower] = {}
+        self._followers_told: dict[str, list[Mapping[str, Any]]] = {}  # in the present generation
         self._heard_in = session.membership.generation
         self._told_of = session.membership
         self._exchanged: dict[int, int] = {}  # by scope: the last generation in which one was exchanged
@@ -130,15 +157,47 @@ class Units:
 
     def _exchange_flags(self, members: Members) -> None:
         """Over when all members have called it: their results are whole, too."""
+        given = sum(follower.given for follower in self._followers.values())
+        self._flags[0], self._flags[1] = given, -given
         if members.nranks() > 1:
-            transfer(self._session, "allreduce", self._flags, self._flags, 1, members, op=ReduceOp.MAX, together=True)
+            transfer(self._session, "allreduce", self._flags, self._flags, 2, members, op=ReduceOp.MAX, together=True)
+
+    def follow(self, name: str, follower: Follower) -> None:
+        """From now on ``follower`` goes on with each training step, and agrees with its like on other members when
+        they change. All members do it in the same order."""
+        name = f"{name} {len(self._followers)}"
+        self._followers[name] = follower
+        if name in self._followers_told:  # others have had it before the members changed
+            membership = self._session.membership
+            follower.hear(self._followers_told[name], membership.members, membership.generation)
+
+    def step_committed(self) -> None:
+        """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
+        for it."""
+        most, least = int(self._flags[0]), -int(self._flags[1])
+        self._flags.zero_()
+        for follower in self._followers.values():
+            follower.commit()
+        if most != least:
+            raise BaguaError(
+                f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
+                "many. A batch counts for the step that follows."
+            )
 
     def _hear(self) -> None:
         membership = self._session.membership
-        told = self._ledger.tell()
+        state = {name: follower.tell() for name, follower in self._followers.items()}
+        told = json.dumps({"units": self._ledger.tell().hex(), "followers": state}).encode()
         lengths = [int.from_bytes(one, "little") for one in self._gather(len(told).to_bytes(8, "little"))]
-        rows = self._gather(told.ljust(max(lengths), b"\0")) if max(lengths) else [b""] * len(lengths)
-        self._ledger.hear(row[:length] for row, length in zip(rows, lengths, strict=True))
+        rows = self._gather(told.ljust(max(lengths), b"\0"))
+        heard = [json.loads(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+        self._ledger.hear(bytes.fromhex(one["units"]) for one in heard)
+        names = dict.fromkeys(name for one in heard for name in one["followers"])
+        self._followers_told = {
+            name: [one["followers"][name] for one in heard if name in one["followers"]] for name in names
+        }
+        for name, follower in self._followers.items():
+            follower.hear(self._followers_told[name], membership.members, membership.generation)
         self._heard_in = membership.generation
         LOG.info("Generation %d: rank %d of %d.", membership.generation, membership.rank, membership.world_size)
 

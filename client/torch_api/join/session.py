@@ -42,6 +42,7 @@ class Session:
         self.connection = HostConnection(admission, describe)
         self.membership = self.connection.membership
         self.elastic = self.connection.elastic
+        self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step

@@ -359,9 +359,12 @@ class DistributedModel:
                 if tensor.requires_grad:
                     tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
 
-    def _before_gradient(self, _: torch.Tensor) -> None:
+    def _before_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Begins the pass. What follows from this gradient is weighted by the rank's share of the samples."""
         if self._pass is None or not self._pass.alive():
             self._begin_pass()
+        weight = self._session.batch_weight
+        return None if weight == 1.0 else gradient * weight
 
     def _after_gradient(
         self,

@@ -99,6 +99,7 @@ class RepeatingReducer(GradientReducer):
         self._recorded = None
         self._dropped = False
         self._runner.settle()
+        self._runner.step_committed()
         if not self._may_start_early:
             self._early = self._may_start_early = True
 

@@ -178,6 +178,10 @@ class Runner:
         found = units(self.session).run(self.everyone.id, lambda: self.everyone, attempt, begin_again, commit)
         return found
 
+    def step_committed(self) -> None:
+        """In an elastic job: this training step was committed on all ranks of the model."""
+        units(self.session).step_committed()
+
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
         the same on all ranks; in an elastic job as a unit. Returns the times of the operations."""
@@ -205,6 +209,7 @@ class Runner:
             for bucket in begun:
                 bucket.execution.conclude()
             self.settle()
+            self.step_committed()
 
         if not begun:
             return []

@@ -283,6 +283,8 @@ def test_close_gives_everything_back(make_world: Callable[..., Any], wait_for: C
         for closer in closers:
             closer.join()
         world.engines[0].close()
-        wait_for(lambda: held()[1] == before[1])  # a thread that was joined is listed for a moment
+        wait_for(
+            lambda: held()[1] <= before[1]
+        )  # a thread that was joined is listed for a moment, one of another test too
         world.engines.clear()
-    wait_for(lambda: held() == before)
+    wait_for(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

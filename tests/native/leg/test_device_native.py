@@ -21,9 +21,9 @@ import native_build as native  # noqa: E402
 SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use after the end is seen
 
 
-def sources() -> list[Path]:
+def sources(folder: Path) -> list[Path]:
     """The core and the leg without their bindings, the harness, the suite."""
-    leg = [path for path in sorted((native.CSRC / "gpu" / "leg").rglob("*.cpp")) if path.name != "module.cpp"]
+    leg = [unit for files in native.groups_of("gpu/leg") for unit in native.join(files, folder)]
     return [*native.core_sources(), *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
 
 
@@ -36,7 +36,7 @@ def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
     before = dict(os.environ)
     os.environ.update(variables)
     try:
-        result = native.run(name, native.build(name, folder, sources()), arguments)
+        result = native.run(name, native.build(name, folder, sources(folder)), arguments)
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -25,11 +25,9 @@ def sources(folder: Path) -> list[Path]:
     """The plugin, what it is linked with, the harness, the suites; in as few units as names without linkage allow."""
     core: Path = native.CORE
     base = [core / "base" / f"{name}.cpp" for name in ("fd", "random", "text")]
-    plugin = sorted((native.CSRC / "nccl_net").glob("*.cpp"))
     return [
-        *native.join([path for path in plugin if path.name != "send.cpp"], folder),
+        *(unit for files in native.groups_of("nccl_net") for unit in native.join(files, folder)),
         *native.join(sorted(HERE.glob("*.cpp")), folder),
-        native.CSRC / "nccl_net" / "send.cpp",
         *sorted((core / "net").glob("*.cpp")),
         *native.join([*base, core / "transport" / "stream_count.cpp", HERE.parent / "harness.cpp"], folder),
     ]

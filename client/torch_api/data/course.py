@@ -1,0 +1,185 @@
+"""One member's course through the epochs of a dataset: the batches that it is given, and those that are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from bagua.torch_api.data.shares import Batch, Progress
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The arguments of a sampler that all members have alike. Exactly one of ``batch_size`` and ``global_batch`` is
+    given."""
+
+    length: int
+    batch_size: int | None
+    global_batch: int | None
+    shuffle: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError("The dataset is empty: there is nothing to share out.")
+        sizes = {"batch_size": self.batch_size, "global_batch": self.global_batch}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        if len(given) != 1:
+            raise ValueError("Pass either batch_size, samples of each rank, or global_batch, samples of all together.")
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number from 1 on.")
+
+    def shares(self, ranks: int) -> tuple[int, ...]:
+        """Samples of each rank in a round. Raises ValueError if there is not one for each."""
+        if self.batch_size is not None:
+            return (self.batch_size,) * ranks
+        assert self.global_batch is not None
+        if self.global_batch < ranks:
+            raise ValueError(f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks.")
+        each, more = divmod(self.global_batch, ranks)
+        return tuple(each + (rank < more) for rank in range(ranks))
+
+    def order(self, epoch: int, opening: Sequence[int]) -> list[int]:
+        """Indices of samples in the order of that epoch; ``opening`` come first."""
+        if not self.shuffle:
+            return [*opening, *range(self.length)]
+        random = torch.Generator(device="cpu")
+        random.manual_seed(self.seed + epoch)
+        return [*opening, *torch.randperm(self.length, generator=random).tolist()]
+
+
+class Course:
+    """``epoch``: the present one. ``given``: batches that this member was given and has not committed. ``version``:
+    goes up when batches that it has not been given become others."""
+
+    def __init__(self, setting: Setting, members: Sequence[int], member: int, generation: int) -> None:
+        self.setting = setting
+        self.member = member
+        self.epoch = 0
+        self.given = 0
+        self.version = 0
+        self._committed = 0  # rounds of this epoch
+        self._generation = generation  # in which members and shares were settled
+        self._counted = 0  # of the rounds that come next: already committed, because others had done so
+        self._opening: tuple[int, ...] = ()
+        self._begin(members)
+
+    def _begin(self, members: Sequence[int]) -> None:
+        self._order = self.setting.order(self.epoch, self._opening)
+        self._progress = Progress(len(self._order), tuple(members), self.setting.shares(len(members)))
+        self.given = self._committed = 0
+        self.version += 1
+
+    @property
+    def _rank(self) -> int:
+        return self._progress.members.index(self.member)
+
+    @property
+    def left(self) -> int:
+        """Rounds of this epoch that this member has not been given; those at the end are smaller."""
+        more, size = self._progress.left, sum(self._progress.shares)
+        return max(0, len(self._progress.rounds(self.given + 1 + -(-more // size))) - self.given)
+
+    def batch(self, ahead: int = 0) -> list[int] | None:
+        """Indices of the samples of this member's batch after the next ``ahead`` ones. None: the epoch has no more."""
+        batch = self._progress.batch(self.member, self.given + ahead)
+        return None if batch is None else self._samples(batch)
+
+    def _samples(self, batch: Batch) -> list[int]:
+        return [self._order[position] for position in batch]
+
+    def give(self) -> float:
+        """The next batch is given out. Returns its weight: its samples, divided by the mean of all ranks."""
+        batches = self._progress.rounds(self.given + 1)[self.given]
+        self.given += 1
+        return len(batches[self._rank]) * len(batches) / sum(map(len, batches))
+
+    def commit(self) -> None:
+        """A step was committed on all members: the batches that they were given are used."""
+        if self._counted:
+            self._counted = 0
+            return
+        self._commit(self.given)
+
+    def _commit(self, rounds: int) -> None:
+        self._progress = self._progress.commit(rounds)
+        self._committed += rounds
+        self.given -= rounds
+
+    def end_epoch(self) -> None:
+        """The epoch is over. Samples that are left open the next one if they are fewer than ranks; else all ranks have
+        given up this epoch, and they are not used in it."""
+        self._commit(self.given)
+        self._opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
+        self.epoch += 1
+        self._begin(self._progress.members)
+
+    # Changes of membership
+
+    def tell(self) -> dict[str, Any]:
+        """State for the other members, in JSON's types."""
+        return {
+            "setting": asdict(self.setting),
+            "member": self.member,
+            "generation": self._generation,
+            "epoch": self.epoch,
+            "committed": self._committed,
+            "given": self.given,
+            "opening": self._opening,
+            "progress": asdict(self._progress),
+        }
+
+    def hear(self, told: Iterable[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
+        """The members of generation ``generation``, in the order of ranks, have told these states. Afterwards all of
+        them have the same rounds. A member that tells nothing is new: it enters where the others are.
+
+        Some may be a step ahead: others learn here that the step under way will be committed, and count it. Raises
+        ValueError if settings differ.
+        """
+        states = {int(state["member"]): state for state in told}
+        for other in states.values():
+            if other["setting"] != asdict(self.setting):
+                raise ValueError(
+                    f"ElasticSampler differs between members: {asdict(self.setting)} on this one, "
+                    f"{other['setting']} on member {other['member']}. All ranks make it with the same arguments."
+                )
+        first = max(states.values(), key=_advance)
+        given = {member: _given(states[member], first) if member in states else 0 for member in members}
+        own = given[self.member]
+        self._counted += self.given - own
+        self._adopt(first)
+        self.given = own
+        self._progress = self._progress.regroup(members, self.setting.shares(len(members)), given)
+        self._generation = generation
+        self.version += 1
+
+    def _adopt(self, state: Mapping[str, Any]) -> None:
+        self.epoch = int(state["epoch"])
+        self._committed = int(state["committed"])
+        self._opening = tuple(state["opening"])
+        self._order = self.setting.order(self.epoch, self._opening)
+        told = state["progress"]
+        self._progress = Progress(
+            length=told["length"],
+            members=tuple(told["members"]),
+            shares=tuple(told["shares"]),
+            cursor=told["cursor"],
+            returned=tuple(told["returned"]),
+            held={int(member): tuple(map(tuple, batches)) for member, batches in told["held"].items()},
+        )
+
+
+def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The larger, the further."""
+    return state["generation"], state["epoch"], state["committed"]
+
+
+def _given(state: Mapping[str, Any], first: Mapping[str, Any]) -> int:
+    """Batches that the member of ``state`` was given and that the member of ``first`` has not committed with it."""
+    if state["epoch"] < first["epoch"]:
+        return 0
+    return int(state["given"]) - (int(first["committed"]) - int(state["committed"]))

@@ -1,0 +1,94 @@
+"""Loads the batches of an ``ElasticSampler``, ahead of time too, and tells the sampler which of them it gives out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from bagua.torch_api.data.course import Course
+
+
+class ElasticLoader:
+    """One iteration gives out the batches of this rank until the epoch ends.
+
+    Worker processes load ahead. After a change of membership, batches that were loaded for a share that is no more are
+    thrown away, and others are loaded.
+    """
+
+    def __init__(self, course: Course, dataset: Any, given: Callable[[float], object], options: dict[str, Any]) -> None:
+        """``given``: is called when a batch is given out, with its samples divided by the mean of all ranks' batches.
+        ``options``: for ``torch.utils.data.DataLoader``."""
+        self._course = course
+        self._given = given
+        self._ahead = _Ahead(course)
+        self._loader = DataLoader(dataset, batch_sampler=self._ahead, **options)
+
+    def __len__(self) -> int:
+        """Batches that are left of this epoch, if the membership stays."""
+        return self._course.left
+
+    def __iter__(self) -> Iterator[Any]:
+        course, epoch = self._course, self._course.epoch
+        loading: Iterator[Any] | None = None
+        while course.epoch == epoch and course.batch() is not None:
+            if loading is None:
+                loading = self._begin()
+            try:
+                loaded = next(loading)
+            except StopIteration:  # all that there was when it began; others have given samples back since
+                loading = None
+                continue
+            if not self._ahead.arrived():
+                continue
+            self._given(course.give())
+            yield loaded
+        if course.epoch == epoch:
+            course.end_epoch()
+
+    def _begin(self) -> Iterator[Any]:
+        self._ahead.clear()
+        return iter(self._loader)
+
+
+class _Ahead:
+    """The batches that a ``DataLoader`` asks for: the next ones of this rank, as they are at that moment."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._asked: deque[list[int]] = deque()  # and not arrived
+        self._outdated = 0  # of them, from the front
+        self._version = course.version
+        self._epoch = course.epoch
+
+    def clear(self) -> None:
+        """Forgets all that was asked for."""
+        self._asked.clear()
+        self._outdated, self._version, self._epoch = 0, self._course.version, self._course.epoch
+
+    def arrived(self) -> bool:
+        """The oldest batch that was asked for has been loaded. False: it is not the next one any more."""
+        self._look()
+        self._asked.popleft()
+        if not self._outdated:
+            return True
+        self._outdated -= 1
+        return False
+
+    def _look(self) -> None:
+        if self._version != self._course.version:
+            self._version = self._course.version
+            self._outdated = len(self._asked)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            self._look()
+            if self._course.epoch != self._epoch:
+                return
+            batch = self._course.batch(len(self._asked) - self._outdated)
+            if batch is None:
+                return
+            self._asked.append(batch)
+            yield batch

@@ -1,0 +1,81 @@
+"""The sampler of elastic jobs: each sample is in exactly one committed step of an epoch, through any changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bagua.torch_api.comm.units import units
+from bagua.torch_api.data.course import Course, Setting
+from bagua.torch_api.data.elastic_loader import ElasticLoader
+from bagua.torch_api.join.session import current
+
+
+class ElasticSampler:
+    """Shares out a dataset among the ranks of a job, elastic or not.
+
+    Each epoch has an order of its own, which follows from ``seed`` and the epoch's number. A round takes the next
+    samples of it: ``batch_size`` for each rank, or ``global_batch`` for all together, also when ranks come and go. The
+    last round of an epoch is smaller, alike for all ranks. Fewer samples than ranks that are left open the next epoch.
+
+    A batch is used in the training step in whose time it was given out, and counts once that step is committed on all
+    ranks. A rank that is lost gives back its batches that had not been committed: the others are given them next.
+
+    Where shares of a round differ (``global_batch`` is no multiple of the number of ranks), each rank's gradients are
+    weighted by its share, so that the mean over ranks is the mean over samples. They differ by at most one sample. In a
+    step that is repeated because a rank was lost in it, the weights are those of before.
+
+    Args:
+        dataset: With a length, the same on all ranks.
+        batch_size: Samples of each rank in a round. Either this or ``global_batch``.
+        global_batch: Samples of all ranks together in a round.
+        shuffle: A random order in each epoch; else that of the dataset.
+        seed: Of the random orders, the same on all ranks.
+
+    All ranks make their samplers in the same order, with the same arguments. Raises ValueError for arguments that make
+    no sense, BaguaError before ``init_process_group``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        global_batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed)
+        self.dataset = dataset
+        self._session = current()
+        membership = self._session.membership
+        self._course = Course(setting, membership.members, membership.member, membership.generation)
+        if self._session.elastic:
+            units(self._session).follow("sampler", self._course)
+
+    @property
+    def epoch(self) -> int:
+        """The present one, counted from 0."""
+        return self._course.epoch
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of epochs from the present one to ``count`` - 1. An epoch of which the loop takes no batch, or
+        not all, is given up when the next one is asked for, on all ranks alike."""
+        while (epoch := self._course.epoch) < count:
+            yield epoch
+            if self._course.epoch == epoch:
+                self._course.end_epoch()
+
+    def loader(self, **options: Any) -> ElasticLoader:
+        """An iterable over this rank's batches of the rest of the present epoch. ``options``: of
+        ``torch.utils.data.DataLoader``, such as num_workers and collate_fn, but for those that say which samples come.
+        """
+        for name in ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last"):
+            if name in options:
+                raise ValueError(f"loader() can't take {name}: the sampler says which samples come, and how many.")
+        return ElasticLoader(self._course, self.dataset, self._given, options)
+
+    def _given(self, weight: float) -> None:
+        self._session.batch_weight = weight
+        if not self._session.elastic:  # nobody is ever lost
+            self._course.commit()

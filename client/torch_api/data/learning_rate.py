@@ -1,0 +1,48 @@
+"""Learning rates that follow the number of ranks of an elastic job."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from bagua.torch_api.comm.units import MembershipChange, on_membership_change
+
+RULES = ("linear", "sqrt")
+
+
+def scale_lr(rule: str, *optimizers: Any) -> None:
+    """From now on the learning rates of these optimizers follow the number of ranks, and with it the global batch.
+
+    ``rule``: "linear" multiplies them by n / m when m ranks become n (arXiv:1706.02677), as suits SGD;
+    "sqrt" by the root of that (arXiv:1404.5997, arXiv:2205.10287), as suits Adam.
+    ``optimizers``: with their schedulers, if there are any. It makes no sense with a fixed ``global_batch``.
+
+    Raises ValueError for another rule, TypeError for other objects, BaguaError before ``init_process_group``.
+    """
+    if rule not in RULES:
+        raise ValueError(f"rule is {rule!r}: choose one of {', '.join(RULES)}.")
+    if not optimizers:
+        raise TypeError("scale_lr needs the optimizers whose learning rates it is to change, and their schedulers.")
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer) and not hasattr(one, "base_lrs"):
+            raise TypeError(f"scale_lr got a {type(one).__name__}: pass optimizers and learning rate schedulers.")
+
+    def follow(change: MembershipChange) -> None:
+        ratio = change.world_size / change.previous_world_size
+        scale(optimizers, ratio if rule == "linear" else math.sqrt(ratio))
+
+    on_membership_change(follow)
+
+
+def scale(optimizers: tuple[Any, ...], factor: float) -> None:
+    """Multiplies learning rates, and those that schedulers start from."""
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            one.base_lrs = [rate * factor for rate in one.base_lrs]
+            continue
+        for group in one.param_groups:
+            for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if name in group:
+                    group[name] = group[name] * factor

@@ -1,0 +1,148 @@
+"""Which samples each member trains on next, so that every sample of an epoch is in exactly one committed step.
+
+Samples are known by their position in the order of their epoch. A *round* gives one batch to every member; a training
+step uses the batches of one round, or of several (gradient accumulation). All members compute the same rounds from the
+same ``Progress`` without a message; they tell each other only, when the membership changes, how many batches each has
+been given.
+
+When a member is lost, the batches of the survivors stay theirs: their gradients are computed already, and the step is
+repeated with them. Batches that the lost one had been given since the last commit go back, and come next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+Batch = tuple[int, ...]
+"""Positions in the order of the epoch."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the job is in an epoch, counted from the last committed step.
+
+    ``length``: samples of this epoch. ``members``: their numbers, in the order of ranks. ``shares``: samples that each
+    gets in a round. ``returned``: positions below ``cursor`` that have been given back. ``held``: batches that a member
+    was given before the last change of membership and that have not been committed.
+    """
+
+    length: int
+    members: tuple[int, ...]
+    shares: tuple[int, ...]
+    cursor: int = 0
+    returned: tuple[int, ...] = ()
+    held: Mapping[int, tuple[Batch, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) < 1:
+            raise ValueError(f"shares are {self.shares}: every rank needs at least one sample of each round.")
+
+    @property
+    def left(self) -> int:
+        """Samples that no member has been given."""
+        return len(self.returned) + self.length - self.cursor
+
+    def rounds(self, count: int) -> list[tuple[Batch, ...]]:
+        """The next ``count`` rounds, each with a batch for every rank; fewer where the epoch ends before. The last ones
+        are smaller, but of one size for all that are given one. Fewer samples than ranks are left over."""
+        return _deal(self, count)[0]
+
+    def batch(self, member: int, number: int) -> Batch | None:
+        """The member's batch of round ``number``, counted from 0: as ``rounds``, but quicker. None: there is none."""
+        rank, taken = self.members.index(member), 0
+        for earlier in range(number):
+            sizes = _sizes(self, earlier, taken)
+            if sizes is None:
+                return None
+            taken += sum(sizes)
+        sizes = _sizes(self, number, taken)
+        if sizes is None:
+            return None
+        if not sizes[rank]:
+            return self.held[member][number]
+        begin = taken + sum(sizes[:rank])
+        return _pool(self, begin, begin + sizes[rank])
+
+    def commit(self, count: int = 1) -> Progress:
+        """Every member has committed its batches of the next ``count`` rounds. Raises ValueError if there are not so
+        many."""
+        given, taken = _deal(self, count)
+        if len(given) < count:
+            raise ValueError(f"{count} rounds can't be committed: the epoch has {len(given)} left.")
+        held = {member: batches[count:] for member, batches in self.held.items() if len(batches) > count}
+        late = max(0, taken - len(self.returned))
+        return replace(self, cursor=self.cursor + late, returned=self.returned[taken:], held=held)
+
+    def regroup(self, members: Sequence[int], shares: Sequence[int], given: Mapping[int, int]) -> Progress:
+        """The membership has changed. ``members`` and ``shares``: of now, in the order of ranks. ``given``: how many
+        batches each survivor was given since the last commit; newcomers may join where nobody was given any."""
+        survivors = [member for member in members if member in self.members]
+        rounds = self.rounds(max((given[member] for member in survivors), default=0))
+        held = {
+            member: tuple(batches[self.members.index(member)] for batches in rounds[: given[member]])
+            for member in survivors
+            if given[member]
+        }
+        kept = set(_positions(held))
+        reached = max([self.cursor, *(position + 1 for position in kept)])
+        back = {*self.returned, *_positions(self.held), *range(self.cursor, reached)} - kept
+        return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held)
+
+    def rest(self) -> tuple[int, ...]:
+        """Positions that are left when there is no other round: they open the next epoch. Raises ValueError if there is
+        one."""
+        if self.rounds(1):
+            raise ValueError("The epoch is not over: there is another round.")
+        return (*self.returned, *range(self.cursor, self.length))
+
+
+def _positions(held: Mapping[int, tuple[Batch, ...]]) -> chain[int]:
+    return chain.from_iterable(chain.from_iterable(held.values()))
+
+
+def _deal(progress: Progress, count: int) -> tuple[list[tuple[Batch, ...]], int]:
+    """(rounds, samples that they take of those that no member had been given)."""
+    rounds: list[tuple[Batch, ...]] = []
+    taken = 0
+    while len(rounds) < count and (sizes := _sizes(progress, len(rounds), taken)) is not None:
+        batches: list[Batch] = []
+        for member, size in zip(progress.members, sizes, strict=True):
+            batches.append(_pool(progress, taken, taken + size) if size else progress.held[member][len(rounds)])
+            taken += size
+        rounds.append(tuple(batches))
+    return rounds, taken
+
+
+def _sizes(progress: Progress, number: int, taken: int) -> tuple[int, ...] | None:
+    """Samples that each member is given in round ``number``, 0 where it holds its batch; ``taken``: by those before.
+    None: there is no such round."""
+    needing = _needing(progress, number)
+    later = sum(_needing(progress, further) for further in range(number + 1, _last_held(progress)))
+    # A later round in which somebody holds a batch must take place: a sample is kept for each who has none there.
+    room = max(0, progress.left - taken - later) // needing if needing else 0
+    if needing and not room:
+        return None
+    if needing == len(progress.members):
+        return tuple(min(share, room) for share in progress.shares)
+    holds = (number < len(progress.held.get(member, ())) for member in progress.members)
+    return tuple(0 if held else min(share, room) for held, share in zip(holds, progress.shares, strict=True))
+
+
+def _needing(progress: Progress, number: int) -> int:
+    """Members that hold no batch of that round."""
+    if not progress.held:
+        return len(progress.members)
+    return sum(len(progress.held.get(member, ())) <= number for member in progress.members)
+
+
+def _last_held(progress: Progress) -> int:
+    return max((len(batches) for batches in progress.held.values()), default=0)
+
+
+def _pool(progress: Progress, begin: int, end: int) -> Batch:
+    """Samples number ``begin`` to ``end`` of those that no member had been given."""
+    first = len(progress.returned)
+    late = range(progress.cursor + max(0, begin - first), progress.cursor + max(0, end - first))
+    return (*progress.returned[begin:end], *late)

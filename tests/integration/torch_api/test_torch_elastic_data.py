@@ -1,0 +1,142 @@
+"""Samples of elastic jobs: each is in exactly one committed step of an epoch, whoever is killed and whenever."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig.engine_hosts import Ranks
+from torch.utils.data import TensorDataset
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
+from bagua.torch_api.join.session import current
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faults import VARIABLE, Fault
+from training_scenarios.support import seeded, sgd, wide_mlp, wrap
+
+SAMPLES, EPOCHS = 41, 2
+FOLDER = "BAGUA_TEST_FOLDER"
+
+
+def dataset() -> TensorDataset:
+    samples = torch.randn(SAMPLES, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return TensorDataset(samples, torch.arange(SAMPLES))
+
+
+def rank_train(workers: int = 0, batches: int = 1, **sizes: int) -> dict[str, Any]:
+    """Trains, and writes the indices of each batch to this member's file, so that they are known if it is killed."""
+    bagua.init_process_group()
+    member = current().membership.member
+    sampler = bagua.contrib.ElasticSampler(dataset(), **sizes)
+    options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    loader = sampler.loader(**options)
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    fault = Fault(lambda: model.bagua_buckets)
+    step, taken = 0, 0
+    with Path(os.environ[FOLDER], str(member)).open("a") as record:
+        for epoch in sampler.epochs(EPOCHS):
+            for inputs, indices in loader:
+                fault.step = step
+                print(epoch, step, *indices.tolist(), file=record, flush=True)
+                taken += 1
+                if taken == 1:
+                    optimizer.zero_grad()
+                    fault.at("before")
+                if taken < batches:
+                    with model.bagua_ddp.no_sync():
+                        model(inputs).square().mean().backward()
+                    continue
+                model(inputs).square().mean().backward()
+                fault.at("committed")
+                optimizer.step()
+                step, taken = step + 1, 0
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {"member": member, "flat": flat, "steps": step, "opening": sampler._course._opening}
+
+
+def used(folder: Path, member: int, before_step: int = 10**9) -> list[int]:
+    rows = [[int(word) for word in line.split()] for line in (folder / str(member)).read_text().splitlines()]
+    return [index for _, step, *indices in rows if step < before_step for index in indices]
+
+
+def check(ranks: Ranks, folder: Path, killed: dict[int, int]) -> None:
+    """``killed``: member -> the step in which it was."""
+    results = [one.result() for one in ranks.started if one.rank not in killed]
+    assert all(torch.equal(one["flat"], results[0]["flat"]) for one in results)
+    assert {one["steps"] for one in results} == {results[0]["steps"]}
+    left = [index for member in range(len(ranks.started)) if member not in killed for index in used(folder, member)]
+    left += results[0]["opening"]
+    # The step in which a member was killed may have been committed with it, or repeated without.
+    possible = []
+    for choice in range(1 << len(killed)):
+        seen = list(left)
+        for number, (member, step) in enumerate(killed.items()):
+            seen += used(folder, member, step + (choice >> number & 1))
+        possible.append(Counter(seen))
+    assert any(seen == Counter(list(range(SAMPLES)) * EPOCHS) for seen in possible), possible
+
+
+@pytest.mark.parametrize(
+    ("kills", "arguments"),
+    [
+        ("0:1:0:submitted 2:3:0:committed", {"batch_size": 3}),
+        ("1:2:0:flags 3:2:0:before", {"batch_size": 3, "workers": 2}),
+        ("3:1:0:ready 0:4:0:before", {"global_batch": 10, "workers": 1}),
+        ("2:1:0:before", {"batch_size": 2, "batches": 2}),
+    ],
+)
+def test_each_sample_is_used_once(ranks: Ranks, tmp_path: Path, kills: str, arguments: dict[str, int]) -> None:
+    environment = {VARIABLE: kills, FOLDER: str(tmp_path), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train, nprocs=4, elastic=True, environment=environment, **arguments)
+    ranks.wait(90.0)
+    check(ranks, tmp_path, {int(kill.split(":")[0]): int(kill.split(":")[1]) for kill in kills.split()})
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_unequal_shares_are_weighted(ranks: Ranks, tmp_path: Path, elastic: bool) -> None:
+    """Three ranks share batches of 8: the result is that of one process with these batches."""
+    ranks.run(rank_train, 3, elastic=elastic, environment={FOLDER: str(tmp_path)}, global_batch=8)
+    check(ranks, tmp_path, {})
+    lines = [(tmp_path / str(member)).read_text().splitlines() for member in range(3)]
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    inputs = dataset().tensors[0]
+    for step in zip(*lines, strict=True):
+        indices = [int(index) for line in step for index in line.split()[2:]]
+        optimizer.zero_grad()
+        model(inputs[indices]).square().mean().backward()
+        optimizer.step()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.allclose(ranks.started[0].result()["flat"], flat, rtol=0, atol=1e-12)
+    assert len({len(line.split()) for line in lines[0]} | {len(line.split()) for line in lines[2]}) > 1
+
+
+def rank_uneven() -> str:
+    bagua.init_process_group()
+    sampler = bagua.contrib.ElasticSampler(dataset(), batch_size=3)
+    model = seeded(wide_mlp)
+    wrap(model, sgd(model))
+    batches = iter(sampler.loader())
+    if current().membership.rank == 0:
+        next(batches)
+    inputs, _ = next(batches)
+    try:
+        model(inputs).square().mean().backward()
+    except BaguaError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_take_different_numbers_of_batches_are_told(ranks: Ranks) -> None:
+    words = "Ranks took 1 to 2 batches of their ElasticSamplers for one training step"
+    assert all(words in text for text in ranks.run(rank_uneven, 2, elastic=True))

@@ -1,0 +1,176 @@
+"""Courses through a dataset: members that step, commit and are lost at any moment use each sample once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from bagua.torch_api.data.course import Course, Setting
+
+Samples = list[tuple[int, int]]  # (epoch, index)
+
+
+@dataclass
+class Member:
+    """A rank's loop: batches, a step that becomes ready and is committed, and again."""
+
+    course: Course
+    step: int = 0
+    batches: Samples = field(default_factory=list)
+    taken: int = 0
+    ready: bool = False
+    missed: list[dict[str, Any]] | None = None  # told by others in a generation that it did not enter
+
+
+class Job(RuleBasedStateMachine):
+    """A step takes one batch, or two where its number is odd. It commits where all members are ready, first on one and
+    later on others. ``used``: samples by step, of all members that took part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: dict[int, Member] = {}
+        self.used: dict[int, Samples] = {}
+        self.generation = 1
+
+    @initialize(ranks=st.integers(1, 4), length=st.integers(1, 30), size=st.integers(1, 4), whole=st.booleans())
+    def begin(self, ranks: int, length: int, size: int, whole: bool) -> None:
+        each, together = (None, 4 + size) if whole else (size, None)
+        self.setting = Setting(length, each, together, shuffle=True, seed=7)
+        self.members = {n: Member(Course(self.setting, range(ranks), n, 1)) for n in range(ranks)}
+
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        if not self.members:
+            return
+        member = self.members[data.draw(st.sampled_from(sorted(self.members)))]
+        if not member.ready:
+            self._take(member)
+        elif all(
+            other.step > member.step or (other.step == member.step and other.ready) for other in self.members.values()
+        ):
+            self._commit(member)
+
+    def _take(self, member: Member) -> None:
+        wanted = 1 + member.step % 2
+        batch = member.course.batch()
+        if batch is None and not member.taken:
+            member.course.end_epoch()
+            return
+        if batch is not None:  # else the epoch ends within a step: that is smaller, on all members
+            member.course.give()
+            member.batches += [(member.course.epoch, index) for index in batch]
+            member.taken += 1
+        member.ready = batch is None or member.taken == wanted
+
+    def _commit(self, member: Member) -> None:
+        if not any(other.step > member.step for other in self.members.values()):
+            self.used[member.step] = [sample for other in self.members.values() for sample in other.batches]
+        member.course.commit()
+        member.step, member.batches, member.taken, member.ready = member.step + 1, [], 0, False
+
+    @precondition(lambda self: len(self.members) > 1)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
+        for number in gone:
+            del self.members[number]
+        self.generation += 1
+        told = [json.loads(json.dumps(member.course.tell())) for member in self.members.values()]
+        # Some hear it, and then another one is lost before the rest does.
+        slow = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
+        for number, member in self.members.items():
+            if number not in slow:
+                member.course.hear(told, list(self.members), self.generation)
+        if slow:
+            return self.lose(data) if len(self.members) > 1 else None
+        furthest = max(member.step for member in self.members.values())
+        for member in self.members.values():
+            if member.step < furthest:
+                assert member.ready and furthest == member.step + 1
+                self._commit(member)
+            else:
+                member.ready = False
+                wanted = 1 + member.step % 2
+                member.ready = member.taken == wanted
+
+    def teardown(self) -> None:
+        if not self.members:
+            return
+        for _ in range(2000):
+            if all(member.course.epoch >= 2 and not member.taken for member in self.members.values()):
+                break
+            for member in self.members.values():
+                if member.ready:
+                    if all(o.step > member.step or (o.step == member.step and o.ready) for o in self.members.values()):
+                        self._commit(member)
+                elif member.course.epoch < 2 or member.taken:
+                    self._take(member)
+        first = next(iter(self.members.values())).course
+        samples = [sample for step in self.used.values() for sample in step]
+        total = [index for number, index in samples if number < first.epoch] + list(first._opening)
+        assert all(total.count(index) == first.epoch for index in range(self.setting.length))
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def told(*courses: Course) -> list[dict[str, Any]]:
+    return [course.tell() for course in courses]
+
+
+def test_weights_of_unequal_shares() -> None:
+    courses = [Course(Setting(8, None, 4, False, 0), range(3), member, 1) for member in range(3)]
+    assert [course.batch() for course in courses] == [[0, 1], [2], [3]]
+    assert [course.give() for course in courses] == [1.5, 0.75, 0.75]
+
+
+def test_epochs_have_orders_of_their_own() -> None:
+    course = Course(Setting(20, 20, None, True, 3), [0], 0, 1)
+    first = course.batch()
+    course.give()
+    course.commit()
+    assert course.batch() is None and course.left == 0
+    course.end_epoch()
+    assert first != course.batch() and sorted(first) == sorted(course.batch()) == list(range(20))
+
+
+def test_too_few_at_the_end_open_the_next_epoch() -> None:
+    courses = [Course(Setting(5, 2, None, False, 0), range(2), member, 1) for member in range(2)]
+    for course in courses:
+        course.give()
+        course.end_epoch()
+    assert [course.batch() for course in courses] == [[4, 0], [1, 2]]
+
+
+def test_members_with_other_arguments_are_named() -> None:
+    mine, other = (
+        Course(Setting(5, 2, None, False, 0), range(2), 0, 1),
+        Course(Setting(6, 2, None, False, 0), range(2), 1, 1),
+    )
+    with pytest.raises(ValueError, match=r"'length': 6.* on member 1"):
+        mine.hear(told(mine, other), [0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 1, None), "dataset is empty"),
+        ((5, None, None), "either batch_size"),
+        ((5, 1, 1), "either batch_size"),
+        ((5, 0, None), "batch_size is 0"),
+        ((5, None, 2.5), "global_batch is 2.5"),
+        ((5, True, None), "batch_size is True"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[Any, Any, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Setting(*arguments, shuffle=True, seed=0)
+    with pytest.raises(ValueError, match="not one sample for each of 3 ranks"):
+        Setting(5, None, 2, True, 0).shares(3)
