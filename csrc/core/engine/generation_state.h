@@ -46,11 +46,10 @@ class GenerationState {
   void abort(const std::string& reason);
   // The same when its owner ends it: no event, and other hosts are told that this one leaves in good order.
   void end(const std::string& reason);
-  // It can't go on without somebody. In an elastic job it is suspended, in others it fails.
+  // It can't go on without somebody. In an elastic job it is suspended: its operations end as regrouped, and the next
+  // one is to follow. In others it fails.
   void lose(const Loss& loss);
-  // Its operations end as regrouped, and the next one is to follow.
-  void suspend(const Loss& loss);
-  // The same without an event: the next one follows.
+  // The next one follows: its operations end as regrouped, and no event tells of it.
   void retire(const std::string& reason);
 
   bool over() const { return state_.load(std::memory_order_acquire) != State::kRunning; }
@@ -79,6 +78,7 @@ class GenerationState {
   enum class State : int { kRunning, kSuspended, kFailed, kEnded };
 
   bool stop(State state, State latest, const Loss& loss);
+  void suspend(const Loss& loss);
   void inherit(const GenerationState& last);
 
   JobState* const job_;

@@ -121,7 +121,7 @@ Status HostLoop::on_control(int peer, const Control& control) {
       },
       [&](const message::Suspended& suspended) {
         departures->on_end(peer);
-        state_->suspend({suspended.why, suspended.member, suspended.host});
+        state_->lose({suspended.why, suspended.member, suspended.host});
         return Status::ok();
       },
       [&](const message::Close& close) {

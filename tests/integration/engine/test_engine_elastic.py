@@ -32,6 +32,7 @@ def expect_views(world: Any, generation: int, members: list[int]) -> None:
             "rank": rank,
             "hosts": [list(range(len(members)))],
             "members": members,
+            "elastic": True,
         }
 
 
@@ -111,7 +112,7 @@ class Hosts:
 
     def expect(self, view: dict[str, Any]) -> None:
         for rank, member in enumerate(view["members"]):
-            assert self.ranks[member].answer()["view"] == {**view, "rank": rank}
+            assert self.ranks[member].answer()["view"] == {**view, "rank": rank, "elastic": True}
 
     def stop(self) -> None:
         for process in [*self.ranks.values(), *self.engines]:
