@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua.algorithms.low_rank import LowRank
-from bagua.algorithms.plan import GRADIENT, Plan
+from bagua.algorithms.plan import GRADIENT, KEEP, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
@@ -86,9 +86,12 @@ class Bucket(Protocol):
         """Of all parameters together."""
         ...
 
-    def add_slot(self, name: str, elements: int | None = None, *, communicated: bool = True) -> torch.Tensor:
+    def add_slot(
+        self, name: str, elements: int | None = None, *, communicated: bool = True, on_change: str = KEEP
+    ) -> torch.Tensor:
         """A new slot of zeros, as a flat tensor: ``elements`` long, or as long as the parameters together.
-        ``communicated``: steps other than ``Local`` use it. Raises ValueError if there is one of that name."""
+        ``communicated``: steps other than ``Local`` use it. ``on_change``: see ``bagua.algorithms.plan.ON_CHANGE``.
+        Raises ValueError if there is one of that name."""
         ...
 
     def slot(self, name: str) -> torch.Tensor:
@@ -156,6 +159,10 @@ class DataParallel(Protocol):
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
         """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
+        ...
+
+    def exchange(self) -> None:
+        """Runs the plans of all buckets side by side, and waits for them. In an elastic job they count together."""
         ...
 
     def own_communicator(self) -> Communicator:

@@ -8,7 +8,7 @@ from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel,
 from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.diloco import VELOCITY
-from bagua.algorithms.periodic import ANCHOR, PeriodicImpl, exchange
+from bagua.algorithms.periodic import ANCHOR, PeriodicImpl
 from bagua.algorithms.plan import WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
@@ -45,7 +45,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Draws the pairs of this round and exchanges."""
         if self.due(step):
-            exchange(bagua_ddp)
+            bagua_ddp.exchange()
             self.round += 1
 
     def draw(self) -> Communicator | None:

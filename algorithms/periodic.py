@@ -79,15 +79,7 @@ class PeriodicImpl(AlgorithmImpl):
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Exchanges all buckets where it is time."""
         if self.due(step):
-            exchange(bagua_ddp)
-
-
-def exchange(bagua_ddp: DataParallel) -> None:
-    """Runs the plans of all buckets side by side, and waits for them."""
-    with torch.no_grad():
-        for bucket in bagua_ddp.bagua_buckets:
-            bucket.start()
-        bagua_ddp.join(bagua_ddp.bagua_buckets)
+            bagua_ddp.exchange()
 
 
 def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucket], None]) -> None:

@@ -114,13 +114,17 @@ class _Compressed:
         """Both phases; the memories are state, so the plan can't be repeated."""
         return Plan(
             (
-                Local(self.project, "P = M Q", reads=(FRESH,), writes=(LEFT,)),
+                Local(self.project, "P = M Q", reads=(FRESH,), writes=(LEFT,), beside=self.memories),
                 AllReduce("AVG", src=LEFT, dst=LEFT),
                 Local(self.back_project, "Q = Mᵀ P", reads=(LEFT,), writes=(LEFT, RIGHT)),
                 AllReduce("AVG", src=RIGHT, dst=RIGHT),
                 Local(self.restore, "P Qᵀ", reads=(LEFT, RIGHT), writes=(RESULT,)),
             )
         )
+
+    def memories(self) -> list[torch.Tensor]:
+        """What ``project`` changes."""
+        return [matrix.state.memory for matrix in self.matrices]
 
     def project(self, bucket: Bucket) -> None:
         """M = gradient + error, in place of the error; P = M Q."""

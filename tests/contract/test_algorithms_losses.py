@@ -60,6 +60,9 @@ EXACT: dict[str, Subject] = {
         of("decentralized int4", partial(algorithms.DecentralizedAlgorithm, codec="int4")),
     )
 }
+OFTEN = {"gradient_allreduce onebit", "power_sgd", "zero_one_adam", "local_sgd", "diloco int4", "decentralized"}
+"""Those that are compared without --full: one of each kind of state."""
+
 ANEW: dict[str, Subject] = {
     subject.name: subject
     for subject in (
@@ -118,7 +121,9 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[torch
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in EXACT]
+)
 def test_a_repeated_step_gives_the_same_bits(
     uncut: list[dict[str, list[torch.Tensor]]], tmp_path: Path, name: str
 ) -> None:

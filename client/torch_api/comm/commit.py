@@ -42,6 +42,7 @@ class Ledger:
 
     def set_ready(self, scope: int) -> None:
         """The results of the next unit are whole here."""
+        self._over.discard(scope)  # its number was given again
         done = self._mine.get(scope, NOTHING).committed
         self._mine[scope] = Progress(done + 1, done)
 

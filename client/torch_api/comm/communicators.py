@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 
+from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator
 from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.comm.units import units
+from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import CURRENT, Session, current
 
 
@@ -48,12 +51,32 @@ class Communicators:
 
     def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False) -> Communicator:
         """This rank's end of communicator ``id``."""
-        session, rank = self._session, self._session.membership.rank
+        session = self._session
         if not session.elastic:
-            return Communicator(id, members, rank, self._connection)
-        made = ElasticCommunicator(id, members, rank, self._connection, units(session), shrinks)
+            return Communicator(id, members, session.membership.rank, self._connection)
+        made = self._attach_elastic(id, members, shrinks)
         session.renew_with(made)
+        over = weakref.finalize(made, units(session).end, id)
+        over.atexit = False
         return made
+
+    def _attach_elastic(self, id: int, members: Sequence[int], shrinks: bool) -> ElasticCommunicator:
+        """Repeats it in the next generation if this one has ended. Raises MembershipChanged if a member was lost that
+        it can't go on without."""
+        session, running = self._session, units(self._session)
+        numbers = self.numbers(members)
+        while True:
+            present = session.membership
+            ranks = [rank for rank, member in enumerate(present.members) if member in numbers]
+            if len(ranks) < len(numbers) and not shrinks:
+                lost = sorted(set(numbers) - set(present.members))
+                raise MembershipChanged(f"Members {lost} were lost: make a new group of the ranks that are left.")
+            try:
+                return ElasticCommunicator(id, ranks, present.rank, self._connection, running, shrinks)
+            except Regrouped:
+                if running.inside:
+                    raise
+                running.recover(present.generation)
 
     def mark(self) -> tuple[int, Counter[str]]:
         """What numbers have been given: for ``rewind``."""

@@ -74,6 +74,7 @@ class Units:
         self._told_of = session.membership
         self._exchanged: dict[int, int] = {}  # by scope: the last generation in which one was exchanged
         self.on_change: list[OnChange] = []
+        session.end_first(self, self._leave)
 
     @property
     def inside(self) -> bool:
@@ -146,6 +147,14 @@ class Units:
                 LOG.debug("Generation %d ended: %s", self._session.membership.generation, error)
                 generation = self._session.membership.generation
 
+    def _leave(self) -> None:
+        """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
+        self.run(0, self._world, nothing)
+
+    def _world(self) -> Members:
+        membership = self._session.membership
+        return Members(0, range(membership.world_size), membership.rank)
+
     def _exchange_flags(self, members: Members) -> None:
         """Over when all members have called it: their results are whole, too."""
         given = sum(follower.given for follower in self._followers.values())
@@ -194,11 +203,10 @@ class Units:
 
     def _gather(self, data: bytes) -> list[bytes]:
         """Equally long bytes of every rank."""
-        ranks = range(self._session.membership.world_size)
+        world = self._world()
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        everyone = torch.empty(len(ranks), len(data), dtype=torch.uint8)
-        world = Members(0, ranks, self._session.membership.rank)
-        transfer(self._session, "allgather", mine, everyone, len(data), world, recv_rows=len(ranks))
+        everyone = torch.empty(world.nranks(), len(data), dtype=torch.uint8)
+        transfer(self._session, "allgather", mine, everyone, len(data), world, recv_rows=world.nranks())
         return [bytes(row.tolist()) for row in everyone]
 
     def tell_program(self) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Codec, Local, Neighbours, Plan
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT, WEIGHT, Over, Step
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.compat.operation_handles import AsynchronousOperation, DecentralizedOperation
 from bagua.torch_api.compat.ring_replicas import RingReplicas
@@ -40,6 +40,7 @@ class BucketOperations(PlanBucket):
     _steps: tuple[Step, ...] = ()
     _taken = 0  # slots in use by operations
     _made: tuple[int, ...] = ()  # lengths of all slots that were made for operations
+    _peers = False  # an operation has peers, or replicas of theirs
 
     # Properties of the original's buckets
 
@@ -93,12 +94,23 @@ class BucketOperations(PlanBucket):
     def _padding(self) -> list[torch.Tensor]:
         return [] if self.padding_tensor is None else [self.padding_tensor]
 
+    def follow_members(self, before: int, now: int) -> None:
+        """See ``PlanBucket``. Raises MembershipChanged for operations that have peers."""
+        if self._peers:
+            raise MembershipChanged(
+                f"A rank was lost, and operations of bucket {self.name} (append_decentralized_..., "
+                "append_low_precision_..., append_asynchronous_...) have peers that they can't choose anew: call "
+                "with_bagua() again, or use the algorithms of bagua.algorithms."
+            )
+        super().follow_members(before, now)
+
     # Operations
 
     def clear_ops(self) -> Self:
         """Takes all operations away; returns the bucket. A bucket without any exchanges nothing."""
         self._steps = ()
         self._taken = 0
+        self._peers = False
         self.set_plan(NOTHING)
         return self
 
@@ -165,6 +177,7 @@ class BucketOperations(PlanBucket):
 
         Raises ValueError for another mode, and for "shift_one" with an odd number of ranks (or hosts).
         """
+        self._peers = peer_selection_mode != "all"
         slot = self._adopt(peer_weight, "peer_weight")
         current = self._in_place()
         operation = DecentralizedOperation(self, slot, self._group(group), hierarchical, peer_selection_mode)
@@ -194,6 +207,7 @@ class BucketOperations(PlanBucket):
         Formula: d = x + L/3 + R/3 - 5/3 W; q = encode(d) goes to both neighbours; L += left's, R += right's,
         x = W = W + decode(q). Raises ValueError for another compression.
         """
+        self._peers = True
         codec = _codec(compression)
         given = {"weight": weight, "left_peer_weight": left_peer_weight, "right_peer_weight": right_peer_weight}
         replicas = [self._adopt(tensor, name) for name, tensor in given.items()]
@@ -226,6 +240,7 @@ class BucketOperations(PlanBucket):
         """
         if peer_selection_mode != "all":
             raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: asynchronous averaging knows 'all'.")
+        self._peers = True
         current = self._in_place()
         shared = self._new_slot("average", self.elements + 1)
         operation = AsynchronousOperation(current, shared, self.elements, self._group(group))

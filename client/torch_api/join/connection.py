@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 from bagua import csrc
 from bagua.base.errors import BuildError, CommunicationError, ConfigError, MembershipChanged, ServiceError
 from bagua.torch_api.join import environment
-from bagua.torch_api.join.daemon import Membership
+from bagua.torch_api.join.daemon import Admission, Membership
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -137,14 +137,11 @@ class HostConnection:
     to the log.
     """
 
-    def __init__(
-        self, membership: Membership, data_socket: str, token: bytes, describe_waits: Callable[[], str] | None = None
-    ) -> None:
+    def __init__(self, admission: Admission, describe_waits: Callable[[], str] | None = None) -> None:
         try:
             module = csrc.load()  # builds the core where that has not been done
         except csrc.BuildError as error:
             raise BuildError(str(error)) from error
-        self.membership = membership
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES
         self.codecs: Mapping[str, int] = module.CODECS
@@ -153,8 +150,13 @@ class HostConnection:
         self._error: type[Exception] = module.CoreError
         self._regrouped: type[Exception] = module.Regrouped
         with self._translated():
-            self._rank: core.Rank = module.Rank(data_socket=data_socket, token=token, rank=membership.member)
-            self.elastic: bool = self._rank.view()["elastic"]
+            self._rank: core.Rank = module.Rank(
+                data_socket=admission.data_socket, token=admission.token, rank=admission.member
+            )
+            view = self._rank.view()
+        self._job_id = admission.job_id
+        self.membership = self._membership(view)
+        self.elastic: bool = view["elastic"]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -177,14 +179,12 @@ class HostConnection:
                 more = self.go_on(waited, more="It waits for the members that are left to go on together.")
                 found = self._rank.enter(more)
                 waited += more
-        self.membership = Membership(
-            found["rank"],
-            tuple(map(tuple, found["hosts"])),
-            self.membership.job_id,
-            found["generation"],
-            tuple(found["members"]),
-        )
+        self.membership = self._membership(found)
         return self.membership
+
+    def _membership(self, view: dict[str, Any]) -> Membership:
+        hosts = tuple(map(tuple, view["hosts"]))
+        return Membership(view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]))
 
     @property
     def native(self) -> core.Rank:

@@ -81,9 +81,10 @@ class Membership:
 
 @dataclass(frozen=True)
 class Admission:
-    """The daemon's answer to Join, from which a connection is made."""
+    """The daemon's answer to Join, from which a connection is made. ``member``: number of this process."""
 
-    membership: Membership
+    job_id: str
+    member: int
     data_socket: str
     token: bytes
 
@@ -116,15 +117,12 @@ class DaemonClient:
         return error_of(code, details)
 
     def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:
-        """Asks the daemon to admit this process as ``rank`` of the job; waits until the job's engine is ready."""
+        """Asks the daemon to admit this process as ``rank`` of the job, its number for life; waits until the job's
+        engine is ready."""
         request = JoinRequest(job_id=self.job_id, rank=rank, pid=os.getpid(), version=bagua.__version__)
         with self.channel() as stub:
             reply = stub.Join(request, timeout=timeout_s)
-        hosts = tuple(tuple(host.ranks) for host in reply.hosts)
-        if rank not in hosts[reply.host_index]:
-            raise ServiceError(f"The node daemon admitted rank {rank} to host {reply.host_index}, which has {hosts}.")
-        membership = Membership(rank, hosts, self.job_id, reply.generation)
-        return Admission(membership, reply.data_socket, reply.data_token)
+        return Admission(self.job_id, rank, reply.data_socket, reply.data_token)
 
     def describe_waits(self) -> str:
         """Waits in this job, one line each: which rank waits for which."""

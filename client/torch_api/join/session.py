@@ -37,10 +37,10 @@ class Session:
 
     def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
         self.pid = os.getpid()
-        self.membership = admission.membership
         self.data_socket = admission.data_socket
         describe = daemon.describe_waits if daemon is not None else None
-        self.connection = HostConnection(admission.membership, admission.data_socket, admission.token, describe)
+        self.connection = HostConnection(admission, describe)
+        self.membership = self.connection.membership
         self.elastic = self.connection.elastic
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.memory = SharedMemory(self.connection)

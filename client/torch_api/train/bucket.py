@@ -12,7 +12,7 @@ import torch
 
 from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.low_rank import LowRank
-from bagua.algorithms.plan import Step
+from bagua.algorithms.plan import KEEP, ON_CHANGE, RESCALE, ZERO, Step
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE, Place
 from bagua.torch_api.train.execution import Execution, NotReady, join_all
@@ -63,14 +63,20 @@ class PlanBucket:
         self.join_buckets: Callable[[Sequence[PlanBucket]], object] = join_all
         self._allocate = allocate
         self._added: dict[str, Region] = {}
+        self._on_change: dict[str, str] = {}
 
     # Slots
 
-    def add_slot(self, name: str, elements: int | None = None, *, communicated: bool = True) -> torch.Tensor:
+    def add_slot(
+        self, name: str, elements: int | None = None, *, communicated: bool = True, on_change: str = KEEP
+    ) -> torch.Tensor:
         """A new slot of zeros of the bucket's dtype, flat: ``elements`` long, or as long as the parameters together.
 
-        ``communicated``: steps other than ``Local`` use it. Raises ValueError if there is one of that name.
+        ``communicated``: steps other than ``Local`` use it. ``on_change``: see ``bagua.algorithms.plan.ON_CHANGE``.
+        Raises ValueError if there is one of that name.
         """
+        if on_change not in ON_CHANGE:
+            raise ValueError(f"on_change of slot {name!r} is {on_change!r}: choose one of {', '.join(ON_CHANGE)}.")
         if name in self._added or name in self.reserved:
             raise ValueError(f"Bucket {self.name} has a slot {name!r} already: choose another name.")
         count = self.elements if elements is None else elements
@@ -80,7 +86,18 @@ class PlanBucket:
             self._added[name] = region_of(*self._allocate(count + self.room, self.dtype), count)
         else:
             self._added[name] = region_of(torch.zeros(count, dtype=self.dtype, device=self.device), NOWHERE, count)
+        self._on_change[name] = on_change
         return self._added[name].flat
+
+    def follow_members(self, before: int, now: int) -> None:
+        """In an elastic job there were ``before`` ranks, and are ``now``: slots follow, each by its rule. Called while
+        nothing is under way."""
+        self.execution.put_back()
+        for name, rule in self._on_change.items():
+            if rule == ZERO:
+                self._added[name].flat.zero_()
+            elif rule == RESCALE:
+                self._added[name].flat.mul_(now / before)
 
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot. Raises ValueError if there is none of that name."""

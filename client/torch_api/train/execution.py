@@ -135,11 +135,14 @@ class Execution:
 
     # In an elastic job: see ``held.py``
 
-    arrived = lost = False
+    arrived = lost = ended = False
 
     def rewind(self) -> None:
         """Forgets a run that can't be repeated."""
         self.abandon()
+
+    def put_back(self) -> None:
+        """Nothing was saved."""
 
     def conclude(self) -> None:
         """Nothing was held back."""
@@ -196,7 +199,7 @@ def other_sides(sides: int) -> int:
 class NotReady:
     """The execution of a bucket that has no plan yet, or belongs to no model any more."""
 
-    started = arrived = lost = False
+    started = arrived = lost = ended = False
     starts = 0
 
     def __init__(self, name: str) -> None:
@@ -216,6 +219,9 @@ class NotReady:
 
     def rewind(self) -> None:
         """There is nothing to forget."""
+
+    def put_back(self) -> None:
+        """Nothing was saved."""
 
     def conclude(self) -> None:
         """Nothing follows."""

@@ -57,9 +57,10 @@ class Undo:
 
 class HeldExecution(Execution):
     """``arrived``: all that communicates is over, and ``conclude`` is to be called. ``lost``: members have changed
-    since the start, and it is to be started again: ``rewind``."""
+    since the start, or before it, and it is to be started again: ``rewind``. ``ended``: the generation in which it was
+    to start has ended, and the next one has not been entered since."""
 
-    __slots__ = ("__weakref__", "_closing", "_eager", "_undo", "arrived", "lost")
+    __slots__ = ("__weakref__", "_closing", "_eager", "_undo", "arrived", "ended", "lost")
 
     def __init__(
         self, name: str, phases: Sequence[Phase], connection: Connection, undo: Undo, eager: Callable[[], bool]
@@ -69,7 +70,7 @@ class HeldExecution(Execution):
         super().__init__(name, phases[:-1] if phases[-1][1] is None else phases, connection)
         self._undo = undo
         self._eager = eager
-        self.arrived = self.lost = False
+        self.arrived = self.lost = self.ended = False
 
     def start(self) -> None:
         """See ``Execution``. Where members have changed, or it may not begin yet, it is told as started, and
@@ -82,7 +83,7 @@ class HeldExecution(Execution):
         try:
             super().start()
         except Regrouped:
-            self.started = self.lost = True
+            self.started = self.lost = self.ended = True
             self.starts += 1
 
     def advance(self, times: list[Times]) -> bool:
@@ -103,14 +104,19 @@ class HeldExecution(Execution):
         if self.started or self.arrived:
             self.abandon()
             self.started = self.lost = True
-            self.arrived = False
+            self.arrived = self.ended = False
 
     def rewind(self) -> None:
         """Forgets this run: contents are as before it."""
         self.starts -= self.started or self.arrived
         self.abandon()
-        self.arrived = self.lost = False
+        self.arrived = self.lost = self.ended = False
         self._undo.restore()
+
+    def put_back(self) -> None:
+        """Contents are as before this run, and may be changed."""
+        self._undo.restore()
+        self._undo.forget()
 
     def conclude(self) -> None:
         """The unit is committed: runs what follows the last step that communicates."""

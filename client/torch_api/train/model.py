@@ -27,6 +27,7 @@ from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
+from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
@@ -100,8 +101,10 @@ class DistributedModel:
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
-        self._runner.may_repeat = self._follow_members
-        self._members_changed = self._anew = False
+        self._runner.may_repeat, self._runner.begin_anew = self._follow_members, self._begin_anew
+        self._runner.settle = self._settle
+        self._join_buckets = self._runner.join if self._session.elastic else join_all
+        self._members_changed = self._anew = self._begins_anew = False
         if self._session.elastic:
             self._session.renew_with(self)
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
@@ -214,8 +217,8 @@ class DistributedModel:
         self._remove_hooks()
         self._layout.make()
         self._exchanged = self.bagua_algorithm.exchanged
+        self._ranks = self._group.nranks()
         self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
-        self._anew = False
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
@@ -237,6 +240,7 @@ class DistributedModel:
         optimizers where their state is the same on all ranks."""
         if self._runner.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
+            self._runner.give_own_again()
         else:
             self._release()
         self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
@@ -310,9 +314,10 @@ class DistributedModel:
             return
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
-        self._follow_members()
-        if self.bagua_algorithm.need_reset() or self._anew:
-            self._runner.together(self._begin_anew)
+        if self._members_changed:
+            self._follow_members()
+        if self.bagua_algorithm.need_reset() or self._begins_anew:
+            self._runner.together(self._begin_anew, commit=self._settle)
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
@@ -324,11 +329,21 @@ class DistributedModel:
         self._members_changed = True
 
     def _follow_members(self) -> bool:
-        """Tells the algorithm, once, if members have changed. False if it begins anew in the next forward pass."""
+        """Tells the algorithm, once, if members have changed. False if it begins anew: instead of the next exchange of
+        weights, which is the same one on all ranks, or in the forward pass after the next one of gradients."""
         if self._members_changed:
-            self._members_changed = False
+            before, now = self._ranks, self._group.nranks()
+            for bucket in self.bagua_buckets:
+                bucket.follow_members(before, now)
+            self._members_changed, self._ranks = False, now
             self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
+            self._begins_anew = self._anew and not self._runner.waits
         return not self._anew
+
+    def _settle(self) -> None:
+        """A unit of this model has been committed."""
+        self._begins_anew = self._anew and self._exchanged == GRADIENT and not self._begins_anew
+        self._anew = self._begins_anew
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [
@@ -425,9 +440,17 @@ class DistributedModel:
         """Waits for buckets that have been started (None: all of the model), and runs the rest of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
         begin = self._runner.clock()
-        times = self._runner.join(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
+        times = self._join_buckets(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
         if times:
             self._runner.record(times, begin, self._runner.clock())
+
+    def exchange(self) -> None:
+        """See ``bagua.algorithms.base.DataParallel``."""
+        buckets = self.bagua_buckets
+        with torch.no_grad():
+            for bucket in buckets:
+                bucket.start()
+            self._join_buckets(buckets)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -76,6 +76,7 @@ class RepeatingReducer(GradientReducer):
             self._follow_rank()
         if any(bucket.execution.lost for bucket in self.buckets):
             self._start_over()
+        self._runner.may_repeat()  # algorithm and slots follow; gradients are exchanged in any case
         return super()._exchange()
 
     def _end_recording(self, rearrange: Rearrange) -> None:
@@ -97,6 +98,7 @@ class RepeatingReducer(GradientReducer):
             bucket.execution.conclude()
         self._recorded = None
         self._dropped = False
+        self._runner.settle()
         self._runner.step_committed()
         if not self._may_start_early:
             self._early = self._may_start_early = True

@@ -50,7 +50,8 @@ class Runner:
     Communicators are the model's own: their operations need no order with those of other models and of the user.
 
     ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost. ``may_repeat``: asked
-    before an exchange of weights is waited for; False: it is dropped. ``waits``: ranks are in step where they exchange
+    before an exchange of weights is waited for; False: it is dropped, and ``begin_anew`` takes its place. ``settle``:
+    called when a unit has been committed. ``waits``: ranks are in step where they exchange
     weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
     """
 
@@ -66,6 +67,8 @@ class Runner:
         self._own: list[Communicator] = []
         self._own_given = 0
         self.may_repeat: Callable[[], bool] = _always
+        self.begin_anew: Work = nothing
+        self.settle: Work = nothing
         self.waits = True
         self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
         if session.elastic:
@@ -112,14 +115,16 @@ class Runner:
             self._places[name] = self._new_communicator(name)
         return self._places[name]
 
-    def _new_communicator(self, place: str) -> Communicator | None:
+    def _members_of(self, place: str) -> list[int]:
         hosts = self._group.hosts
         if place == EVERYONE:
-            members = [rank for host in hosts for rank in host]
-        elif place == HOST:
-            members = list(next(host for host in hosts if self._rank in host))
-        else:
-            members = [host[0] for host in hosts]
+            return [rank for host in hosts for rank in host]
+        if place == HOST:
+            return list(next(host for host in hosts if self._rank in host))
+        return [host[0] for host in hosts]
+
+    def _new_communicator(self, place: str) -> Communicator | None:
+        members = self._members_of(place)
         return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
 
     @property
@@ -137,6 +142,10 @@ class Runner:
             self._own.append(self._group.new_communicator(shrinks=True))
         self._own_given += 1
         return self._own[self._own_given - 1]
+
+    def give_own_again(self) -> None:
+        """The next calls of ``own_communicator`` return those that there are."""
+        self._own_given = 0
 
     def new_residual(self, communicator: Members) -> int:
         """See ``Surroundings``."""
@@ -163,7 +172,7 @@ class Runner:
 
         def begin_again() -> None:
             made.rewind(mark)
-            self._own_given = 0
+            self.give_own_again()
             again()
 
         found = units(self.session).run(self.everyone.id, lambda: self.everyone, attempt, begin_again, commit)
@@ -185,6 +194,7 @@ class Runner:
                 again()
             if not self.may_repeat():
                 again()
+                self.begin_anew()
                 return []
             for bucket in begun:
                 if not bucket.execution.started:
@@ -198,33 +208,49 @@ class Runner:
         def commit() -> None:
             for bucket in begun:
                 bucket.execution.conclude()
-            if self.waits:
-                self.step_committed()
+            self.settle()
+            self.step_committed()
 
         if not begun:
             return []
-        if self.waits:
-            return self.together(attempt, again, commit)
+        return self.together(attempt, again, commit) if self.waits else self._join_alone(begun)
+
+    def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
+        """Where ranks are not in step: what a loss has cut off is dropped."""
         generation = self.session.membership.generation
+        times: list[Times] = []
         try:
-            times = join_all(begun)
+            if not any(bucket.execution.lost for bucket in begun):
+                times = join_all(begun)
+            elif any(bucket.execution.ended for bucket in begun):
+                raise Regrouped("An exchange could not begin.")
         except Regrouped:
             units(self.session).recover(generation)
-            again()
-            return []
-        commit()
+        for bucket in begun:
+            bucket.execution.conclude()
+            bucket.execution.rewind()
         return times
 
     def renew(self) -> None:
         """In a new generation: what is under way is to be started again."""
         for execution in list(self._held):
             execution.renew()
+        for place, found in list(self._places.items()):
+            members = self._members_of(place)
+            if found is not None:
+                found.renew_ranks()
+            if found is None or found.ranks != tuple(members):  # a host has another first rank
+                del self._places[place]
+                if found is not None:
+                    found.destroy()
 
     def _may_begin(self) -> bool:
         """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
         exchanged there: members may be at different moments of their step, and would begin in different orders."""
         running = units(self.session)
-        return not self.waits or running.inside or running.exchanged_in(self.everyone.id)
+        if running.inside:
+            return True
+        return self.may_repeat() and (not self.waits or running.exchanged_in(self.everyone.id))
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
@@ -269,7 +295,8 @@ class Runner:
         if step.everywhere and bucket.dtype is torch.float32:
             return EverywhereAction(self, bucket, step, carried, first)
         # Members of a device's communicator wait for each other as it is made: in a step, where none can be missing.
-        early = isinstance(step.over, str) and (self._device is None or step.over == EVERYONE)
+        # In an elastic job only that of all ranks stays the same one.
+        early = isinstance(step.over, str) and (step.over == EVERYONE or (self._device is None and not self.repeats))
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)

@@ -21,6 +21,9 @@ from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from compat_scenarios.decentralized import DecentralizedImpl
+from compat_scenarios.own_algorithm import Reified, start
+from compat_scenarios.support import loss
 from rig.faults import VARIABLE, Fault, kill_self
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
@@ -31,14 +34,15 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def rank_train(average: bool = True) -> dict[str, Any]:
-    """Trains; returns parameters and world size after each step."""
+def rank_train(average: bool = True, wrapping: bool = False) -> dict[str, Any]:
+    """Trains; returns parameters after each step. ``wrapping``: step 0 of faults is ``with_bagua``."""
     bagua.init_process_group()
     member = current().membership.member
     model = seeded(wide_mlp)
     optimizer = sgd(model)
-    wrap(model, optimizer, average=average)
     fault = Fault(lambda: model.bagua_buckets)
+    fault.step = 0 if wrapping else -1
+    wrap(model, optimizer, average=average)
     found = []
     for step in range(STEPS):
         fault.step = step
@@ -251,3 +255,36 @@ def test_two_models_and_accumulation(ranks: Ranks, kills: list[Kill]) -> None:
     ranks.start(rank_models, nprocs=5, elastic=True, environment={VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"})
     ranks.wait(90.0)
     check_survivors(ranks, kills, reference=reference_of_models)
+
+
+@pytest.mark.parametrize("phase", ["ready", "flags"])
+def test_a_loss_while_models_are_wrapped(ranks: Ranks, phase: str) -> None:
+    """Rank 0, whose state all take, is killed when it has sent it."""
+    ranks.start(
+        rank_train, nprocs=3, elastic=True, environment={VARIABLE: f"0:0:0:{phase}"}, wrapping=True, average=False
+    )
+    ranks.wait(60.0)
+    check_survivors(ranks, [Kill(0, 0, 0, "ready")], average=False)
+
+
+def rank_in_the_style_of_the_original() -> str:
+    """Trains with operations on registered tensors until a rank is lost. Returns what it was told."""
+    bagua.init_process_group()
+    model, optimizer = start(Reified(DecentralizedImpl, "all", False))
+    for step in range(5):
+        if step == 2 and bagua.get_rank() == 2:
+            kill_self()
+        try:
+            loss(model, bagua.get_rank(), step).backward()
+        except MembershipChanged as error:
+            return str(error)
+        optimizer.step()
+    return ""
+
+
+def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks) -> None:
+    """They can't be repeated yet: the program is told, at once."""
+    ranks.start(rank_in_the_style_of_the_original, nprocs=3, elastic=True)
+    ranks.wait(60.0)
+    for one in ranks.started[:2]:
+        assert "rank 2" in one.result()

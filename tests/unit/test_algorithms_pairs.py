@@ -1,0 +1,82 @@
+"""Pairs of ranks that average with each other: formed anew when members are lost, one rests where they are odd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bagua.algorithms.pairs import Pairs
+
+
+class Members:
+    def __init__(self, ranks: Sequence[int], rank: int) -> None:
+        self.ranks = tuple(ranks)
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self.ranks.index(self._rank)
+
+    def nranks(self) -> int:
+        return len(self.ranks)
+
+
+class Group:
+    """``n`` ranks on one host, as rank ``rank`` sees them."""
+
+    def __init__(self, n: int, rank: int) -> None:
+        self.n, self.rank = n, rank
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(range(self.n)),)
+
+    def get_global_communicator(self) -> Any:
+        return Members(range(self.n), self.rank)
+
+    def communicator(self, ranks: Sequence[int]) -> Any:
+        return Members(ranks, self.rank)
+
+
+def met(pairs: Sequence[Pairs]) -> list[tuple[int, ...] | None]:
+    """Whom each rank meets in this round; the next one begins."""
+    found = []
+    for one in pairs:
+        everybody = one.everybody()
+        found.append(None if everybody is None else everybody.ranks)
+        one.round += 1
+    return found
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_one_rests_where_ranks_are_odd(n: int) -> None:
+    pairs = [Pairs(Group(n, rank), hierarchical=False, rests=True) for rank in range(n)]  # type: ignore[arg-type]
+    resting = set()
+    for _ in range(n + 1):
+        found = met(pairs)
+        assert found.count(None) == 1
+        resting.add(found.index(None))
+        for rank, both in enumerate(found):
+            if both is not None:
+                assert rank in both and all(found[other] == both for other in both)
+    assert len(resting) == (n + 1) // 2  # those that meet nobody in some round: one half
+
+
+def test_pairs_are_formed_anew_when_members_are_lost() -> None:
+    groups = [Group(4, rank) for rank in range(4)]
+    pairs = [Pairs(group, hierarchical=False) for group in groups]  # type: ignore[arg-type]
+    met(pairs)
+    for group, one in zip(groups[:3], pairs[:3], strict=True):
+        group.n = 3
+        one.form()
+    assert met(pairs[:3]).count(None) == 1
+    for group, one in zip(groups[:1], pairs[:1], strict=True):
+        group.n = 1
+        one.form()
+    assert pairs[0].everybody() is None and pairs[0].peer == 0
+
+
+def test_an_odd_number_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="there are 3: an odd number"):
+        Pairs(Group(3, 0), hierarchical=False)  # type: ignore[arg-type]
