@@ -31,7 +31,7 @@ ZERO = "zero"
 COPY = "copy"
 RESCALE = "rescale"
 ON_CHANGE = (KEEP, ZERO, COPY, RESCALE)
-"""What becomes of a slot when members of an elastic job change. KEEP: each rank keeps its own. ZERO: it begins anew.
+"""Rule for a slot when the members of an elastic job change. KEEP: each rank keeps its own. ZERO: it begins anew.
 COPY: it is the same on all ranks; those that are left keep it. RESCALE: it is a sum over ranks, and is multiplied by
 the new number of them over the old one."""
 

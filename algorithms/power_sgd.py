@@ -123,7 +123,7 @@ class _Compressed:
         )
 
     def memories(self) -> list[torch.Tensor]:
-        """What ``project`` changes."""
+        """State that ``project`` changes."""
         return [matrix.state.memory for matrix in self.matrices]
 
     def project(self, bucket: Bucket) -> None:

@@ -26,7 +26,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to change, and why. Everything None: nothing changes."""
+    """A change of a job, and its reason. Everything None: nothing changes."""
 
     state: JobState | None = None
     reason: str | None = None

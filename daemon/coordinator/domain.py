@@ -30,7 +30,7 @@ class JobState(enum.IntEnum):
 
 
 class RankState(enum.IntEnum):
-    """What a node says of a rank."""
+    """State of a rank, as its node reports it."""
 
     WAITING = 1
     RUNNING = 2
@@ -38,7 +38,7 @@ class RankState(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """What a node says of its part of a job. UNKNOWN: it has not said anything yet."""
+    """State of a node's part of a job, as it reports it. UNKNOWN: no report has come yet."""
 
     UNKNOWN = 0
     PREPARING = 1
@@ -205,7 +205,7 @@ class JobRecord:
 
     @property
     def waiting(self) -> str:
-        """Who waits for whom, over all hosts; empty when nobody does."""
+        """The ranks that wait and those that they wait for, over all hosts; empty when nobody waits."""
         if self.state.terminal:
             return ""
         if self.state is JobState.STOPPING:
@@ -306,7 +306,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class LocalRank:
-    """What a node says of one rank."""
+    """A node's report on one rank."""
 
     rank: int
     state: RankState

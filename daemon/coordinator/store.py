@@ -120,7 +120,7 @@ class Transaction:
         return None if job_id is None else self.job(job_id)
 
     def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """Whatever ``query`` finds; for lists."""
+        """All rows that ``query`` finds; for lists."""
         return self._db.execute(query).all()
 
     def revision(self, job_id: str) -> int | None:

@@ -191,7 +191,7 @@ def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
 
 
 def local_job(fact: node_pb2.LocalJob) -> LocalJob:
-    """What a node says of a job. Raises InvalidRequestError."""
+    """A node's report on a job. Raises InvalidRequestError."""
     if not fact.job_id or len(fact.job_id) > 64 or len(fact.ranks) > MAX_SLOTS:
         raise InvalidRequestError(f"job {fact.job_id[:64]!r}: the id or the number of ranks can't be right.")
     try:

@@ -52,7 +52,7 @@ _RANK_STATES = {
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What all jobs of the daemon share."""
+    """Parts that all jobs of the daemon share."""
 
     node_id: str
     data_host: str

@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs."""
+    """The program that every rank runs."""
 
     entry: str
     is_module: bool = False

@@ -95,7 +95,7 @@ class RankOutput:
 
 
 def error_tail(stderr: bytes) -> str:
-    """What a failed rank said last: from its last traceback on, else its last 20 lines; at most 8 KiB, cut in the
+    """The last words of a failed rank: from its last traceback on, else its last 20 lines; at most 8 KiB, cut in the
     middle."""
     text = stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
     at = text.rfind(_TRACEBACK)

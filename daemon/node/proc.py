@@ -65,7 +65,7 @@ def dead_children() -> list[ProcessStatus]:
 
 
 def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
-    """What the environment of every process below a rank of the job holds, unless it was cleared on purpose."""
+    """Entries in the environment of every process below a rank of the job, unless it was cleared on purpose."""
     return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
 
 

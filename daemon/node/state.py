@@ -75,7 +75,7 @@ class JobState:
 
     @property
     def visible(self) -> tuple[object, ...]:
-        """What the coordinator is told; a change of it is a report."""
+        """The part that the coordinator is told; a change of it is a report."""
         phase = self.phase if self.phase in (Phase.PREPARING, Phase.STOPPED) else Phase.RUNNING
         ranks = tuple(replace(rank, connected=False, lost=self.elastic and rank.lost) for rank in self.ranks)
         engine = self.generation, self.address, self.suspended, self.lost_hosts

@@ -103,7 +103,7 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
 
 
 def train(folder: Path, names: list[str], phases: dict[int, str]) -> list[dict[str, list[torch.Tensor]]]:
-    """What those that are left have found. ``phases``: in which each of the others is killed."""
+    """Results of the ranks that are left. ``phases``: in which each of the others is killed."""
     kills = " ".join(f"{member}:{step}:0:{phases[member]}" for member, (step, _) in KILLS.items())
     with make_ranks(folder) as ranks:
         environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}

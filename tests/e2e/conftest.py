@@ -218,7 +218,7 @@ class Service:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
 
     def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> Any:
-        """What ``bagua job show`` says of the job once it is in one of the states."""
+        """The output of ``bagua job show`` once the job is in one of the states."""
         show = ("job", "show", job_id)
         self.sandbox.wait_until(lambda: self.state(job_id) in states, within, lambda: str(self.json(*show)))
         return self.json(*show)

@@ -30,7 +30,7 @@ ResidualShape shape_of(uint64_t host, uint64_t hosts, bool mean) {
   return {kCount, host * block, (host + 1) * block, static_cast<uint32_t>(hosts), mean};
 }
 
-// What results lost at element `i`, by the residuals of all hosts.
+// The loss of results at element `i`, by the residuals of all hosts.
 float lost(const std::vector<const float*>& residuals, const std::vector<ResidualShape>& shapes, uint64_t i) {
   float all = 0;
   for (size_t h = 0; h < residuals.size(); ++h) {

@@ -1,4 +1,4 @@
-"""What a coordinator does when an elastic job loses members, for tests that host engines themselves."""
+"""Stands in for the coordinator of an elastic job that loses members, in tests that host engines themselves."""
 
 from __future__ import annotations
 

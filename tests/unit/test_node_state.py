@@ -292,7 +292,7 @@ def test_who_is_out_and_alive_is_ended():
 
 @pytest.mark.parametrize("event", [ev.StopRequested("cancelled", 3.0), ev.EngineFailed("x"), exited(2, 1)])
 def test_a_job_that_ends_follows_into_the_next_generation_and_does_nothing_more(event):
-    """What it says then is heard: the coordinator asks in that generation."""
+    """Its report in that generation is heard: the coordinator asks in that generation."""
     before = drive(elastic(), event)[0]
     job, told = drive(before, ev.Regrouped(2, (0, 1), (2, 3), ()))
     assert not told and job.phase is before.phase and job.generation == 2 and job.error == before.error

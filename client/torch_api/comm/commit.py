@@ -72,7 +72,7 @@ class Ledger:
         return b"".join(_ENTRY.pack(scope, *progress) for scope, progress in sorted(self._mine.items()))
 
     def hear(self, told: Iterable[bytes]) -> None:
-        """What all members of the new generation have told, this one among them."""
+        """Takes in the progress that all members of the new generation have told, this one among them."""
         for text in told:
             for scope, progress in read(text).items():
                 self._heard[scope] = max(self._heard.get(scope, 0), progress.committed)
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def read(told: bytes) -> Mapping[int, Progress]:
-    """What a member has told, by scope. Raises ValueError for anything else."""
+    """Parses the progress that a member has told, by scope. Raises ValueError for anything else."""
     if len(told) % _ENTRY.size:
         raise ValueError(f"A member told {len(told)} bytes of its progress: a multiple of {_ENTRY.size} was expected.")
     return {scope: Progress(ready, committed) for scope, ready, committed in _ENTRY.iter_unpack(told)}

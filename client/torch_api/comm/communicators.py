@@ -79,7 +79,7 @@ class Communicators:
                 running.recover(present.generation)
 
     def mark(self) -> tuple[int, Counter[str]]:
-        """What numbers have been given: for ``rewind``."""
+        """State of the numbering, for ``rewind``."""
         return self._world_ids, Counter(self._counts)
 
     def rewind(self, mark: tuple[int, Counter[str]]) -> None:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MembershipChange(NamedTuple):
-    """What a program is told. ``previous_world_size``: when it was told last, or joined the job."""
+    """A change of membership, as a program is told it. ``previous_world_size``: when it was told last, or joined the job."""
 
     generation: int
     rank: int
@@ -50,7 +50,7 @@ class Follower(Protocol):
         ...
 
     def hear(self, told: Sequence[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
-        """What all members have told who have this state, in a generation whose members are ``members``."""
+        """Takes in the states of all members that have one, in a generation of ``members``."""
         ...
 
 

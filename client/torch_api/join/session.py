@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Renewable(Protocol):
-    """What knows ranks, or has operations under way."""
+    """An object that knows ranks, or has operations under way."""
 
     def renew(self) -> None:
         """The session has entered a new generation: operations of the old one are over, ranks are others."""

@@ -208,7 +208,7 @@ class EverywhereAction(AllReduceAction):
 
 
 class Residual:
-    """What a rank's own encoding has lost so far. ``repeats``: a run writes another copy than it reads, until it
+    """The loss of a rank's own encoding so far. ``repeats``: a run writes another copy than it reads, until it
     counts."""
 
     def __init__(self, count: int, device: torch.device, repeats: bool) -> None:

@@ -52,7 +52,7 @@ Status wait_readable(int fd, int64_t deadline_ns) {
   }
 }
 
-// What a member finds in the page of a generation; kUnavailable if it is not in it.
+// Reads the page of a generation for a member; kUnavailable if it is not in it.
 Status read_view(const GenerationPage& page, int member, GenerationView* view) {
   view->generation = page.generation;
   view->elastic = page.elastic != 0;

@@ -38,7 +38,7 @@ uint64_t units_of(uint64_t elements, uint64_t unit) {
   return std::max<uint64_t>(1, (elements + unit - 1) / unit);
 }
 
-// What host `host` owns of `count` elements.
+// The part of `count` elements that host `host` owns.
 Range encoded_block(uint64_t count, uint64_t unit, int hosts, int host) {
   const Range part = part_of(units_of(count, unit), hosts, host);
   const uint64_t begin = std::min(part.begin * unit, count);

@@ -23,7 +23,7 @@ class Budget {
          std::function<Headroom()> host = &memory_headroom)
       : limit_(limit), in_use_(in_use), host_(std::move(host)), local_ranks_(local_ranks) {}
 
-  // So many members are on this host now, and `gone` are not any more.
+  // Sets the number of members on this host; members in `gone` have left it.
   void regroup(size_t local_ranks, const std::vector<int>& gone);
   // `member` is going to ask for `bytes` in all. Those that have not said what they need are taken to need the same.
   // kResource with what the job needs on this host and what is left.

@@ -39,7 +39,7 @@ class GenerationState {
   const std::vector<Local>& locals() const { return locals_; }
   Phase phase(int rank) const;  // of a local rank
 
-  // What ends a generation; the dispatcher then ends what is pending.
+  // Each of these ends a generation; the dispatcher then ends what is pending.
   // It fails with this reason, if it was running.
   void fail(const std::string& reason);
   // It fails with this reason, if it was running or suspended: the job is over.

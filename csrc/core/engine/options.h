@@ -12,7 +12,7 @@
 
 namespace bagua {
 
-// What a member shows at connect: 32 bytes, by member number.
+// Tokens that members show at connect: 32 bytes each, by member number.
 using Tokens = std::vector<std::pair<int, std::vector<uint8_t>>>;
 
 // The same for all generations of the job.

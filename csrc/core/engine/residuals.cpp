@@ -22,7 +22,7 @@ bool same(const ResidualShape& a, const ResidualShape& b) {
   return a.begin == b.begin && a.end == b.end && a.ranks == b.ranks && a.mean == b.mean;
 }
 
-// What element `i` of a residual of this shape is multiplied by to be in terms of results.
+// Factor that converts element `i` of a residual of this shape into units of results.
 double to_results(const ResidualShape& shape, uint64_t i) {
   const bool own = i >= shape.begin && i < shape.end;
   return own || !shape.mean ? 1 : 1.0 / shape.ranks;

@@ -27,7 +27,7 @@
 
 namespace bagua {
 
-// What the elements of a residual are.
+// Meaning of a residual's elements.
 struct ResidualShape {
   uint64_t count = 0;
   uint64_t begin = 0, end = 0;  // of the host's own block: there they are in terms of results

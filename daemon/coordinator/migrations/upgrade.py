@@ -10,7 +10,7 @@ from alembic.config import Config
 
 
 def config(connection: sa.Connection) -> Config:
-    """What alembic needs to run on ``connection``."""
+    """Configuration with which Alembic runs on ``connection``."""
     made = Config()
     made.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     made.set_main_option("path_separator", "os")
