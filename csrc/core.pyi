@@ -120,10 +120,10 @@ class Rank:
     def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None:
         """``rank``: the number of the member, which is its rank in a job that has lost nobody."""
     def view(self) -> dict[str, Any]:
-        """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of
-        every host), "members": list[int] (by rank), "elastic": bool}."""
+        """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of each
+        host), "members": list[int] (by rank), "elastic": bool}."""
     def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
-        """Waits (GIL released, signals honoured) for a generation after this one, enters it, and returns its view.
+        """Waits (GIL released, signals honoured) for a generation after this one, enters it, returns its ``view()``.
         Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:
         the timeout passed. Raises CoreError: the job is over, or goes on without this rank."""
     def require(self, nbytes: int) -> None:

@@ -181,7 +181,7 @@ class JobRecord:
 
     @property
     def parts(self) -> tuple[HostRecord, ...]:
-        """Whatever of the job may be on a node: hosts and former ones."""
+        """All parts that may be on nodes: hosts and former ones."""
         return (*self.hosts, *self.former) if self.former else self.hosts
 
     @property

@@ -184,7 +184,7 @@ def _numbered(ranks: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
 
 
 def _dead_part(job: JobRecord, host: HostRecord, rank: RankRecord) -> HostRecord:
-    """What one rank was of a host that goes on: nothing of it is left there."""
+    """The part of one rank that has ended, on a host that goes on: nothing of it is left there."""
     return HostRecord(
         index=-1,
         node_id=host.node_id,

@@ -435,8 +435,7 @@ class Job:
                 case "error":
                     self.post(events.EngineFailed(text))
                 case "suspended":
-                    generation = int(event.get("generation", self._engine_generation))
-                    self.post(events.Suspended(generation, int(event["host"]), text))
+                    self.post(events.Suspended(int(event["generation"]), int(event["host"]), text))
                 case "ring":
                     self._log.info("order of the hosts in rings", order=text)
 

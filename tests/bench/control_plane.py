@@ -5,9 +5,10 @@
     python tests/bench/control_plane.py --rows queue --waiting 2000 --trivial 16
     python tests/bench/control_plane.py --output json --hosts 300
 
-Rows: `queue` (trivial jobs through 8 slots), `wide` (one job on all hosts, and reads meanwhile), `beats` (daemons that
-do nothing), `old` (submitting where there are many old jobs). Each has a coordinator of its own. Nothing is asserted:
-the figures depend on the machine, which runs the coordinator, the daemons and the readers at once.
+Rows: `queue` (trivial jobs through 8 slots), `wide` (one job on all hosts, and reads meanwhile), `elastic` (one job on
+all hosts, which loses ranks), `beats` (daemons that do nothing), `old` (submitting where there are many old jobs). Each
+has a coordinator of its own. Nothing is asserted: the figures depend on the machine, which runs the coordinator, the
+daemons and the readers at once.
 """
 
 from __future__ import annotations
@@ -305,6 +306,40 @@ def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         yield Row("  memory of the coordinator", f"{coordinator.memory() / 2**20:.0f} MiB", "", note)
 
 
+def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """One elastic job on every host; its ranks are killed, one after the other: when every host has been told."""
+    with (
+        Coordinator(folder / "elastic") as coordinator,
+        FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
+        coordinator.client() as client,
+    ):
+        console.print(f"{options.hosts} daemons connect …")
+        fleet.wait_connected(options.limit_s)
+        job = spec("train", options.hosts, SLOTS)
+        job.elastic = True
+        job_id, began = client.submit(job).job_id, time.monotonic()
+        until_state(client, job_id, common_pb2.JOB_STATE_RUNNING, began, options.limit_s, "RUNNING")
+        found: list[float] = []
+        memory: list[int] = []
+        cpu = coordinator.cpu_s()
+        with bar("ranks are killed", options.losses) as show:
+            for number in range(options.losses):
+                told = (number + 1) * options.hosts
+                fleet.kill_rank(number % options.hosts)
+                counts = fleet.wait(lambda counts, told=told: counts.regrouped >= told, options.limit_s, "not told")
+                found.append(counts.last_regrouped_at - counts.killed_at)
+                memory.append(coordinator.memory())
+                show(number + 1)
+        spent = (coordinator.cpu_s() - cpu) / options.losses
+        what = f"{options.hosts:,} x {SLOTS} ranks: a rank is lost, all have the next generation"
+        note = f"median of {len(found)}, longest {max(found):.2f} s; {spent:.2f} s of CPU each"
+        yield Row(what, f"{statistics.median(found):.2f} s", "1 s", note)
+        grown = (memory[-1] - memory[min(2, len(memory) - 1)]) / 2**20
+        yield Row(
+            "  memory of the coordinator", f"{memory[-1] / 2**20:.0f} MiB", "", f"{grown:+.0f} MiB since the third"
+        )
+
+
 @dataclass(frozen=True)
 class Phase:
     """Seconds until a state was seen: since the last fact, and since it was asked for; CPU seconds meanwhile."""
@@ -470,7 +505,7 @@ def _whole(table: Any, row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-ROWS = {"queue": queue, "wide": wide, "beats": beats, "old": old}
+ROWS = {"queue": queue, "wide": wide, "elastic": elastic, "beats": beats, "old": old}
 
 
 def main() -> None:
@@ -481,6 +516,7 @@ def main() -> None:
     parser.add_argument("--trivial", type=int, default=500, help="jobs that are timed")
     parser.add_argument("--hosts", type=int, default=1_000)
     parser.add_argument("--times", type=int, default=5, help="how often the wide job is run")
+    parser.add_argument("--losses", type=int, default=20, help="ranks of the elastic job that are killed")
     parser.add_argument("--old", type=int, default=200_000, help="jobs that have ended")
     parser.add_argument("--beat-s", type=float, default=20.0, help="how long heartbeats are measured")
     parser.add_argument("--settle-s", type=float, default=20.0, help="pause before heartbeats are measured")

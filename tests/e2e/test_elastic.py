@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
+
+
+PIDFD_GETFD = 438  # number of a system call that Python does not have
 
 
 def printed(job: dict[str, Any], line: str) -> bool:
@@ -72,6 +78,47 @@ def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Ser
     (sandbox.folder / "stop").touch()
     job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S * 4)  # until node-b is fenced
     assert (job["state"], job["reason"]) == ("succeeded", "1 rank ended with exit code 0")
+
+
+def break_connections(pid: int, address: str) -> int:
+    """Shuts down the established connections of a process, a child of this one, to and from an engine."""
+    port = int(address.rpartition(":")[2])
+    process = os.pidfd_open(pid)
+    broken = 0
+    try:
+        for found in psutil.Process(pid).net_connections("tcp"):
+            ends = [end.port for end in (found.laddr, found.raddr) if end]
+            if found.status == psutil.CONN_ESTABLISHED and port in ends:
+                copy = ctypes.CDLL(None).syscall(PIDFD_GETFD, process, found.fd, 0)
+                with socket.socket(fileno=copy) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+                broken += 1
+    finally:
+        os.close(process)
+    return broken
+
+
+def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    first = service.start_node("node-a", 1)
+    service.start_node("node-b", 1)
+    job_id = service.submit("--nnodes", "2:2", sandbox.script("train.py", PROGRAM))
+    job = service.wait_for_state(job_id, ["running"], within=60)
+    sandbox.wait_until(lambda: printed(job, "generation 1 rank {} of 2 sum 1"), SOON_S)
+    pids = [rank["pid"] for rank in job["ranks"]]
+    ready = [event["reason"] for event in job["events"] if event["kind"] == "engine_ready"]
+
+    assert sum(break_connections(first.pid, line.rpartition(" ")[2]) for line in ready)
+    job = in_generation(service, job_id, 2)
+    assert job["reason"].startswith("generation 2: node node-") and job["reason"].endswith("; 2 ranks go on")
+    assert [rank["pid"] for rank in job["ranks"]] == pids and not job["gone"]
+    sandbox.wait_until(lambda: printed(job, "generation 2 rank {} of 2 sum 1"), SOON_S)
+    assert "suspended" in [event["kind"] for event in service.json("job", "show", job_id)["events"]]
+
+    os.kill(pids[1], signal.SIGKILL)
+    job = service.wait_for_state(job_id, ["failed"], within=SOON_S)
+    assert job["reason"].endswith("; 1 node is left, and the job needs at least 2")
 
 
 def test_a_run_goes_on_without_a_killed_rank(sandbox: Sandbox) -> None:

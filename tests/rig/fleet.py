@@ -1,8 +1,9 @@
 """Many node daemons in one process that speak the protocol and run nothing: the control plane's cost, without ranks.
 
 Each has a connection and a stream of its own, and says what a real daemon would: a Hello, heartbeats, a LocalJob for
-each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped. They answer at
-once, and read of a directive only the few fields that they need: a RunJob for 1,000 hosts has 100 KB.
+each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped, and ranks of an
+elastic one can be killed. They answer at once, and read of a directive only the few fields that they need: a RunJob for
+1,000 hosts has 100 KB.
 
 ``FleetProcess`` starts them in a process of their own, so that they don't share a lock with whoever measures.
 """
@@ -61,7 +62,7 @@ def _lean_messages() -> tuple[Any, Any]:
         lease_s=(2, field.TYPE_DOUBLE),
         fence_s=(3, field.TYPE_DOUBLE),
     )
-    message("Spec", entry=(2, field.TYPE_STRING), nproc_per_node=(9, field.TYPE_UINT32))
+    message("Spec", entry=(2, field.TYPE_STRING), nproc_per_node=(9, field.TYPE_UINT32), elastic=(18, field.TYPE_BOOL))
     message(
         "Job",
         job_id=(1, field.TYPE_STRING),
@@ -95,6 +96,9 @@ class Counts:
     stopped: int = 0  # parts of jobs that were stopped on request
     last_started_at: float = 0.0
     last_stopped_at: float = 0.0
+    killed_at: float = 0.0  # when the last rank was killed
+    regrouped: int = 0  # parts of jobs that have gone over to another generation
+    last_regrouped_at: float = 0.0
     errors: list[str] = field(default_factory=list)
 
 
@@ -172,10 +176,15 @@ class Daemon:
         if held is not None and held.generation == run.generation:
             await self._say(node_pb2.NodeFact(job=held))  # as a real daemon that learns addresses
             return
+        if held is not None and run.spec.elastic:
+            await self._regroup(held, run.generation)
+            return
         job = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
         first = run.host_index * run.spec.nproc_per_node
         for local in range(run.spec.nproc_per_node):
-            job.ranks.add(rank=first + local, local_rank=local, state=common_pb2.RANK_STATE_WAITING)
+            job.ranks.add(
+                rank=first + local, local_rank=local, member=first + local, state=common_pb2.RANK_STATE_WAITING
+            )
         self._held[run.job_id] = job
         await self._say(node_pb2.NodeFact(job=job))
         job.phase = node_pb2.LOCAL_PHASE_STARTED
@@ -189,6 +198,24 @@ class Daemon:
         if run.spec.entry == TRIVIAL:
             await self._end(job, signal=0)
             self._counts.finished += 1
+
+    async def _regroup(self, job: node_pb2.LocalJob, generation: int) -> None:
+        """Members are known by their numbers, so nobody needs to know the others' ranks here."""
+        job.generation = generation
+        left = [rank for rank in job.ranks if rank.state != common_pb2.RANK_STATE_EXITED]
+        del job.ranks[:]
+        job.ranks.extend(left)
+        self._counts.regrouped += 1
+        self._counts.last_regrouped_at = time.monotonic()
+        await self._say(node_pb2.NodeFact(job=job))
+
+    async def kill_rank(self) -> None:
+        """The first rank of the first job dies."""
+        job = next(iter(self._held.values()))
+        job.ranks[0].state = common_pb2.RANK_STATE_EXITED
+        job.ranks[0].signal, job.ranks[0].exit_code, job.ranks[0].exited_at = 9, -9, time.time()
+        self._counts.killed_at = time.monotonic()
+        await self._say(node_pb2.NodeFact(job=job))
 
     async def _stop(self, stop: Any) -> None:
         job = self._held.get(stop.job_id)
@@ -224,14 +251,17 @@ async def keep(daemon: Daemon, address: str, token: str, turn: asyncio.Semaphore
 
 
 async def serve(address: str, token: str, hosts: int, slots: int) -> None:
-    """Runs the daemons; answers each line on stdin with the counts as a line of JSON, until stdin ends."""
+    """Runs the daemons; answers each line on stdin with the counts as a line of JSON, until stdin ends. A line with a
+    number kills a rank of that daemon."""
     counts = Counts()
     turn = asyncio.Semaphore(CONNECTING)
     daemons = [Daemon(f"node-{number:04}", slots, counts) for number in range(hosts)]
     tasks = [asyncio.create_task(keep(daemon, address, token, turn, counts)) for daemon in daemons]
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while await lines.readline():
+    while line := await lines.readline():
+        if line.strip():
+            await daemons[int(line)].kill_rank()
         print(json.dumps(asdict(counts)), flush=True)
     for task in tasks:
         task.cancel()
@@ -257,9 +287,13 @@ class FleetProcess:
     ) -> None:
         self.close()
 
-    def counts(self) -> Counts:
+    def kill_rank(self, daemon: int) -> Counts:
+        """Kills a rank of the only, elastic job on that daemon."""
+        return self.counts(str(daemon))
+
+    def counts(self, command: str = "") -> Counts:
         """As they are now."""
-        self._write("")
+        self._write(command)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -20,9 +20,10 @@ from simulated.coordinator import Life
 from simulated.history import drawn, fixed, late_hello, play
 from simulated.world import BrokenPromiseError
 
+from bagua.daemon.coordinator import membership
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import LocalJob
+from bagua.daemon.coordinator.domain import JobRecord, LocalJob
 from bagua.daemon.coordinator.inbox import Inbox
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
@@ -206,6 +207,16 @@ def test_a_late_hello_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_without_a_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_daemon.SimulatedDaemon, "_over", lambda self: None)
     assert "computes it still" in first_broken(range(3_000))
+
+
+def test_a_job_that_stays_suspended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_again", lambda *arguments: (None, None))
+    assert "suspended" in first_broken(range(0, 3_000, 4))
+
+
+def test_a_former_host_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobRecord, "parts", property(lambda job: job.hosts))
+    assert first_broken(range(0, 3_000, 4))
 
 
 def test_a_history_is_the_same_every_time() -> None:

@@ -69,7 +69,19 @@ def test_documents_are_json_with_stable_keys() -> None:
     rank = document["ranks"][0]
     assert (rank["state"], rank["exit_code"]) == ("exited", 1)
     assert set(rank) == {
-        *("rank", "local_rank", "node_id", "state", "pid", "exit_code", "signal", "error_tail", "log_path", "exited_at")
+        *(
+            "rank",
+            "local_rank",
+            "node_id",
+            "state",
+            "pid",
+            "exit_code",
+            "signal",
+            "error_tail",
+            "log_path",
+            "exited_at",
+        ),
+        *("member", "last_generation"),
     }
 
 

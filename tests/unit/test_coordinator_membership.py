@@ -1,4 +1,4 @@
-"""Who is out of an elastic job, and its next generation."""
+"""Elastic jobs: evidence of losses, and the next generation."""
 
 from __future__ import annotations
 

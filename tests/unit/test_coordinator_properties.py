@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import settings
@@ -54,6 +55,7 @@ class Cluster(RuleBasedStateMachine):
                 self.used(name),
                 self.connected[name],
                 self.heard[name],
+                hung_up=not self.connected[name],
             )
             for name in NODES
         }
@@ -62,7 +64,7 @@ class Cluster(RuleBasedStateMachine):
         return sum(
             host.nranks
             for job in self.jobs.values()
-            for host in job.hosts
+            for host in job.parts
             if host.node_id == name and host.phase is not Phase.STOPPED and host.boot_id == str(self.boots[name])
         )
 
@@ -71,15 +73,20 @@ class Cluster(RuleBasedStateMachine):
         self.history[job.job_id].append(job)
 
     def hosted(self, name: str) -> list[JobRecord]:
-        return [job for job in self.jobs.values() if any(host.node_id == name for host in job.hosts)]
+        return [job for job in self.jobs.values() if any(host.node_id == name for host in job.parts)]
 
     # ---- what may happen
 
-    @rule(nnodes=st.integers(1, 3), nproc=st.integers(1, 3), timeout=st.sampled_from([0.0, 5.0, 1e6, 1e6]))
-    def submit(self, nnodes: int, nproc: int, timeout: float) -> None:
+    @rule(
+        nnodes=st.integers(1, 3),
+        nproc=st.integers(1, 3),
+        timeout=st.sampled_from([0.0, 5.0, 1e6, 1e6]),
+        elastic=st.booleans(),
+    )
+    def submit(self, nnodes: int, nproc: int, timeout: float, elastic: bool) -> None:
         job_id = f"job-{len(self.jobs)}"
         self.history[job_id] = []
-        spec = JobSpec("", nnodes, nproc, timeout, 1.0, 0, b"")
+        spec = JobSpec("", nnodes, nproc, timeout, 1.0, 0, b"", elastic=elastic)
         self.put(JobRecord(job_id, spec, 0.0, submitted_clock=self.now))
 
     @precondition(lambda self: self.jobs)
@@ -138,6 +145,9 @@ class Cluster(RuleBasedStateMachine):
         tail=st.sampled_from(["", "ValueError: x"]),
         follows=st.booleans(),
         only=st.integers(0, 8) | st.none(),
+        suspended=st.sampled_from(["", "", "lost"]),
+        lost=st.lists(st.integers(0, 3), max_size=2),
+        behind=st.sampled_from([0, 0, 0, 1]),
     )
     def node_says(
         self,
@@ -149,17 +159,23 @@ class Cluster(RuleBasedStateMachine):
         tail: str,
         follows: bool,
         only: int | None,
+        suspended: str = "",
+        lost: Sequence[int] = (),
+        behind: int = 0,
     ) -> None:
         for job in self.hosted(name):
-            host = next(host for host in job.hosts if host.node_id == name)
-            if host.boot_id != str(self.boots[name]) and phase is not Phase.STOPPED:
+            index = job.host_index(name)
+            host = job.former_part(name) if index is None else job.hosts[index]
+            if host is None or (host.boot_id != str(self.boots[name]) and phase is not Phase.STOPPED):
                 continue
             ranks = tuple(
-                LocalRank(rank, state, 1, code, max(0, -code), tail, "", self.now, follows)
-                for rank in range(host.first_rank, host.first_rank + host.nranks)
-                if only is None or rank == only
+                LocalRank(rank.rank, state, 1, code, max(0, -code), tail, "", self.now, follows, rank.number)
+                for rank in host.ranks
+                if only is None or rank.rank == only
             )
-            fact = LocalJob(job.job_id, job.generation, phase, "", error, "", ranks)
+            fact = LocalJob(job.job_id, job.generation, phase, "", error, "", ranks, suspended, tuple(lost))
+            if job.spec.elastic:
+                fact = replace(fact, generation=max(1, job.generation - behind))
             new, _ = observe(job, name, str(self.boots[name]), fact, self.now, self.wall)
             assert observe(new, name, str(self.boots[name]), fact, self.now + 1, self.wall) == (new, ())
             self.put(new)
@@ -195,7 +211,7 @@ class Cluster(RuleBasedStateMachine):
         for job in self.jobs.values():
             if job.state in (JobState.STARTING, JobState.RUNNING):
                 assert isinstance(wish(job), Run)
-                assert len(job.hosts) == job.spec.nnodes
+                assert len(job.hosts) == job.spec.nnodes or (job.spec.elastic and job.generation > 1)
             else:
                 assert not isinstance(wish(job), Run)
 
@@ -205,7 +221,7 @@ class Cluster(RuleBasedStateMachine):
         for job in self.jobs.values():
             if job.state is not JobState.STOPPING:
                 continue
-            left = [host for host in job.hosts if host.phase is not Phase.STOPPED]
+            left = [host for host in job.parts if host.phase is not Phase.STOPPED]
             heard = [silent_since(host, views, OPTIONS) for host in left]
             late = job.stopping_clock + job.spec.stop_grace_s + OPTIONS.stop_margin_s
             over = all(self.now >= (late if at is None else at + OPTIONS.gone_s) for at in heard)
@@ -213,6 +229,34 @@ class Cluster(RuleBasedStateMachine):
             assert (decision.state is job.outcome) is over
             if not over:
                 assert decision.wake_at is not None
+
+    @invariant()
+    def generations_lose_members_and_gain_none(self) -> None:
+        for history in self.history.values():
+            for old, new in zip(history[-2:], history[-1:], strict=False):
+                if not old.generation or old.generation == new.generation:
+                    continue
+                assert new.spec.elastic and new.generation == old.generation + 1
+                before = [rank.number for rank in old.ranks]
+                members = [rank.number for rank in new.ranks]
+                assert members and members == [number for number in before if number in members]
+                assert [rank.rank for rank in new.ranks] == list(range(len(members)))
+                assert all(rank.state is RankState.RUNNING for rank in new.ranks)
+                assert not any(host.suspended for host in new.hosts)
+                assert sorted([*members, *(rank.number for host in new.former for rank in host.ranks)]) == list(
+                    range(new.spec.nnodes * new.spec.nproc_per_node)
+                )
+
+    @invariant()
+    def a_suspended_job_goes_on_or_ends(self) -> None:
+        views = self.views()
+        for job in self.jobs.values():
+            runs = any(rank.state is RankState.RUNNING for rank in job.ranks)
+            if job.state is JobState.RUNNING and runs and any(host.suspended for host in job.hosts):
+                now = decide(job, views, self.now, OPTIONS)
+                assert now.regroup or now.state or now.wake_at is not None
+                later = decide(job, views, self.now + OPTIONS.lease_s, OPTIONS)
+                assert later.regroup or later.state
 
     @invariant()
     def waiting_jobs_have_a_deadline(self) -> None:

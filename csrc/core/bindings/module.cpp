@@ -150,7 +150,10 @@ py::list take_events(Engine* engine) {
     py::dict entry;
     entry["kind"] = event.kind;
     entry["rank"] = event.rank;
-    if (std::string(event.kind) == "suspended") entry["host"] = event.host;
+    if (std::string(event.kind) == "suspended") {
+      entry["host"] = event.host;
+      entry["generation"] = event.generation;
+    }
     entry["text"] = text(event.text);
     events.append(entry);
   }

@@ -8,11 +8,11 @@ constexpr size_t kMaxEvents = 10'000;  // a daemon that never reads them must no
 
 }  // namespace
 
-void EventList::tell(const char* kind, int rank, const std::string& text, int host) {
+void EventList::tell(const char* kind, int rank, const std::string& text, int host, uint64_t generation) {
   {
     const Lock lock(mutex_);
     if (events_.size() >= kMaxEvents) return;
-    events_.push_back({kind, rank, text, host});
+    events_.push_back({kind, rank, text, host, generation});
   }
   ready_.signal();
 }

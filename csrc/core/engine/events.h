@@ -3,6 +3,7 @@
 // Thread safety: any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ struct Event {
   const char* kind;  // "joined", "left", "lost", "error", "ring", "suspended"
   int rank;          // member number; -1: none
   std::string text;
-  int host = -1;  // "suspended": the host that was lost
+  int host = -1;            // "suspended": the host that was lost
+  uint64_t generation = 0;  // "suspended": the one that it says this of
 };
 
 class EventList {
@@ -24,7 +26,7 @@ class EventList {
   Status open() { return ready_.open(); }
   // Readable while there are events.
   int fd() const { return ready_.fd(); }
-  void tell(const char* kind, int rank, const std::string& text, int host = -1);
+  void tell(const char* kind, int rank, const std::string& text, int host = -1, uint64_t generation = 0);
   std::vector<Event> take();
 
  private:

@@ -79,7 +79,7 @@ void GenerationState::lose(const Loss& loss) {
 
 void GenerationState::suspend(const Loss& loss) {
   if (!stop(State::kSuspended, State::kRunning, loss)) return;
-  job_->events().tell("suspended", loss.member, loss.text, loss.host);
+  job_->events().tell("suspended", loss.member, loss.text, loss.host, membership_.generation);
   job_->page().ring_doorbell();
 }
 

@@ -132,7 +132,7 @@ class SimulatedDaemon:
         self._changed(part)
 
     def _regroup(self, part: Part, run: node_pb2.RunJob) -> None:
-        """Whoever is a member goes on; whoever is none has died before, or dies now."""
+        """Members go on; all others have died before."""
         mine = run.hosts[run.host_index]
         part.fact.generation = run.generation
         part.nodes = tuple(host.node_id for host in run.hosts)
