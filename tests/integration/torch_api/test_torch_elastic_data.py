@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rig.engine_hosts import Ranks
+from rig.faults import VARIABLE, Fault
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
@@ -19,7 +20,6 @@ from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults import VARIABLE, Fault
 from training_scenarios.support import seeded, sgd, wide_mlp, wrap
 
 SAMPLES, EPOCHS = 41, 2
