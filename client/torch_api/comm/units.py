@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MembershipChange(NamedTuple):
-    """A change of membership, as a program is told it. ``previous_world_size``: when it was told last, or joined the job."""
+    """A change of membership, told to a program. ``previous_world_size``: when it was told last, or joined the job."""
 
     generation: int
     rank: int
