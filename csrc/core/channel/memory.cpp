@@ -18,7 +18,6 @@ namespace bagua {
 namespace {
 
 constexpr size_t kUnmapBytes = 2 << 20;
-constexpr unsigned kPauseUs = 100;
 
 Status failed(const std::string& what, size_t bytes) {
   return {Code::kResource, what + " " + std::to_string(bytes) + " bytes of shared memory failed: " + errno_text(errno)};
@@ -34,14 +33,12 @@ Status check_size(int fd, size_t bytes) {
 }  // namespace
 
 // In slices: no thread of this process can map memory while the kernel takes some away, which takes up to 0.5 ms for
-// each MiB; and the memory of a lost rank goes while the next generation begins. The pauses let others in: the kernel's
-// lock is not fair.
+// each MiB; and the memory of a lost rank goes while the next generation begins.
 Mapping::~Mapping() {
   for (size_t left = bytes_; left > 0;) {
     const size_t slice = std::min(left, kUnmapBytes);
     left -= slice;
     munmap(data() + left, slice);
-    if (left > 0) usleep(kPauseUs);
   }
 }
 
