@@ -1,6 +1,8 @@
 #include "engine/segments.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace bagua {
 
@@ -42,9 +44,13 @@ Status SegmentTable::free(int member, uint64_t id) {
 }
 
 void SegmentTable::free_all(int member) {
+  std::vector<std::shared_ptr<Mapping>> gone;  // unmapped after the lock is released: that takes long
   const Lock lock(mutex_);
   const auto first = segments_.lower_bound({member, 0}), last = segments_.lower_bound({member + 1, 0});
-  for (auto it = first; it != last; ++it) bytes_in_use_->fetch_sub(it->second->bytes());
+  for (auto it = first; it != last; ++it) {
+    bytes_in_use_->fetch_sub(it->second->bytes());
+    gone.push_back(std::move(it->second));
+  }
   segments_.erase(first, last);
 }
 
