@@ -21,7 +21,6 @@ from bagua.base.rpc import code_of
 from bagua.base.scope import Scope
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.event_loop import wait_in_turn
 from bagua.daemon.coordinator.identity import Authenticate
 
 _OPEN = "/grpc.health.v1.Health/"  # everybody may ask for health
@@ -96,8 +95,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return handler
         self._counters.add("rpcs", method)
         identity = self._authenticate(handler_call_details.invocation_metadata or ())
-        if identity is None or handler.response_streaming:
-            wait_in_turn()  # strangers and streams: a user waits for the one answer of every other call
         if method.startswith(_OPEN):
             return self._for_strangers(handler) if identity is None else self._for_bearers(handler, _enter_all)
         if identity is not None:

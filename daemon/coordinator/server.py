@@ -31,7 +31,6 @@ from bagua.daemon.coordinator.connections import (
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.domain import Options
-from bagua.daemon.coordinator.event_loop import prompt_task
 from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
@@ -177,7 +176,7 @@ class Coordinator:
         server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
-        await prompt_task(server.start())
+        await server.start()
         self._sockets.watch(port)
         self._closers.push_async_callback(server.stop, _STOP_S)
         self.address = join_address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
