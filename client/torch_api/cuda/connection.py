@@ -133,6 +133,7 @@ class CudaConnection:
         ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
         src, dst = request["src"], request["dst"]
         native: dict[str, Any] = {**request, "src": src[1], "dst": dst[1]}
+        del native["residual_sides"]  # the leg keeps residuals of its own, of one side: its steps are not repeated
         try:
             ticket = self._leg.submit(**native, stream=self._cuda.stream(self.index))
         except self._error as error:
