@@ -176,7 +176,6 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
                  way.encodeds,
                  way.scale,
                  way.residual ? residual.floats() : nullptr,
-                 way.residual ? residual.floats() : nullptr,
                  way.message ? message.data() : nullptr,
                  decoded.data(),
                  way.decodeds};
