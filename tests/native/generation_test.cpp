@@ -300,12 +300,10 @@ TEST(a_host_that_dies_while_others_regroup) {
     CHECK_OK(job->engine(h).set_peers(addresses));
   }
   ranks.enter();
-  ranks.each([&job](Rank& rank) {
-    uint64_t ticket = 0;
-    CHECK_OK(rank.start(Kind::kBarrier, 0, -1, &ticket));
-    if (rank.rank() == 0) regroup(job.get(), 5, {{0}, {1}});
-    CHECK(rank.wait(ticket).code() == Code::kRegrouped);
-  });
+  uint64_t tickets[2] = {0, 0};
+  ranks.each([&tickets](Rank& rank) { CHECK_OK(rank.start(Kind::kBarrier, 0, -1, &tickets[rank.rank()])); });
+  regroup(job.get(), 5, {{0}, {1}});
+  ranks.each([&tickets](Rank& rank) { CHECK(rank.wait(tickets[rank.rank()]).code() == Code::kRegrouped); });
   ranks.enter();
   ranks.each([](Rank& rank) { all_reduce(&rank); });
 }
