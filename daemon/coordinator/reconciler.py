@@ -45,7 +45,7 @@ MAX_RETRY_S = 2.0
 _BEAT_S = 3.0
 _RESYNC_S = 1.0  # how often to look for what other coordinators have changed
 _MOST_FACTS = 500  # in one round: the event loop must not stand still for long
-_YIELD_EVERY = 25  # facts or jobs, for the same reason
+_YIELD_EVERY = 5  # facts or jobs, for the same reason
 _MOST_SHOWN = 4_000  # characters of a fact in the log
 _PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
 

@@ -19,6 +19,7 @@ from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.decide import apply
 from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Options, Phase, RankState
 from bagua.daemon.coordinator.sessions import NodeSession
+from bagua.daemon.coordinator.stage import Stage
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.proto import common_pb2, node_pb2
 
@@ -182,6 +183,31 @@ async def test_a_stopped_coordinator_answers_everybody(path: Path):
     assert all(isinstance(error, Exception) for error in found)
     with pytest.raises(Exception, match="is stopping"):
         await desk.service.submit(spec(), "")
+
+
+# ---- calls of users go on
+
+
+async def test_facts_that_come_together_leave_turns_for_others(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A user's call needs several turns of the event loop, and waits in each for what runs before it."""
+    observed, most = 0, 0
+    observe = Stage.observe
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal observed
+        observed += 1
+        return observe(*arguments)
+
+    monkeypatch.setattr(Stage, "observe", counted)
+    async with at_work(desk_on(path)) as desk:
+        session = await desk.connect("a")
+        for number in range(100):
+            desk.intake.fact(session, LocalJob(f"job{number}", 1, Phase.STARTED))
+        while observed < 100:
+            before = observed
+            await asyncio.sleep(0)
+            most = max(most, observed - before)
+    assert most <= 8
 
 
 # ---- faults of the coordinator itself
