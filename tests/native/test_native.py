@@ -20,8 +20,8 @@ sys.path.insert(0, str(HERE))
 import native_build as native  # noqa: E402
 
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
-# Suites in which most threads meet: TSan looks for races there; --full has the others. kernel_test is there for the portable paths: the TSan build
-# is the one without the processor's extensions.
+# Suites in which most threads meet: TSan looks for races there; --full has the others. kernel_test is there for the
+# portable paths: the TSan build is the one without the processor's extensions.
 TSAN = """
     channel_test communicators_test engine_test generation_test kernel_test meeting_test mesh_fault_test mesh_test
     transfer_test
