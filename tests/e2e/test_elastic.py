@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -90,9 +91,11 @@ def break_connections(pid: int, address: str) -> int:
             ends = [end.port for end in (found.laddr, found.raddr) if end]
             if found.status == psutil.CONN_ESTABLISHED and port in ends:
                 copy = ctypes.CDLL(None).syscall(PIDFD_GETFD, process, found.fd, 0)
-                with socket.socket(fileno=copy) as connection:
+                if copy < 0:  # the engine has closed it: it has seen the first one break
+                    continue
+                with contextlib.suppress(OSError), socket.socket(fileno=copy) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
-                broken += 1
+                    broken += 1
     finally:
         os.close(process)
     return broken
