@@ -18,11 +18,19 @@ class ElasticLoader:
     thrown away, and others are loaded.
     """
 
-    def __init__(self, course: Course, dataset: Any, given: Callable[[float], object], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        course: Course,
+        dataset: Any,
+        given: Callable[[float], object],
+        options: dict[str, Any],
+        over: Callable[[], object] = lambda: None,
+    ) -> None:
         """``given``: is called when a batch is given out, with its samples divided by the mean of all ranks' batches.
-        ``options``: for ``torch.utils.data.DataLoader``."""
+        ``over``: when an iteration ends, or is left. ``options``: for ``torch.utils.data.DataLoader``."""
         self._course = course
         self._given = given
+        self._over = over
         self._ahead = _Ahead(course)
         self._loader = DataLoader(dataset, batch_sampler=self._ahead, **options)
 
@@ -31,6 +39,12 @@ class ElasticLoader:
         return self._course.left
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        finally:
+            self._over()
+
+    def _batches(self) -> Iterator[Any]:
         course, epoch = self._course, self._course.epoch
         loading: Iterator[Any] | None = None
         while course.epoch == epoch and course.batch() is not None:

@@ -73,9 +73,13 @@ class ElasticSampler:
         for name in ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last"):
             if name in options:
                 raise ValueError(f"loader() can't take {name}: the sampler says which samples come, and how many.")
-        return ElasticLoader(self._course, self.dataset, self._given, options)
+        return ElasticLoader(self._course, self.dataset, self._given, options, self._over)
 
     def _given(self, weight: float) -> None:
         self._session.batch_weight = weight
         if not self._session.elastic:  # nobody is ever lost
             self._course.commit()
+
+    def _over(self) -> None:
+        """Batches that come from elsewhere have no share: they weigh as before."""
+        self._session.batch_weight = 1.0

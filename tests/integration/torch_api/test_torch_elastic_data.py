@@ -121,6 +121,22 @@ def test_unequal_shares_are_weighted(ranks: Ranks, tmp_path: Path, elastic: bool
     assert len({len(line.split()) for line in lines[0]} | {len(line.split()) for line in lines[2]}) > 1
 
 
+def rank_weights() -> tuple[list[float], float, float]:
+    bagua.init_process_group()
+    loader = bagua.contrib.ElasticSampler(dataset(), global_batch=4).loader()
+    during = [current().batch_weight for _ in loader]
+    after_all = current().batch_weight
+    for _ in loader:
+        break
+    return during, after_all, current().batch_weight
+
+
+def test_weights_end_with_the_iteration(ranks: Ranks) -> None:
+    """Batches that a program takes from elsewhere afterwards are not weighted."""
+    for rank, (during, *after) in enumerate(ranks.run(rank_weights, 3)):
+        assert during[0] == (1.5 if rank == 0 else 0.75) and after == [1.0, 1.0]
+
+
 def rank_uneven() -> str:
     bagua.init_process_group()
     sampler = bagua.contrib.ElasticSampler(dataset(), batch_size=3)
