@@ -51,8 +51,10 @@ class NodeSession:
             self.close(f"{MAX_WAITING_DIRECTIVES} directives wait for this daemon: it does not read its stream")
 
     def order(self, job_id: str, host: HostRecord, order: Order | None) -> None:
-        """Queues what the node should do about a job, unless it was told before."""
-        if order is None or not concerns(order.wish, host):
+        """Queues what the node should do about a job, unless it was told before. A part that an earlier run of the
+        daemon has stopped is over: this run must not begin it again."""
+        over = host.phase is Phase.STOPPED and host.boot_id != self.boot_id
+        if order is None or over or not concerns(order.wish, host):
             self._told.pop(job_id, None)
         elif self._told.get(job_id) is not order:
             self._told[job_id] = order
