@@ -17,11 +17,12 @@ from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
+from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
-from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.leash import LeashWatch

@@ -11,7 +11,8 @@ from typing import Any
 
 from bagua.base.disk import disk_words
 from bagua.daemon.node import events
-from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.context import NodeContext
+from bagua.daemon.node.job import Job
 from bagua.daemon.node.job_specification import (
     SpecificationError,
     clamp_grace,

@@ -70,7 +70,7 @@ class RankService(RankServiceServicer):
             world_size=job.spec.world_size,
             host_index=job.spec.host_index,
             hosts=[rank_pb2.Host(node_id=host.node_id, ranks=host.ranks) for host in job.spec.hosts],
-            data_socket=str(job.data_socket),
+            data_socket=str(job.engine.data_socket),
             data_token=job.tokens[request.rank],
         )
 
@@ -88,8 +88,7 @@ class RankService(RankServiceServicer):
         job = self._jobs.find(request.job_id)
         if job is None:
             await _no_such_job(request.job_id, context)
-        engine = job.engine if isinstance(job, Job) else None
-        return rank_pb2.DescribeWaitsReply(waiting=engine.waiting(0.0) if engine else "")
+        return rank_pb2.DescribeWaitsReply(waiting=job.engine.waiting(0.0) if isinstance(job, Job) else "")
 
 
 async def _no_such_job(job_id: str, context: Any) -> NoReturn:
