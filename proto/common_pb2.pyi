@@ -37,6 +37,8 @@ class _JobStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     JOB_STATE_SUCCEEDED: _JobState.ValueType  # 5
     JOB_STATE_FAILED: _JobState.ValueType  # 6
     JOB_STATE_CANCELLED: _JobState.ValueType  # 7
+    JOB_STATE_WAITING: _JobState.ValueType  # 8
+    """of an elastic job: it is paused, or has fewer nodes than its minimum; state stays in memory"""
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper): ...
 
@@ -52,6 +54,8 @@ JOB_STATE_STOPPING: JobState.ValueType  # 4
 JOB_STATE_SUCCEEDED: JobState.ValueType  # 5
 JOB_STATE_FAILED: JobState.ValueType  # 6
 JOB_STATE_CANCELLED: JobState.ValueType  # 7
+JOB_STATE_WAITING: JobState.ValueType  # 8
+"""of an elastic job: it is paused, or has fewer nodes than its minimum; state stays in memory"""
 global___JobState = JobState
 
 class _RankState:
@@ -132,6 +136,7 @@ class JobSpec(google.protobuf.message.Message):
     ELASTIC_FIELD_NUMBER: builtins.int
     MIN_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    RESPAWN_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -159,7 +164,9 @@ class JobSpec(google.protobuf.message.Message):
     0: it begins on nnodes and goes on down to one rank.
     """
     max_nodes: builtins.int
-    """With elastic: it may grow to so many nodes. 0: nnodes. Nothing grows yet."""
+    """With elastic: it grows to so many nodes, if its program takes newcomers. 0: nnodes."""
+    respawn: builtins.int
+    """With elastic: so many lost ranks an hour are replaced on each node, if the program takes newcomers. 0: none."""
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -194,8 +201,9 @@ class JobSpec(google.protobuf.message.Message):
         elastic: builtins.bool = ...,
         min_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
+        respawn: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "respawn", b"respawn", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
 
@@ -217,6 +225,8 @@ class RankStatus(google.protobuf.message.Message):
     MEMBER_FIELD_NUMBER: builtins.int
     LEFT_FIELD_NUMBER: builtins.int
     LAST_GENERATION_FIELD_NUMBER: builtins.int
+    NEWCOMER_FIELD_NUMBER: builtins.int
+    READY_TO_JOIN_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
     node_id: builtins.str
@@ -240,6 +250,10 @@ class RankStatus(google.protobuf.message.Message):
     """of an elastic job: it has taken leave of the engine, and will end by itself"""
     last_generation: builtins.int
     """of a member that is gone: the last that it was in. 0: it is in the present one"""
+    newcomer: builtins.bool
+    """It prepares to join and has never been in a generation: `rank` counts from 0 among the newcomers of its node."""
+    ready_to_join: builtins.bool
+    """of a newcomer: it waits for entry"""
     def __init__(
         self,
         *,
@@ -257,8 +271,10 @@ class RankStatus(google.protobuf.message.Message):
         member: builtins.int = ...,
         left: builtins.bool = ...,
         last_generation: builtins.int = ...,
+        newcomer: builtins.bool = ...,
+        ready_to_join: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "signal", b"signal", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "newcomer", b"newcomer", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ready_to_join", b"ready_to_join", "signal", b"signal", "state", b"state"]) -> None: ...
 
 global___RankStatus = RankStatus
 

@@ -50,6 +50,10 @@ class Job(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     GONE_FIELD_NUMBER: builtins.int
+    JOINING_FIELD_NUMBER: builtins.int
+    WANTED_NODES_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    GROWTH_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
     reason: builtins.str
@@ -60,6 +64,11 @@ class Job(google.protobuf.message.Message):
     finished_at: builtins.float
     waiting: builtins.str
     """The ranks that have waited for long, and those that they wait for, in words; else empty."""
+    wanted_nodes: builtins.int
+    """of an elastic job: so many it grows to"""
+    paused: builtins.bool
+    growth: builtins.str
+    """of an elastic job with fewer nodes or ranks than it may have: why nobody joins now, in words"""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -69,6 +78,10 @@ class Job(google.protobuf.message.Message):
     @property
     def gone(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]:
         """Of an elastic job: the members that are in no generation any more, in order. Their rank is the last that they had."""
+
+    @property
+    def joining(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]:
+        """of an elastic job: newcomers that are in no generation yet"""
 
     def __init__(
         self,
@@ -85,9 +98,13 @@ class Job(google.protobuf.message.Message):
         waiting: builtins.str = ...,
         progress: bagua.proto.common_pb2.Progress | None = ...,
         gone: collections.abc.Iterable[bagua.proto.common_pb2.RankStatus] | None = ...,
+        joining: collections.abc.Iterable[bagua.proto.common_pb2.RankStatus] | None = ...,
+        wanted_nodes: builtins.int = ...,
+        paused: builtins.bool = ...,
+        growth: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "job_id", b"job_id", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
 
 global___Job = Job
 
@@ -266,6 +283,55 @@ class CancelJobRequest(google.protobuf.message.Message):
 global___CancelJobRequest = CancelJobRequest
 
 @typing.final
+class ScaleJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    nodes: builtins.int
+    """from the job's min_nodes to its max_nodes"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        nodes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "nodes", b"nodes"]) -> None: ...
+
+global___ScaleJobRequest = ScaleJobRequest
+
+@typing.final
+class PauseJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+global___PauseJobRequest = PauseJobRequest
+
+@typing.final
+class ResumeJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+global___ResumeJobRequest = ResumeJobRequest
+
+@typing.final
 class WatchJobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -370,6 +436,7 @@ class Node(google.protobuf.message.Message):
     CONNECTED_FIELD_NUMBER: builtins.int
     LAST_SEEN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     hostname: builtins.str
     address: builtins.str
@@ -379,6 +446,7 @@ class Node(google.protobuf.message.Message):
     connected: builtins.bool
     last_seen: builtins.float
     version: builtins.str
+    draining: builtins.bool
     def __init__(
         self,
         *,
@@ -390,10 +458,64 @@ class Node(google.protobuf.message.Message):
         connected: builtins.bool = ...,
         last_seen: builtins.float = ...,
         version: builtins.str = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "connected", b"connected", "hostname", b"hostname", "last_seen", b"last_seen", "node_id", b"node_id", "slots", b"slots", "used_slots", b"used_slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "connected", b"connected", "draining", b"draining", "hostname", b"hostname", "last_seen", b"last_seen", "node_id", b"node_id", "slots", b"slots", "used_slots", b"used_slots", "version", b"version"]) -> None: ...
 
 global___Node = Node
+
+@typing.final
+class DrainNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___DrainNodeRequest = DrainNodeRequest
+
+@typing.final
+class DrainNodeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    @property
+    def node(self) -> global___Node: ...
+    @property
+    def jobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """that still have a part there, elastic or not"""
+
+    def __init__(
+        self,
+        *,
+        node: global___Node | None = ...,
+        jobs: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "node", b"node"]) -> None: ...
+
+global___DrainNodeReply = DrainNodeReply
+
+@typing.final
+class UndrainNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___UndrainNodeRequest = UndrainNodeRequest
 
 @typing.final
 class ListNodesReply(google.protobuf.message.Message):

@@ -67,6 +67,21 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.Job.FromString,
                 _registered_method=True)
+        self.ScaleJob = channel.unary_unary(
+                '/bagua.v1.JobService/ScaleJob',
+                request_serializer=bagua_dot_proto_dot_job__pb2.ScaleJobRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.PauseJob = channel.unary_unary(
+                '/bagua.v1.JobService/PauseJob',
+                request_serializer=bagua_dot_proto_dot_job__pb2.PauseJobRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/bagua.v1.JobService/ResumeJob',
+                request_serializer=bagua_dot_proto_dot_job__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.Job.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/bagua.v1.JobService/WatchJob',
                 request_serializer=bagua_dot_proto_dot_job__pb2.WatchJobRequest.SerializeToString,
@@ -81,6 +96,16 @@ class JobServiceStub(object):
                 '/bagua.v1.JobService/ListNodes',
                 request_serializer=bagua_dot_proto_dot_job__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.ListNodesReply.FromString,
+                _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/bagua.v1.JobService/DrainNode',
+                request_serializer=bagua_dot_proto_dot_job__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.DrainNodeReply.FromString,
+                _registered_method=True)
+        self.UndrainNode = channel.unary_unary(
+                '/bagua.v1.JobService/UndrainNode',
+                request_serializer=bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.Node.FromString,
                 _registered_method=True)
 
 
@@ -128,6 +153,26 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleJob(self, request, context):
+        """Of elastic jobs; FAILED_PRECONDITION with words for others. Each changes the wish and returns at once: the change
+        happens after the same training step everywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """The events so far and the job as it is now, then every change, event and progress report, until the job has ended.
         A slow reader misses intermediate states, never an event nor the last state.
@@ -143,6 +188,19 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """Nothing new begins on the node, and elastic jobs leave it. Others run there to their end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +239,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=bagua_dot_proto_dot_job__pb2.CancelJobRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.Job.SerializeToString,
             ),
+            'ScaleJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleJob,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.ScaleJobRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.Job.SerializeToString,
+            ),
+            'PauseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseJob,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.PauseJobRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.Job.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.ResumeJobRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.Job.SerializeToString,
+            ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.WatchJobRequest.FromString,
@@ -195,6 +268,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.ListNodesRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.ListNodesReply.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.DrainNodeRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.DrainNodeReply.SerializeToString,
+            ),
+            'UndrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainNode,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.Node.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -372,6 +455,87 @@ class JobService(object):
             _registered_method=True)
 
     @staticmethod
+    def ScaleJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/ScaleJob',
+            bagua_dot_proto_dot_job__pb2.ScaleJobRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/PauseJob',
+            bagua_dot_proto_dot_job__pb2.PauseJobRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/ResumeJob',
+            bagua_dot_proto_dot_job__pb2.ResumeJobRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def WatchJob(request,
             target,
             options=(),
@@ -442,6 +606,60 @@ class JobService(object):
             '/bagua.v1.JobService/ListNodes',
             bagua_dot_proto_dot_job__pb2.ListNodesRequest.SerializeToString,
             bagua_dot_proto_dot_job__pb2.ListNodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/DrainNode',
+            bagua_dot_proto_dot_job__pb2.DrainNodeRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.DrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/UndrainNode',
+            bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.Node.FromString,
             options,
             channel_credentials,
             insecure,

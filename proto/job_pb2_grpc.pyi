@@ -57,6 +57,24 @@ class JobServiceStub:
     ]
     """Idempotent: a job that has ended stays as it is."""
 
+    ScaleJob: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ScaleJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+    """Of elastic jobs; FAILED_PRECONDITION with words for others. Each changes the wish and returns at once: the change
+    happens after the same training step everywhere.
+    """
+
+    PauseJob: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.PauseJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+
+    ResumeJob: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ResumeJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+
     WatchJob: grpc.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.WatchJobRequest,
         bagua.proto.job_pb2.JobUpdate,
@@ -73,6 +91,17 @@ class JobServiceStub:
     ListNodes: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListNodesRequest,
         bagua.proto.job_pb2.ListNodesReply,
+    ]
+
+    DrainNode: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.DrainNodeRequest,
+        bagua.proto.job_pb2.DrainNodeReply,
+    ]
+    """Nothing new begins on the node, and elastic jobs leave it. Others run there to their end."""
+
+    UndrainNode: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.UndrainNodeRequest,
+        bagua.proto.job_pb2.Node,
     ]
 
 class JobServiceAsyncStub:
@@ -113,6 +142,24 @@ class JobServiceAsyncStub:
     ]
     """Idempotent: a job that has ended stays as it is."""
 
+    ScaleJob: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ScaleJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+    """Of elastic jobs; FAILED_PRECONDITION with words for others. Each changes the wish and returns at once: the change
+    happens after the same training step everywhere.
+    """
+
+    PauseJob: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.PauseJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+
+    ResumeJob: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ResumeJobRequest,
+        bagua.proto.job_pb2.Job,
+    ]
+
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.WatchJobRequest,
         bagua.proto.job_pb2.JobUpdate,
@@ -129,6 +176,17 @@ class JobServiceAsyncStub:
     ListNodes: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListNodesRequest,
         bagua.proto.job_pb2.ListNodesReply,
+    ]
+
+    DrainNode: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.DrainNodeRequest,
+        bagua.proto.job_pb2.DrainNodeReply,
+    ]
+    """Nothing new begins on the node, and elastic jobs leave it. Others run there to their end."""
+
+    UndrainNode: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.UndrainNodeRequest,
+        bagua.proto.job_pb2.Node,
     ]
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
@@ -182,6 +240,30 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         """Idempotent: a job that has ended stays as it is."""
 
     @abc.abstractmethod
+    def ScaleJob(
+        self,
+        request: bagua.proto.job_pb2.ScaleJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]:
+        """Of elastic jobs; FAILED_PRECONDITION with words for others. Each changes the wish and returns at once: the change
+        happens after the same training step everywhere.
+        """
+
+    @abc.abstractmethod
+    def PauseJob(
+        self,
+        request: bagua.proto.job_pb2.PauseJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+
+    @abc.abstractmethod
+    def ResumeJob(
+        self,
+        request: bagua.proto.job_pb2.ResumeJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+
+    @abc.abstractmethod
     def WatchJob(
         self,
         request: bagua.proto.job_pb2.WatchJobRequest,
@@ -204,5 +286,20 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.job_pb2.ListNodesReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListNodesReply]]: ...
+
+    @abc.abstractmethod
+    def DrainNode(
+        self,
+        request: bagua.proto.job_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.DrainNodeReply, collections.abc.Awaitable[bagua.proto.job_pb2.DrainNodeReply]]:
+        """Nothing new begins on the node, and elastic jobs leave it. Others run there to their end."""
+
+    @abc.abstractmethod
+    def UndrainNode(
+        self,
+        request: bagua.proto.job_pb2.UndrainNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.Node, collections.abc.Awaitable[bagua.proto.job_pb2.Node]]: ...
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -54,6 +54,7 @@ class NodeFact(google.protobuf.message.Message):
     JOB_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     LOG_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -66,6 +67,8 @@ class NodeFact(google.protobuf.message.Message):
     def progress(self) -> bagua.proto.common_pb2.Progress: ...
     @property
     def log(self) -> global___LogReply: ...
+    @property
+    def status(self) -> global___NodeStatus: ...
     def __init__(
         self,
         *,
@@ -74,12 +77,31 @@ class NodeFact(google.protobuf.message.Message):
         job: global___LocalJob | None = ...,
         progress: bagua.proto.common_pb2.Progress | None = ...,
         log: global___LogReply | None = ...,
+        status: global___NodeStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log"] | None: ...
+    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status"] | None: ...
 
 global___NodeFact = NodeFact
+
+@typing.final
+class NodeStatus(google.protobuf.message.Message):
+    """What a node says of itself, as a whole: in Hello, and again whenever it changes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: builtins.int
+    draining: builtins.bool
+    """The daemon will end soon: elastic jobs leave the node after the same step everywhere, and nothing new begins there."""
+    def __init__(
+        self,
+        *,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining"]) -> None: ...
+
+global___NodeStatus = NodeStatus
 
 @typing.final
 class Hello(google.protobuf.message.Message):
@@ -93,6 +115,7 @@ class Hello(google.protobuf.message.Message):
     JOBS_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
     STREAM_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -108,6 +131,8 @@ class Hello(google.protobuf.message.Message):
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
 
+    @property
+    def status(self) -> global___NodeStatus: ...
     def __init__(
         self,
         *,
@@ -119,8 +144,10 @@ class Hello(google.protobuf.message.Message):
         jobs: collections.abc.Iterable[global___LocalJob] | None = ...,
         boot_id: builtins.str = ...,
         stream: builtins.int = ...,
+        status: global___NodeStatus | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "stream", b"stream", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 
@@ -160,6 +187,9 @@ class LocalJob(google.protobuf.message.Message):
     SUSPENDED_FIELD_NUMBER: builtins.int
     SUSPENDED_HOSTS_FIELD_NUMBER: builtins.int
     WITHDRAWN_FIELD_NUMBER: builtins.int
+    TAKES_NEWCOMERS_FIELD_NUMBER: builtins.int
+    ENTERED_FIELD_NUMBER: builtins.int
+    SUSPENDED_NODES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     phase: global___LocalPhase.ValueType
@@ -177,11 +207,21 @@ class LocalJob(google.protobuf.message.Message):
     """The node ended its part though nothing failed: its daemon stops or was restarted, its lease was over. `error` says
     which. An elastic job goes on without it.
     """
+    takes_newcomers: builtins.bool
+    """The program of some rank here takes newcomers. Once true it stays so."""
+    entered: builtins.int
+    """The generation that the engine here is in: `generation`, or an older one as long as a planned change waits for its
+    step. 0: none, there are newcomers alone.
+    """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
     @property
     def suspended_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """indices in this generation of the hosts that this node's engine has lost"""
+        """indices of the hosts that this node's engine has lost, in `entered`"""
+
+    @property
+    def suspended_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """node_id of each of suspended_hosts"""
 
     def __init__(
         self,
@@ -196,8 +236,11 @@ class LocalJob(google.protobuf.message.Message):
         suspended: builtins.str = ...,
         suspended_hosts: collections.abc.Iterable[builtins.int] | None = ...,
         withdrawn: builtins.bool = ...,
+        takes_newcomers: builtins.bool = ...,
+        entered: builtins.int = ...,
+        suspended_nodes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "error", b"error", "generation", b"generation", "job_id", b"job_id", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "entered", b"entered", "error", b"error", "generation", b"generation", "job_id", b"job_id", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "suspended_nodes", b"suspended_nodes", "takes_newcomers", b"takes_newcomers", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
 
 global___LocalJob = LocalJob
 
@@ -321,6 +364,7 @@ class HostPlan(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     ENGINE_ADDRESS_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
+    NEWCOMERS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     address: builtins.str
     """host part"""
@@ -332,6 +376,10 @@ class HostPlan(google.protobuf.message.Message):
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """by ranks; empty: the same numbers"""
 
+    @property
+    def newcomers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those of members that enter for the first time with this generation"""
+
     def __init__(
         self,
         *,
@@ -340,8 +388,9 @@ class HostPlan(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         engine_address: builtins.str = ...,
         members: collections.abc.Iterable[builtins.int] | None = ...,
+        newcomers: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "members", b"members", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "members", b"members", "newcomers", b"newcomers", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
 
 global___HostPlan = HostPlan
 
@@ -349,7 +398,8 @@ global___HostPlan = HostPlan
 class RunJob(google.protobuf.message.Message):
     """Run this generation of the job. Sent again, with more engine addresses filled in, as they become known. A newer
     generation of an elastic job stops no rank that is a member of it: the node's engine regroups, with these addresses. A
-    generation after the first begins nothing anew: a node that does not hold the job answers that it has stopped.
+    generation after the first begins nothing anew but newcomers: a node that does not hold the job answers that it has
+    stopped.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -362,19 +412,38 @@ class RunJob(google.protobuf.message.Message):
     JOB_KEY_FIELD_NUMBER: builtins.int
     MASTER_ADDR_FIELD_NUMBER: builtins.int
     MASTER_PORT_FIELD_NUMBER: builtins.int
+    PLANNED_FIELD_NUMBER: builtins.int
+    JOINING_FIELD_NUMBER: builtins.int
+    HOLD_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     host_index: builtins.int
-    """which of hosts is the receiver"""
+    """Which of hosts is the receiver. 0xFFFFFFFF: none. With `planned` its ranks are then dismissed, unless it is in
+    `joining` alone and has none.
+    """
     job_key: builtins.bytes
     """32 bytes: authenticates data connections"""
     master_addr: builtins.str
     master_port: builtins.int
+    planned: builtins.bool
+    """The ranks go on in the generation before until the same training step everywhere. Else they leave it at once."""
+    hold: builtins.bool
+    """With planned: all ranks stop after that step and wait for the next RunJob."""
+    waiting: builtins.str
+    """why the job waits, or why newcomers do, in words: their waits have no limit meanwhile"""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
     def hosts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HostPlan]:
         """in ring order"""
+
+    @property
+    def joining(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HostPlan]:
+        """Parts that prepare to join, and are in no generation: `members` are new numbers, `ranks` count from 0 in each part.
+        A node starts each member once: one that has ended stays so. One that a later RunJob names no more, neither here nor
+        in `hosts`, is ended.
+        """
 
     def __init__(
         self,
@@ -387,9 +456,13 @@ class RunJob(google.protobuf.message.Message):
         job_key: builtins.bytes = ...,
         master_addr: builtins.str = ...,
         master_port: builtins.int = ...,
+        planned: builtins.bool = ...,
+        joining: collections.abc.Iterable[global___HostPlan] | None = ...,
+        hold: builtins.bool = ...,
+        waiting: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "master_addr", b"master_addr", "master_port", b"master_port", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

@@ -68,6 +68,7 @@ class JoinReply(google.protobuf.message.Message):
     HOSTS_FIELD_NUMBER: builtins.int
     DATA_SOCKET_FIELD_NUMBER: builtins.int
     DATA_TOKEN_FIELD_NUMBER: builtins.int
+    NEWCOMER_FIELD_NUMBER: builtins.int
     generation: builtins.int
     world_size: builtins.int
     host_index: builtins.int
@@ -75,6 +76,8 @@ class JoinReply(google.protobuf.message.Message):
     """path of the core's Unix socket"""
     data_token: builtins.bytes
     """32 bytes, shown to the core at connect"""
+    newcomer: builtins.bool
+    """it joins a lobby: world_size and hosts are those of the newcomers of its node"""
     @property
     def hosts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Host]: ...
     def __init__(
@@ -86,8 +89,9 @@ class JoinReply(google.protobuf.message.Message):
         hosts: collections.abc.Iterable[global___Host] | None = ...,
         data_socket: builtins.str = ...,
         data_token: builtins.bytes = ...,
+        newcomer: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data_socket", b"data_socket", "data_token", b"data_token", "generation", b"generation", "host_index", b"host_index", "hosts", b"hosts", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_socket", b"data_socket", "data_token", b"data_token", "generation", b"generation", "host_index", b"host_index", "hosts", b"hosts", "newcomer", b"newcomer", "world_size", b"world_size"]) -> None: ...
 
 global___JoinReply = JoinReply
 
@@ -130,3 +134,32 @@ class DescribeWaitsReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["waiting", b"waiting"]) -> None: ...
 
 global___DescribeWaitsReply = DescribeWaitsReply
+
+@typing.final
+class TakesNewcomersRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    """the member number"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "rank", b"rank"]) -> None: ...
+
+global___TakesNewcomersRequest = TakesNewcomersRequest
+
+@typing.final
+class TakesNewcomersReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___TakesNewcomersReply = TakesNewcomersReply

@@ -51,6 +51,11 @@ class RankServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_rank__pb2.DescribeWaitsRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_rank__pb2.DescribeWaitsReply.FromString,
                 _registered_method=True)
+        self.TakesNewcomers = channel.unary_unary(
+                '/bagua.v1.RankService/TakesNewcomers',
+                request_serializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.FromString,
+                _registered_method=True)
 
 
 class RankServiceServicer(object):
@@ -78,6 +83,13 @@ class RankServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakesNewcomers(self, request, context):
+        """The program of this rank can take newcomers, from now on. Saying it again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.DescribeWaits,
                     request_deserializer=bagua_dot_proto_dot_rank__pb2.DescribeWaitsRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_rank__pb2.DescribeWaitsReply.SerializeToString,
+            ),
+            'TakesNewcomers': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakesNewcomers,
+                    request_deserializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,33 @@ class RankService(object):
             '/bagua.v1.RankService/DescribeWaits',
             bagua_dot_proto_dot_rank__pb2.DescribeWaitsRequest.SerializeToString,
             bagua_dot_proto_dot_rank__pb2.DescribeWaitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakesNewcomers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.RankService/TakesNewcomers',
+            bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.SerializeToString,
+            bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.FromString,
             options,
             channel_credentials,
             insecure,

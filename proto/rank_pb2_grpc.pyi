@@ -41,6 +41,12 @@ class RankServiceStub:
     ]
     """Names in words the ranks of the job that wait, and those that they wait for."""
 
+    TakesNewcomers: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.rank_pb2.TakesNewcomersRequest,
+        bagua.proto.rank_pb2.TakesNewcomersReply,
+    ]
+    """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
+
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
 
@@ -62,6 +68,12 @@ class RankServiceAsyncStub:
         bagua.proto.rank_pb2.DescribeWaitsReply,
     ]
     """Names in words the ranks of the job that wait, and those that they wait for."""
+
+    TakesNewcomers: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.rank_pb2.TakesNewcomersRequest,
+        bagua.proto.rank_pb2.TakesNewcomersReply,
+    ]
+    """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -90,5 +102,13 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.rank_pb2.DescribeWaitsReply, collections.abc.Awaitable[bagua.proto.rank_pb2.DescribeWaitsReply]]:
         """Names in words the ranks of the job that wait, and those that they wait for."""
+
+    @abc.abstractmethod
+    def TakesNewcomers(
+        self,
+        request: bagua.proto.rank_pb2.TakesNewcomersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.rank_pb2.TakesNewcomersReply, collections.abc.Awaitable[bagua.proto.rank_pb2.TakesNewcomersReply]]:
+        """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
