@@ -44,13 +44,15 @@ class Job:
         self.state = state.new_job(
             node.node_id,
             spec.ranks,
+            joining=spec.joining,
             adopt=spec.adopt,
             grace_s=spec.stop_grace_s,
             join_s=spec.join_timeout_s,
             elastic=spec.elastic,
             generation=spec.generation,
         )
-        self.tokens = {rank: secrets.token_bytes(32) for rank in spec.ranks}
+        self.tokens: dict[int, bytes] = {}
+        self._make_tokens()
         self._node = node
         self._on_report = on_report
         self._log = node.log.bind(job=spec.job_id, generation=spec.generation)
@@ -77,9 +79,23 @@ class Job:
     def generation(self) -> int:
         return self.spec.generation
 
-    def knows(self, rank: int) -> bool:
+    @property
+    def deserted(self) -> bool:
+        """True if newcomers were to join from here, and all of them have ended."""
+        return not self.state.ranks and all(rank.phase is RankPhase.EXITED for rank in self.state.present)
+
+    @property
+    def numbers(self) -> set[int]:
+        """Members that this node has, or has had."""
+        return {rank.member for rank in self.state.everybody}
+
+    def knows(self, member: int) -> bool:
         """True if a process here has, or had, this number."""
-        return rank in self.tokens or rank in self.spec.ranks
+        return member in self.tokens
+
+    def holds(self, member: int) -> bool:
+        """True if the number is that of a process which is here, or will be."""
+        return any(rank.member == member for rank in self.state.present)
 
     @property
     def stopped(self) -> bool:
@@ -91,21 +107,39 @@ class Job:
         preparing_or_ending = (Phase.PREPARING, Phase.TERMINATING, Phase.KILLING, Phase.CLOSING)
         return bool(self.state.alive) or self.state.phase in preparing_or_ending
 
-    def regroup(self, spec: JobSpecification, peers: tuple[str, ...]) -> None:
-        """The coordinator has decided the next generation of an elastic job: nothing of it is stopped that stays in."""
-        unknown = set(spec.members) - {rank.member for rank in self.state.ranks}
+    @property
+    def ending(self) -> bool:
+        """True once the job is being ended here: nobody can join it any more."""
+        return self.state.phase not in (Phase.PREPARING, Phase.RUNNING)
+
+    def follow(self, spec: JobSpecification, peers: tuple[str, ...]) -> None:
+        """The coordinator has decided the next generation of an elastic job, or who is to join it: nothing of it is
+        stopped that stays in."""
+        unknown = set(spec.members) - {rank.member for rank in self.state.present}
         if unknown:
             text = f"node {self._node.node_id} has no members {sorted(unknown)}"
             self.post(events.EngineFailed(f"{text}, which generation {spec.generation} of the job needs here"))
             return
+        if spec.generation > self.spec.generation:
+            self._log = self._node.log.bind(job=spec.job_id, generation=spec.generation)
+            self._log.info("job goes on", ranks=list(spec.ranks), members=list(spec.members), planned=spec.planned)
         self.spec = spec
-        self._log = self._node.log.bind(job=spec.job_id, generation=spec.generation)
-        self._log.info("job goes on", ranks=list(spec.ranks), members=list(spec.members))
-        self.post(events.Regrouped(spec.generation, spec.ranks, spec.members, peers))
+        self._make_tokens()
+        self.post(
+            events.Regrouped(
+                spec.generation, spec.ranks, spec.members, peers, spec.joining, planned=spec.planned, hold=spec.hold
+            )
+        )
         self._run(self._record.save())
 
+    def _make_tokens(self) -> None:
+        for member in (*self.spec.members, *self.spec.joining):
+            self.tokens.setdefault(member, secrets.token_bytes(32))
+
     def start(self) -> None:
-        self._log.info("job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt)
+        self._log.info(
+            "job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt, joining=list(self.spec.joining) or None
+        )
         self._run(self._prepare())
 
     def post(self, event: events.Event) -> None:
@@ -134,6 +168,10 @@ class Job:
 
     # ── for ranks ──
 
+    def describe_waits(self) -> str:
+        """Why the job waits as a whole, and who waits for whom."""
+        return "\n".join(filter(None, (self.spec.waiting, self.engine.waiting(0.0))))
+
     async def prepared(self) -> None:
         """Returns when the engine listens, or the job has failed or was stopped before."""
         await self._prepared.wait()
@@ -141,8 +179,8 @@ class Job:
     def admit(self, rank: int, pid: int) -> bool:
         """Lets the process ``pid`` be the member ``rank``. False if the rank has joined before, or has ended. A process
         that asks again before it connected gets the same answer."""
-        known = next(known for known in self.state.ranks if known.member == rank)
-        if known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
+        known = self.state.find(rank)
+        if known is None or known.phase is RankPhase.EXITED or known.connected or self._joined.get(rank, pid) != pid:
             return False
         self._joined[rank] = pid
         self.post(events.RankJoined(rank, pid))
@@ -164,11 +202,14 @@ class Job:
     def _carry_out(self, instruction: events.Instruction) -> None:
         match instruction:
             case events.SpawnRanks():
-                self._spawn_ranks()
+                waiting = tuple(rank.member for rank in self.state.present if rank.phase is RankPhase.WAITING)
+                self._spawn(waiting)
+            case events.StartNewcomers(members):
+                self._run(self._start_newcomers(members))
             case events.SetPeers(addresses):
                 self.engine.set_peers(addresses)
             case events.RegroupEngine():
-                self._run(self.engine.regroup(lambda: (self.spec, self.state.peers)))
+                self._run(self.engine.follow(lambda: (self.spec, self.state.peers)))
             case events.Abort(reason):
                 self.engine.abort(reason)
             case events.SignalRanks(pids, signum):
@@ -227,19 +268,35 @@ class Job:
         self._core = await self._node.core.load()
         return await self.engine.make(self._core, self.spec, self.tokens)
 
-    def _spawn_ranks(self) -> None:
-        for rank in self.spec.ranks:
+    def _spawn(self, members: tuple[int, ...]) -> None:
+        for member in members:
             try:
-                pid = self._processes.spawn(self._core, self.spec, rank)
-            except OSError as error:
+                pid = self._processes.spawn(self._core, self.spec, member)
+            except (OSError, ValueError) as error:
                 command = launch.command(self.spec.program)
-                words = disk_words(error) if error.errno in FULL else error
-                text = f"node {self._node.node_id}: rank {rank} can't be started ({command[0]}): {words}"
-                self.post(events.SpawnFailed(rank, text))
+                words = disk_words(error) if isinstance(error, OSError) and error.errno in FULL else error
+                self._can_not_start((member,), f"rank {member} can't be started ({command[0]}): {words}")
                 break
-            self.post(events.RankStarted(rank, pid))
+            self.post(events.RankStarted(member, pid))
         self._processes.forget_secrets()
         self._run(self._record.save())
+
+    async def _start_newcomers(self, members: tuple[int, ...]) -> None:
+        """Beside ranks that go on: whatever is wrong concerns these members alone."""
+        try:
+            await self._processes.prepare(self.spec)
+            await self._record.save()
+            await self.engine.open_lobby({member: self.tokens[member] for member in members})
+        except Exception as error:
+            self._log.error("newcomers can't be started", error=str(error), exc_info=not isinstance(error, _EXPECTED))
+            self._can_not_start(members, str(error) or repr(error))
+        else:
+            wanted = {rank.member for rank in self.state.lobby if rank.phase is RankPhase.WAITING}
+            self._spawn(tuple(member for member in members if member in wanted and not self.ending))
+
+    def _can_not_start(self, members: tuple[int, ...], words: str) -> None:
+        for member in members:
+            self.post(events.SpawnFailed(member, f"node {self._node.node_id}: {words}"))
 
     # ── outcomes ──
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bagua.daemon.node import events
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import in_thread, make_engine
-from bagua.daemon.node.job_specification import JobSpecification
+from bagua.daemon.node.job_specification import Host, JobSpecification
 from bagua.daemon.node.runtime_dir import data_socket, remove_sockets
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class JobEngine:
         self._on_event = on_event
         self._engine: core.Engine | None = None
         self._failed = False
-        self._generation = spec.generation
+        self._told = spec.generation
+        # Of the generation that the engine is in, and of later ones:
+        self._places: dict[int, tuple[Host, ...]] = {spec.generation: spec.hosts}
         self._changing = asyncio.Lock()
 
     async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes]) -> str:
@@ -75,28 +77,43 @@ class JobEngine:
             text = f"node {self._node.node_id}: the other hosts can't be reached: {error}"
             self._on_event(events.EngineFailed(text))
 
-    async def regroup(self, newest: Callable[[], tuple[JobSpecification, tuple[str, ...]]]) -> None:
+    async def follow(self, newest: Callable[[], tuple[JobSpecification, tuple[str, ...]]]) -> None:
         """Goes over to the newest generation, which ``newest`` tells with the addresses of its engines: others may have
-        been decided while an older one was being formed."""
+        been decided while an older one was being formed. One that is planned is entered when the ranks are there."""
         async with self._changing:
-            engine, (spec, _) = self._engine, newest()
-            if engine is None or spec.generation <= self._generation:
+            engine, (spec, peers) = self._engine, newest()
+            if engine is None or spec.generation <= self._told or (spec.host_index < 0 and spec.joining):
                 return
-            hosts = [list(host.ranks) for host in spec.hosts]
-            members = [member for host in spec.hosts for member in host.members]
+            self._places[spec.generation] = spec.hosts
             try:
-                await in_thread(
-                    lambda: engine.regroup(
-                        generation=spec.generation, host_index=spec.host_index, hosts=hosts, members=members
-                    )
-                )
+                if spec.planned:
+                    await in_thread(lambda: _plan(engine, spec, peers))
+                else:
+                    await in_thread(lambda: _regroup(engine, spec))
             except (RuntimeError, ValueError) as error:
                 self._on_event(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
                 return
-            self._generation = spec.generation
-            now, peers = newest()
-            if now is spec and peers:
-                self.set_peers(peers)
+            self._told = spec.generation
+            if not spec.planned:
+                self._entered(spec.generation)
+                now, peers = newest()
+                if now is spec and peers:
+                    self.set_peers(peers)
+
+    async def open_lobby(self, tokens: dict[int, bytes]) -> None:
+        """Lets newcomers in, beside the generation that goes on. Raises core.CoreError."""
+        async with self._changing:
+            if (engine := self._engine) is not None:
+                await in_thread(lambda: engine.open_lobby(members=list(tokens), tokens=tokens))
+
+    def _entered(self, generation: int) -> None:
+        hosts = self._places.get(generation, ())
+        self._on_event(events.Entered(generation, tuple(member for host in hosts for member in host.members)))
+        self._places = {number: hosts for number, hosts in self._places.items() if number >= generation}
+
+    def _node_of(self, generation: int, host: int) -> str:
+        hosts = self._places.get(generation, ())
+        return hosts[host].node_id if 0 <= host < len(hosts) else ""
 
     async def close(self) -> None:
         """Returns when it is gone, and its socket."""
@@ -123,7 +140,7 @@ class JobEngine:
                 self._on_event(translated)
 
     def _translate(self, event: dict[str, Any], after_error: set[int]) -> Iterator[events.Event]:
-        member, text = int(event["rank"]), str(event["text"])
+        member, text = int(event.get("rank", -1)), str(event.get("text", ""))
         match event["kind"]:
             case "joined":
                 yield events.RankConnected(member)
@@ -134,6 +151,33 @@ class JobEngine:
             case "error":
                 yield events.EngineFailed(text)
             case "suspended":
-                yield events.Suspended(int(event["generation"]), int(event["host"]), text)
+                generation, host = int(event["generation"]), int(event["host"])
+                yield events.Suspended(generation, host, text, self._node_of(generation, host))
+            case "regrouped":
+                self._entered(int(event["generation"]))
+            case "ready_to_join":
+                yield events.ReadyToJoin(member)
             case "ring":
                 self._log.info("order of the hosts in rings", order=text)
+
+
+def _regroup(engine: core.Engine, spec: JobSpecification) -> None:
+    engine.regroup(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+    )
+
+
+def _plan(engine: core.Engine, spec: JobSpecification, peers: tuple[str, ...]) -> None:
+    if spec.hold:
+        engine.plan(generation=spec.generation, hold=True)
+        return
+    engine.plan(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+        peers=peers,
+    )

@@ -31,7 +31,7 @@ LogPath = Callable[[int], Path | None]
 def local_job(job_id: str, state: JobState, log_path: LogPath) -> node_pb2.LocalJob:
     """Everything that the coordinator may know of the job. Of the last words only those of the first to end: when a
     thousand ranks fail together, they must still fit in a message."""
-    exited = sorted((rank for rank in state.ranks if rank.error_tail), key=lambda rank: rank.exited_at)
+    exited = sorted((rank for rank in state.present if rank.error_tail), key=lambda rank: rank.exited_at)
     with_tail = {rank.member for rank in exited[:MAX_ERROR_TAILS]}
     return node_pb2.LocalJob(
         job_id=job_id,
@@ -42,11 +42,15 @@ def local_job(job_id: str, state: JobState, log_path: LogPath) -> node_pb2.Local
         waiting=state.waiting,
         ranks=[
             _rank_status(state, local, rank, rank.member in with_tail, log_path)
-            for local, rank in enumerate(state.ranks)
+            for group in (state.ranks, state.lobby, state.leaving)
+            for local, rank in enumerate(group)
         ],
         suspended=state.suspended,
         suspended_hosts=state.lost_hosts,
+        suspended_nodes=state.lost_nodes,
         withdrawn=state.withdrawn,
+        takes_newcomers=state.takes_newcomers,
+        entered=state.entered,
     )
 
 
@@ -71,6 +75,8 @@ def _rank_status(state: JobState, local: int, rank: Rank, with_tail: bool, log_p
         follows=rank.follows,
         member=rank.member,
         left=state.elastic and (rank.left or rank.lost),
+        newcomer=rank.newcomer or rank in state.lobby,
+        ready_to_join=rank.ready,
     )
 
 
@@ -90,7 +96,7 @@ def journal_entry(job_id: str, state: JobState, rank_socket: Path, start_time: C
             exited_at=rank.exited_at,
             follows=rank.follows,
         )
-        for local, rank in enumerate((*state.ranks, *state.gone))
+        for local, rank in enumerate(state.everybody)
     )
     return JobEntry(
         job_id=job_id,
