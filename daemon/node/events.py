@@ -153,7 +153,9 @@ class ReadyToJoin(Event):
 
 @dataclass(frozen=True)
 class TakesNewcomers(Event):
-    """The program has said that it can take newcomers."""
+    """The program of that rank can take newcomers."""
+
+    rank: int
 
 
 # ── Instructions ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -179,5 +179,5 @@ def _plan(engine: core.Engine, spec: JobSpecification, peers: tuple[str, ...]) -
         host_index=spec.host_index,
         hosts=[list(host.ranks) for host in spec.hosts],
         members=spec.all_members,
-        peers=peers,
+        peers=peers or [engine.address()],  # one host
     )

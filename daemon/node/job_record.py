@@ -75,7 +75,7 @@ def _rank_status(state: JobState, local: int, rank: Rank, with_tail: bool, log_p
         follows=rank.follows,
         member=rank.member,
         left=state.elastic and (rank.left or rank.lost),
-        newcomer=rank.newcomer or rank in state.lobby,
+        newcomer=rank.newcomer,
         ready_to_join=rank.ready,
     )
 

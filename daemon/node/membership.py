@@ -98,7 +98,7 @@ def entered(state: JobState, event: Entered, now: float) -> Step:
     if event.generation <= state.entered:
         return state, []
     for member in event.members:
-        state = state.update(member, newcomer=False, ready=False)
+        state = state.update(member, outside=False, ready=False)
     after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=())
     for rank in after.leaving:
         if rank.member not in event.members and rank.ends_by is None:
@@ -110,7 +110,7 @@ def entered(state: JobState, event: Entered, now: float) -> Step:
 
 
 def _spent(state: JobState) -> list[Rank]:
-    return [rank for rank in state.lobby if not rank.newcomer]
+    return [rank for rank in state.lobby if not rank.outside]
 
 
 def suspended(state: JobState, event: Suspended, now: float) -> Step:
@@ -164,14 +164,14 @@ def left_behind(state: JobState) -> bool:
 
 
 def ready(state: JobState, event: ReadyToJoin, now: float) -> Step:
-    """Only a newcomer can be ready to join."""
+    """Only who is in no generation can be ready to join."""
     rank = state.find(event.rank)
-    return (state.update(event.rank, ready=True) if rank is not None and rank.newcomer else state), []
+    return (state.update(event.rank, ready=True) if rank is not None and rank.outside else state), []
 
 
 def takes_newcomers(state: JobState, event: TakesNewcomers, now: float) -> Step:
-    """For good."""
-    return replace(state, takes_newcomers=True), []
+    """For good. A newcomer says so as soon as it trains like everybody else."""
+    return replace(state.update(event.rank, newcomer=False), takes_newcomers=True), []
 
 
 def not_started(state: JobState, event: SpawnFailed, now: float) -> Step:

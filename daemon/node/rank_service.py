@@ -89,7 +89,7 @@ class RankService(RankServiceServicer):
         job = self._jobs.find(request.job_id)
         if not isinstance(job, Job) or not job.knows(request.rank):
             await _no_such_job(request.job_id, context)
-        job.post(events.TakesNewcomers())
+        job.post(events.TakesNewcomers(request.rank))
         return rank_pb2.TakesNewcomersReply()
 
     async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:

@@ -74,8 +74,8 @@ class Endpoint:
 
 class Session:
     """Keeps one stream open. ``hello`` makes the first message, ``snapshot`` the latest state of a job, ``status`` that
-    of the node, ``on_directive`` gets everything but Welcome and acknowledgements, which renew ``lease``; ``on_connection`` learns
-    of the stream's beginning and end."""
+    of the node, ``on_directive`` gets everything but Welcome and acknowledgements, which renew ``lease``;
+    ``on_connection`` learns of the stream's beginning and end."""
 
     def __init__(
         self,

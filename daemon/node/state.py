@@ -36,8 +36,9 @@ class Rank:
     connected: bool = False  # the core has, or had, its connection
     lost: bool = False  # that connection broke
     left: bool = False  # it took leave of the core, in an elastic job
-    newcomer: bool = False  # it has not been in a generation
-    ready: bool = False  # a newcomer that waits for entry
+    newcomer: bool = False  # it began beside the job, and does not train yet
+    outside: bool = False  # it has not been in a generation
+    ready: bool = False  # it waits for entry
     ends_by: float | None = None  # it will end by itself, or is killed then
     exit_code: int = 0
     signal: int = 0
@@ -145,7 +146,7 @@ def new_job(
 
 def newcomers(members: tuple[int, ...]) -> tuple[Rank, ...]:
     """Members that are to be started, and know of nobody else."""
-    return tuple(Rank(number, member, newcomer=True) for number, member in enumerate(members))
+    return tuple(Rank(number, member, newcomer=True, outside=True) for number, member in enumerate(members))
 
 
 def describe_exit(rank: Rank, node_id: str) -> str:
