@@ -99,12 +99,17 @@ class JobState:
 
     def update(self, member: int, **changes: Any) -> JobState:
         """The state with the rank of that number changed, if there is one."""
-        groups = {}
-        for name in ("ranks", "lobby", "leaving", "gone"):
-            group: tuple[Rank, ...] = getattr(self, name)
-            if any(rank.member == member for rank in group):
-                groups[name] = tuple(replace(rank, **changes) if rank.member == member else rank for rank in group)
-        return replace(self, **groups)
+
+        def changed(group: tuple[Rank, ...]) -> tuple[Rank, ...]:
+            return tuple(replace(rank, **changes) if rank.member == member else rank for rank in group)
+
+        return replace(
+            self,
+            ranks=changed(self.ranks),
+            lobby=changed(self.lobby),
+            leaving=changed(self.leaving),
+            gone=changed(self.gone),
+        )
 
     @property
     def visible(self) -> tuple[object, ...]:

@@ -144,7 +144,8 @@ async def test_a_rank_that_is_out_is_ended(end, daemon, elastic, until_gone):
 
 async def test_an_exception_ends_the_job(end, daemon, elastic):
     end_of_step = "        if numbers[1]:"
-    elastic.script.write_text(PROGRAM.replace(end_of_step, f"        if me == 1: raise ValueError('no')\n{end_of_step}"))
+    failure = "        if me == 1: raise ValueError('no')\n"
+    elastic.script.write_text(PROGRAM.replace(end_of_step, failure + end_of_step))
     await elastic.run([0, 1, 2])
     job = await end.exited("job")
     assert job.ranks[1].exit_code == 1 and "ValueError: no" in job.ranks[1].error_tail
