@@ -110,7 +110,10 @@ def destroy_process_group() -> None:
 def _leave(session: Session, torch_group: TorchGroup) -> None:
     """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
     for lost, and the ranks that wait for it learn so at once."""
-    if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+    if session.dismissed:
+        torch_group.abandon()
+        session.close()
+    elif getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
         session.end()
         torch_group.close()
         session.close()
