@@ -48,9 +48,7 @@ def settle(everyone: Mapping[int, Standing]) -> Outcome:
     """The outcome for a generation of these members, by number. Raises ValueError if none holds the state."""
     whole = {member for member, one in everyone.items() if is_whole(one, everyone)}
     if not whole:
-        raise ValueError(
-            f"None of the members {sorted(everyone)} holds the state of the job: those that did are gone."
-        )
+        raise ValueError(f"None of the members {sorted(everyone)} holds the state of the job: those that did are gone.")
     newcomers = frozenset(everyone) - whole
     copies = bool(newcomers) and all(everyone[member].between for member in whole)
     return Outcome(newcomers, copies, max(everyone[member].laps for member in whole))

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -50,7 +50,9 @@ class Units:
         self._planned = 0  # the newest generation that all have agreed to enter
         self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
         self._lap: int | None = None  # after which newcomers that wait in this generation are let in
+        self._takes_newcomers = False  # and the daemon knows it
         self._marked = False  # the program says where a step begins
+        self.part: Callable[[], None] = nothing  # communicators without newcomers go
         session.end_first(self, self._leave)
 
     @property
@@ -156,6 +158,12 @@ class Units:
             except Unfit as error:
                 self._give_up(str(error))
 
+    def take_newcomers(self) -> None:
+        """The program can take newcomers: the daemon is told, once."""
+        if not (self._takes_newcomers or self._session.newcomer):
+            self._session.take_newcomers()
+        self._takes_newcomers = True
+
     def between_steps(self, marked: bool = True) -> None:
         """All that the optimizers do in a step is done, and nothing of the next one: what was planned takes place here.
         ``marked``: the program, or its sampler, says so; from then on other places are ignored."""
@@ -212,9 +220,7 @@ class Units:
             self.followers.hear([row.followers for row in whole.values()], members, generation)
             session.renew()
         self._heard_in = generation
-        LOG.info(
-            "Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size
-        )
+        LOG.info("Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size)
 
     def _row(self) -> Row:
         if self._session.newcomer:
@@ -225,7 +231,7 @@ class Units:
         """Newcomers get the state. All others are between the same two steps."""
         session, generation = self._session, self._session.membership.generation
         if not first:
-            session.part()  # communicators that were made without them
+            self.part()
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
         extra = {"told": self.changes.world_size, "marked": self._marked}
         session.take_part(frozenset())

@@ -167,7 +167,6 @@ class HostConnection:
         self._job_id = admission.job_id
         self.membership = self._membership(view)
         self.elastic: bool = view["elastic"]
-        self.newcomer: bool = view["newcomer"]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -187,11 +186,12 @@ class HostConnection:
             waited = self.first_warning_s
             found = self._rank.enter(waited)
             while found is None:
-                why = "It waits to be let in." if self.newcomer else "It waits until all members go on together."
+                why = (
+                    "It waits to be let in." if self.membership.lobby else "It waits until all members go on together."
+                )
                 more = self.go_on(waited, more=why, ends=False)
                 found = self._rank.enter(more)
                 waited += more
-        self.newcomer = found["newcomer"]
         self.membership = self._membership(found)
         return self.membership
 
@@ -205,7 +205,9 @@ class HostConnection:
 
     def _membership(self, view: dict[str, Any]) -> Membership:
         hosts = tuple(map(tuple, view["hosts"]))
-        return Membership(view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]))
+        return Membership(
+            view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]), lobby=view["newcomer"]
+        )
 
     @property
     def native(self) -> core.Rank:

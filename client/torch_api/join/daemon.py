@@ -30,7 +30,8 @@ class Membership:
     """The ranks that take part in one generation of a job: this one, and those of every host in order.
 
     ``numbers``: the member number of each rank, which a process keeps for life. Empty: the same as the ranks.
-    ``resting``: numbers of members that have no state yet, and take part in nothing but getting it.
+    ``resting``: numbers of members that have no state yet, and take part in nothing but getting it. ``lobby``: it is no
+    generation of the job, but newcomers of one host that have not been let in.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class Membership:
     generation: int = 1
     numbers: tuple[int, ...] = ()
     resting: frozenset[int] = frozenset()
+    lobby: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class Session:
         self.connection = HostConnection(admission, describe)
         self.membership = self.connection.membership
         self.elastic = self.connection.elastic
-        self.newcomer = self.connection.newcomer
+        self.newcomer = self.membership.lobby
         self.dismissed = False
         self._daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
@@ -86,7 +86,6 @@ class Session:
             self._endings.clear()
             print(f"bagua: member {before.member} leaves the job, which goes on without it. {error}", file=sys.stderr)
             raise SystemExit(0) from None
-        self.newcomer = self.newcomer or self.connection.newcomer
         self.membership = entered
         self.take_part(frozenset(entered.members) - known)
         os.environ.update(entered.variables)
