@@ -26,7 +26,7 @@ class PeriodicImpl(AlgorithmImpl):
     plan (``plan_weights``), and may change when (``due``) and how (``after_step``) they are exchanged.
     """
 
-    newcomers_take = ("steps", "exchanged")
+    newcomers_take: tuple[str, ...] = ("steps", "exchanged")
 
     def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp = NO_WARM_UP) -> None:
         super().__init__(process_group)

@@ -89,7 +89,7 @@ def register_state(name: str, held: Stateful) -> None:
     """
     if not (hasattr(held, "state_dict") and hasattr(held, "load_state_dict")):
         raise TypeError(
-            f"register_state({name!r}) got a {type(held).__name__}: it needs the methods state_dict and load_state_dict."
+            f"register_state({name!r}) got a {type(held).__name__}: it needs state_dict and load_state_dict."
         )
     session = current()
     states = session.keep(_States)

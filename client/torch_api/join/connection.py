@@ -201,7 +201,7 @@ class HostConnection:
 
     def checksum(self, memory: Buffer) -> int:
         """CRC-32C of these bytes."""
-        return self._checksum(memory)
+        return int(self._checksum(memory))
 
     def _membership(self, view: dict[str, Any]) -> Membership:
         hosts = tuple(map(tuple, view["hosts"]))

@@ -76,7 +76,10 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
 
 
 def _export(membership: Membership) -> None:
-    """Completes the environment, which the rank getters read: launchers set different variables."""
+    """Completes the environment, which the rank getters read: launchers set different variables. A newcomer was started
+    with its member number for a rank."""
+    if membership.lobby:
+        os.environ.update(membership.variables)
     for name, value in membership.variables.items():
         os.environ.setdefault(name, value)
 
