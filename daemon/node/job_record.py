@@ -1,4 +1,4 @@
-"""What is told of a job, and what is kept of it: the report to the coordinator, and its file in the journal."""
+"""Tells of a job, and keeps it: the report to the coordinator, and the file in the journal."""
 
 from __future__ import annotations
 

@@ -21,10 +21,12 @@ def printed(job: dict[str, Any], line: str) -> bool:
 def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
     """The job as soon as it runs with so many ranks."""
     found: dict[str, Any] = service.sandbox.wait_until(
-        lambda: (job := service.json("job", "show", job_id))["state"] == "running"
-        and len(job["ranks"]) == count
-        and all(rank["state"] == "running" for rank in job["ranks"])
-        and job,
+        lambda: (
+            (job := service.json("job", "show", job_id))["state"] == "running"
+            and len(job["ranks"]) == count
+            and all(rank["state"] == "running" for rank in job["ranks"])
+            and job
+        ),
         60,
         lambda: str(service.json("job", "show", job_id)),
     )
