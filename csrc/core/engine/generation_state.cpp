@@ -86,7 +86,7 @@ void GenerationState::suspend(const Loss& loss) {
 }
 
 void GenerationState::retire(const std::string& reason) {
-  if (stop(State::kSuspended, State::kRunning, {reason})) job_->page().ring_doorbell();
+  if (stop(State::kSuspended, State::kRunning, {reason, -1, -1, true})) job_->page().ring_doorbell();
 }
 
 std::string GenerationState::error() const {

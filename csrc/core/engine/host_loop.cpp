@@ -121,7 +121,11 @@ Status HostLoop::on_control(int peer, const Control& control) {
       },
       [&](const message::Suspended& suspended) {
         departures->on_end(peer);
-        state_->lose({suspended.why, suspended.member, suspended.host});
+        if (suspended.next != 0) {
+          state_->retire(suspended.why);
+        } else {
+          state_->lose({suspended.why, suspended.member, suspended.host});
+        }
         return Status::ok();
       },
       [&](const message::Close& close) {

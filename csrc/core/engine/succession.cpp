@@ -15,6 +15,15 @@ std::set<int> as_set(const std::vector<int>& members) {
   return {members.begin(), members.end()};
 }
 
+void append(std::string* key, uint64_t value) {
+  key->append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void append(std::string* key, const std::set<int>& members) {
+  append(key, members.size());
+  for (const int member : members) append(key, static_cast<uint64_t>(member));
+}
+
 }  // namespace
 
 Succession::Succession(const Membership& first)
@@ -127,6 +136,22 @@ Succession::Answer Succession::enter(int member, uint64_t after) {
   }
   waiting_.insert(member);
   return Answer::kWait;
+}
+
+std::string Succession::key() const {
+  std::string all;
+  for (const Group* group : {&present_, &lobby_}) {
+    append(&all, group->generation);
+    append(&all, group->members);
+    append(&all, uint64_t{group->lobby} << 1 | uint64_t{group->lost});
+  }
+  append(&all, plan_ ? plan_->next.generation : 0);
+  if (plan_) {
+    append(&all, as_set(plan_->next.members));
+    append(&all, uint64_t{plan_->here} << 1 | uint64_t{plan_->hold});
+  }
+  for (const auto* members : {&here_, &waiting_, &ready_, &dismissed_}) append(&all, *members);
+  return all;
 }
 
 }  // namespace bagua

@@ -71,6 +71,9 @@ class Succession {
   // `member` asks for a generation after that one.
   Answer enter(int member, uint64_t after);
 
+  // Equal for objects that answer alike; for tests.
+  std::string key() const;
+
  private:
   struct Group {
     uint64_t generation = 0;
