@@ -84,6 +84,7 @@ class JobSpecification:
     planned: bool = False
     hold: bool = False
     waiting: str = ""  # why the job waits, in words
+    wire: bytes = b""  # the RunJob that it was made from
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -157,6 +158,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         planned=run.planned,
         hold=run.hold,
         waiting=run.waiting,
+        wire=run.SerializeToString(),
     )
 
 

@@ -40,7 +40,8 @@ class WireSettings:
 @dataclass(frozen=True)
 class Settings:
     """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
-    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM."""
+    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM.
+    ``keeper_fd``: socket of the keeper."""
 
     coordinator: str
     name: str
@@ -58,6 +59,7 @@ class Settings:
     wire: WireSettings
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
+    keeper_fd: int = -1
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 
@@ -31,6 +32,33 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
         lambda: str(service.json("job", "show", job_id)),
     )
     return found
+
+
+def daemon_below(keeper: int) -> psutil.Process:
+    """The daemon that a keeper has started."""
+    return next(child for child in psutil.Process(keeper).children() if "--keeper-fd" in child.cmdline())
+
+
+def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: Sandbox) -> None:
+    """On one of two nodes: nobody is out, no process is another one."""
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 2)
+    second = service.start_node("node-b", 2)
+    job_id = service.submit("--nnodes", "2:2", "--nproc-per-node", "2", sandbox.script("t.py", PROGRAM))
+    job = with_ranks(service, job_id, 4)
+    sandbox.wait_until(lambda: printed(job, "generation 1 rank {} of 4 sum 6"), SOON_S)
+    for generation in (2, 3):
+        daemon_below(second.pid).kill()
+        words = f"generation {generation} rank {{}} of 4 sum 6"
+        sandbox.wait_until(
+            lambda words=words: printed(job, words), SOON_S, lambda: str(service.json("job", "show", job_id))
+        )
+    after = service.json("job", "show", job_id)
+    assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in job["ranks"]] and not after["gone"]
+    (sandbox.folder / "stop").touch()
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)
+    assert (job["state"], job["reason"]) == ("succeeded", "all 4 ranks ended with exit code 0")
 
 
 def test_a_job_grows_onto_a_node_that_comes_and_leaves_it_when_it_is_drained(

@@ -53,8 +53,8 @@ Status ChannelClient::ask(const Request& request, const std::vector<int>& member
   const Lock lock(request_mutex_);
   if (!socket_.valid()) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
   bool answered = false;
-  const Status status = converse(socket_.get(), packet_of(request, members), -1, now_ns() + timeout_ns, reply,
-                                 descriptors, &answered);
+  const Status status =
+      converse(socket_.get(), packet_of(request, members), -1, now_ns() + timeout_ns, reply, descriptors, &answered);
   return answered || status.code() != Code::kUnavailable ? status : daemon_lost();
 }
 

@@ -138,7 +138,8 @@ class ChannelClient {
 
   Status join();
   // Joins the daemon that was started in the place of the one that has gone, with this rank's memory; what was
-  // submitted ends as regrouped. *page: of a generation, or none if another thread was first. kTimeout: it is not there.
+  // submitted ends as regrouped. *page: of a generation, or none if another thread was first. kTimeout: it is not
+  // there.
   Status come_back(Fd* page);
   Status offer_memory(int socket);
   Status take_channel(int job_page, int channel);
@@ -182,7 +183,7 @@ class ChannelClient {
   Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
   Fd socket_;
   std::atomic<uint64_t> required_{0};  // bytes that were announced
-  std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
+  std::atomic<int> socket_fd_{-1};     // for polling without the lock; -1 once closed
 
   Mutex submit_mutex_;
   std::atomic<bool> elastic_{false};

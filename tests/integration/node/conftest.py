@@ -165,7 +165,7 @@ class CoordinatorEnd(NodeServiceServicer):
 
 
 class DaemonProcess:
-    """One ``python -m bagua.daemon.node``."""
+    """One ``python -m bagua.daemon.node``: a keeper, with a daemon."""
 
     def __init__(self, state: Path, coordinator: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
         self.state = state
@@ -182,6 +182,14 @@ class DaemonProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def proper(self) -> psutil.Process:
+        """The daemon itself, below its keeper."""
+        return next(
+            child
+            for child in psutil.Process(self.pid).children()
+            if any("--keeper-fd" in part for part in child.cmdline())
+        )
 
     async def until_ready(self) -> dict[str, str]:
         line = await asyncio.wait_for(asyncio.to_thread(self._read_line), 30)
