@@ -14,6 +14,9 @@ class CoreError(RuntimeError):
 class Regrouped(CoreError):
     """The generation has ended before the operation was done, and the job has not: ``Rank.enter()`` the next one."""
 
+class Dismissed(CoreError):
+    """The job goes on without this process, as was planned (scaled down, a node that is drained): it may end."""
+
 # Kinds of operation, dtypes and reductions, as small integers (csrc/core/channel/layout.h is their home).
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
@@ -54,6 +57,9 @@ class Engine:
         encryption: str = "beyond loopback",
         members: Sequence[int] | None = None,  # number of each rank's process, for life; None: the ranks
         elastic: bool = False,  # the loss of a member suspends the generation, and another one may follow
+        # This node is in no generation yet: the first one is a lobby, of its newcomers alone (one host; ``members`` are
+        # their new numbers, ``generation`` the job's present one).
+        newcomers: bool = False,
     ) -> None: ...
     def regroup(
         self,
@@ -67,17 +73,42 @@ class Engine:
         """Elastic engines: ends the present generation, suspended or not, and opens the next one, which waits for
         ``set_peers``. Operations that are not done raise Regrouped, and members that stay enter the next one with their
         memory; that of others here is freed. Raises CoreError, and nothing changes, if it can't follow."""
+    def open_lobby(self, *, members: Sequence[int], tokens: dict[int, bytes]) -> None:
+        """Elastic engines: these newcomers get a lobby beside the present generation: a small generation of their own,
+        until a plan or ``regroup`` takes them in. A newcomer that is lost suspends the lobby alone. One lobby at a
+        time: raises CoreError while somebody is left in the last one."""
+    def plan(
+        self,
+        *,
+        generation: int,
+        host_index: int = 0,
+        hosts: Sequence[Sequence[int]] = (),
+        members: Sequence[int] | None = None,
+        peers: Sequence[str] = (),
+        hold: bool = False,
+    ) -> None:
+        """Elastic engines: this generation follows at a boundary: as soon as all members of the present one that are
+        here, and the newcomers here that it takes in, wait in ``Rank.enter``. Ranks see its number in
+        ``Rank.planned()``. The engine then does what ``regroup`` and ``set_peers(peers)`` do, and tells "regrouped".
+        Members that are not in it get Dismissed, and are nobody's loss afterwards; a lobby of which it takes nobody
+        stays. ``host_index`` -1: it goes on without this host. ``hold``: ranks wait in ``enter`` for a later plan.
+
+        A later plan or ``regroup`` takes its place. The same number again changes nothing. Raises CoreError, and
+        nothing changes, if it can't follow."""
     def address(self) -> str:
-        """``host:port`` of the TCP listener; empty with one host."""
+        """``host:port`` of the TCP listener; empty with one host, unless the engine is elastic."""
     def set_peers(self, addresses: Sequence[str]) -> None:
         """Addresses of all hosts in ring order; communicators connect from then on. Calling it again is harmless."""
     def event_fd(self) -> int:
         """Readable while ``events()`` has something to tell."""
     def events(self) -> list[dict[str, Any]]:
-        """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended", "rank": int (a member's
-        number; -1: none), "text": str}. "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest
-        link 0.9 Gbit/s". "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1:
-        none), or another host has ended it."""
+        """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended"|"ready_to_join"|"regrouped"|
+        "lobby_failed", "rank": int (a member's number; -1: none), "text": str}. "ring": the order of the hosts in rings
+        and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s". "suspended", once in a generation: it lost that member,
+        or the host whose index is "host" (-1: none), or another host has ended it; "generation" is its number. A lobby
+        is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits in ``Rank.enter``.
+        "regrouped": the planned "generation" has begun here, or has dismissed all that were here. "lobby_failed": the
+        newcomers made a mistake; the present generation does not know of it."""
     def error(self) -> str:
         """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:
@@ -121,11 +152,15 @@ class Rank:
         """``rank``: the number of the member, which is its rank in a job that has lost nobody."""
     def view(self) -> dict[str, Any]:
         """The generation that this rank is in: {"generation": int, "rank": int, "hosts": list[list[int]] (ranks of each
-        host), "members": list[int] (by rank), "elastic": bool}."""
+        host), "members": list[int] (by rank), "elastic": bool, "newcomer": bool (it is a lobby)}."""
+    def planned(self) -> int:
+        """Number of the newest generation that is planned, 0: there was none. Costs one read of memory. A rank whose
+        generation is older goes to ``enter`` after its step, when all others do."""
     def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
         """Waits (GIL released, signals honoured) for a generation after this one, enters it, returns its ``view()``.
         Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:
-        the timeout passed. Raises CoreError: the job is over, or goes on without this rank."""
+        the timeout passed, or ask again. Raises Dismissed, or CoreError: the job is over, or has lost this rank, or the
+        lobby has lost a newcomer before this one was ready."""
     def require(self, nbytes: int) -> None:
         """Announces that this rank is going to allocate ``nbytes`` in all. Raises CoreError with what the job needs on
         this host and what is left, if that can't be had. Ranks that have not called it count as this one."""

@@ -101,12 +101,29 @@ class EngineJob:
         """``job_key`` and ``encryption`` may be a list with one value for each host."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.tokens = {rank: secrets.token_bytes(32) for ranks in hosts for rank in ranks}
+        self.folder, self.options = folder, options
         self.sockets = [str(folder / f"{secrets.token_hex(4)}.sock") for _ in hosts]
         self.engines = []
         for index, socket in enumerate(self.sockets):
             mine = {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
             self.engines.append(open_engine(load(), self.hosts, index, socket, self.tokens, **mine))
         self.ranks: dict[int, Program] = {}
+
+    def add_host(self, members: Sequence[int], **options: Any) -> None:
+        """One more host, whose engine has its newcomers alone."""
+        self.hosts.append(list(members))
+        self.sockets.append(str(self.folder / f"{secrets.token_hex(4)}.sock"))
+        self.tokens |= {member: secrets.token_bytes(32) for member in members}
+        settings = {"job_id": "test", "job_key": b"k" * 32, "listen": "127.0.0.1:0", **self.options, **options}
+        engine = load().Engine(
+            host_index=0,
+            hosts=[list(range(len(members)))],
+            members=list(members),
+            data_socket=self.sockets[-1],
+            tokens={member: self.tokens[member] for member in members},
+            **settings,
+        )
+        self.engines.append(engine)
 
     def connect(self) -> None:
         """Tells every engine where the others are."""

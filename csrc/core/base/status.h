@@ -15,6 +15,7 @@ enum class Code : unsigned char {
   kResource,  // memory, descriptors
   kAborted,
   kRegrouped,  // the generation has ended: the next one may follow
+  kDismissed,  // the job goes on without this process, as was planned
   kInternal,
 };
 

@@ -42,7 +42,13 @@ struct Regrouped : CoreError {
   using CoreError::CoreError;
 };
 
+// The job goes on without this process, as was planned.
+struct Dismissed : CoreError {
+  using CoreError::CoreError;
+};
+
 void check(const Status& status) {
+  if (status.code() == Code::kDismissed) throw Dismissed(status.message());
   if (status.code() == Code::kRegrouped) throw Regrouped(status.message());
   if (!status) throw CoreError(status.message());
 }
@@ -105,10 +111,11 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
                                     bool measure_ring, bool zero_copy, const std::string& encryption, Members members,
-                                    bool elastic) {
+                                    bool elastic, bool newcomers) {
   EngineOptions options;
   options.credentials.job_id = std::move(job_id);
-  Membership membership{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
+  Membership membership{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>()),
+                        newcomers};
   options.data_socket = std::move(data_socket);
   options.tokens = tokens_of(tokens);
   options.elastic = elastic;
@@ -144,16 +151,39 @@ void regroup(Engine* engine, uint64_t generation, int host_index, std::vector<st
   check(status);
 }
 
+void plan(Engine* engine, uint64_t generation, int host_index, std::vector<std::vector<int>> hosts, Members members,
+          std::vector<std::string> peers, bool hold) {
+  Plan next;
+  next.here = host_index >= 0;
+  next.hold = hold;
+  next.next = {generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
+  next.peers = std::move(peers);
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = engine->plan(std::move(next));
+  }
+  check(status);
+}
+
+void open_lobby(Engine* engine, const std::vector<int>& members, const std::map<int, py::bytes>& tokens) {
+  const Tokens shown = tokens_of(tokens);
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = engine->open_lobby(members, shown);
+  }
+  check(status);
+}
+
 py::list take_events(Engine* engine) {
   py::list events;
   for (const Event& event : engine->events()) {
     py::dict entry;
     entry["kind"] = event.kind;
     entry["rank"] = event.rank;
-    if (std::string(event.kind) == "suspended") {
-      entry["host"] = event.host;
-      entry["generation"] = event.generation;
-    }
+    if (std::string(event.kind) == "suspended") entry["host"] = event.host;
+    if (event.generation > 0) entry["generation"] = event.generation;
     entry["text"] = text(event.text);
     events.append(entry);
   }
@@ -168,7 +198,11 @@ void bind_engine(py::module_* module) {
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
            py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback",
-           py::arg("members") = Members(), py::arg("elastic") = false)
+           py::arg("members") = Members(), py::arg("elastic") = false, py::arg("newcomers") = false)
+      .def("open_lobby", &open_lobby, py::kw_only(), py::arg("members"), py::arg("tokens"))
+      .def("plan", &plan, py::kw_only(), py::arg("generation"), py::arg("host_index") = 0,
+           py::arg("hosts") = std::vector<std::vector<int>>{}, py::arg("members") = Members(),
+           py::arg("peers") = std::vector<std::string>{}, py::arg("hold") = false)
       .def("regroup", &regroup, py::kw_only(), py::arg("generation"), py::arg("host_index"), py::arg("hosts"),
            py::arg("members") = Members(), py::arg("tokens") = std::map<int, py::bytes>{})
       .def("address", &Engine::address)
@@ -348,6 +382,7 @@ class Rank {
     entry["hosts"] = view.hosts;
     entry["members"] = view.members;
     entry["elastic"] = view.elastic;
+    entry["newcomer"] = view.newcomer;
     return entry;
   }
 
@@ -409,6 +444,7 @@ void bind_rank(py::module_* module) {
            py::keep_alive<0, 1>())
       .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
       .def("view", &Rank::view)
+      .def("planned", [](Rank& rank) { return rank.client().planned(); })
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
@@ -507,11 +543,14 @@ PYBIND11_MODULE(bagua_core_native, module) {
   module.doc() = "The native core of Bagua; see csrc/core.pyi.";
   static py::exception<bagua::CoreError> core_error(module, "CoreError", PyExc_RuntimeError);
   static py::exception<bagua::Regrouped> regrouped(module, "Regrouped", core_error.ptr());
+  static py::exception<bagua::Dismissed> dismissed(module, "Dismissed", core_error.ptr());
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
     } catch (const bagua::Regrouped& error) {
       PyErr_SetObject(regrouped.ptr(), bagua::text(error.what()).ptr());
+    } catch (const bagua::Dismissed& error) {
+      PyErr_SetObject(dismissed.ptr(), bagua::text(error.what()).ptr());
     } catch (const bagua::CoreError& error) {
       PyErr_SetObject(core_error.ptr(), bagua::text(error.what()).ptr());
     }

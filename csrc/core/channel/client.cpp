@@ -56,6 +56,7 @@ Status wait_readable(int fd, int64_t deadline_ns) {
 Status read_view(const GenerationPage& page, int member, GenerationView* view) {
   view->generation = page.generation;
   view->elastic = page.elastic != 0;
+  view->newcomer = page.lobby != 0;
   const uint32_t world = page.world_size, hosts = page.hosts;
   if (world > kMaxMembers || hosts > world) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
   view->hosts.resize(hosts);
@@ -142,6 +143,7 @@ Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
     Reply reply;
     std::vector<Fd> descriptors;
     const Status status = ask(request, {}, timeout_ns_, &reply, &descriptors);
+    if (status.code() == Code::kDismissed) return status;
     if (!status) {
       const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;
       return {Code::kUnavailable, failed ? text_of(sheet()->error) : status.message()};

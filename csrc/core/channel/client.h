@@ -31,6 +31,7 @@ struct GenerationView {
   std::vector<std::vector<int>> hosts;  // ranks of every host
   std::vector<int> members;             // by rank
   bool elastic = false;                 // it may end before the job does
+  bool newcomer = false;                // it is a lobby, of processes that are in no generation of the job yet
 };
 
 class ChannelClient {
@@ -61,9 +62,12 @@ class ChannelClient {
   Status destroy_comm(uint32_t comm);
 
   // Waits until there is a generation after the one that this rank is in, and enters it: its communicators are gone
-  // but the world, memory and tickets stay. kTimeout: not by the deadline (< 0: none). kUnavailable: the job is over,
-  // or this rank is not in the next generation, in words. kAborted: interrupted.
+  // but the world, memory and tickets stay. kTimeout: not by the deadline (< 0: none). kDismissed: the job goes on
+  // without this rank, as was planned. kUnavailable: the job is over, or has lost this rank, in words. kAborted:
+  // interrupted.
   Status enter(int64_t deadline_ns, const Interrupt& interrupt);
+  // The newest generation that is planned; 0: there was none.
+  uint64_t planned() const { return page()->planned.load(std::memory_order_relaxed); }
   GenerationView view();
   uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 

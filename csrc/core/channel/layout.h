@@ -2,9 +2,9 @@
 //
 // Four kinds of mapping, each a sealed memfd that the daemon makes and passes over the Unix socket (see protocol.h):
 //   JobPage         one per engine: doorbell, counters. Mapped by the daemon and all local ranks.
-//   GenerationPage  one per generation: members, the first error, and all that is keyed by rank. Mapped by the daemon
-//                   and by the ranks that have entered the generation: a rank that is late scribbles in its own old
-//                   one.
+//   GenerationPage  one per generation, and for each lobby: members, the first error, and all that is keyed by rank.
+//                   Mapped by the daemon and by the ranks that have entered the generation: a rank that is late
+//                   scribbles in its own old one.
 //   RankChannel     one per member: submission ring and slots. Mapped by the daemon and that rank alone.
 //   segment         tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
 //
@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "7";
-constexpr uint32_t kLayoutVersion = 7;
+constexpr const char* kCoreVersion = "8";
+constexpr uint32_t kLayoutVersion = 8;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -185,8 +185,9 @@ struct JobPage {
   uint32_t version;
   // Grows when a generation begins, and when the job ends. Futex word of ranks that wait for the next generation.
   alignas(64) std::atomic<uint32_t> changes;
-  alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatcher: grows with every submission
-  alignas(64) std::atomic<uint32_t> sleeping;  // 1 while the dispatcher sleeps or is about to
+  std::atomic<uint64_t> planned;               // the newest generation that is planned; 0: there was none
+  alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatchers: grows with every submission
+  alignas(64) std::atomic<uint32_t> sleeping;  // a bit for each dispatcher that sleeps or is about to
   alignas(64) Counters counters;
 };
 
@@ -211,6 +212,7 @@ struct GenerationPage {
   uint32_t local_ranks;
   uint32_t hosts;
   uint32_t elastic;  // 1: a lost member suspends the generation, and another one may follow
+  uint32_t lobby;    // 1: of newcomers, who are in no generation of the job yet
   // GenerationStatus. Futex word of ranks that sleep until the generation fails. The words of a status are there before
   // it is, and stay.
   alignas(64) std::atomic<uint32_t> status;

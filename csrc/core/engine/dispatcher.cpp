@@ -74,9 +74,10 @@ void Dispatcher::sleep(uint32_t seen) {
     if (page->doorbell.load(std::memory_order_relaxed) != seen) return;
     spin_pause();
   }
-  page->sleeping.store(1);  // sequentially consistent, as the submitter's side: one of the two sees the other
+  const uint32_t mine = state_->membership().lobby ? 2 : 1;
+  page->sleeping.fetch_or(mine);  // sequentially consistent, as the submitter's side: one of the two sees the other
   if (page->doorbell.load() == seen) futex_wait(&page->doorbell, seen, now_ns() + kLongestSleepNs);
-  page->sleeping.store(0);
+  page->sleeping.fetch_and(~mine);
 }
 
 bool Dispatcher::take_all() {

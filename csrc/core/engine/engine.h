@@ -1,13 +1,15 @@
 // The host leg of one job on one node: everything that core.pyi calls Engine. It owns the job's state and one
-// generation at a time, which regroup() replaces.
+// generation at a time, which regroup() and plans replace; and beside it, at times, a lobby, a small generation of
+// newcomers. On a node that is only about to join, the lobby is the present generation.
 //
-// Thread safety: any thread. Threads: the channel server, and those of the generation. A thread that calls the
-// generation holds a reference, so that it stays until the call is over, as one that has ended. Lock order: see
-// job_state.h.
+// Thread safety: any thread. Threads: the channel server, those of the generations, and in elastic engines one that
+// carries out plans. A thread that calls a generation holds a reference, so that it stays until the call is over, as
+// one that has ended. Lock order: see job_state.h.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/mutex.h"
@@ -15,6 +17,7 @@
 #include "engine/generation.h"
 #include "engine/job_state.h"
 #include "engine/options.h"
+#include "engine/succession.h"
 
 namespace bagua {
 
@@ -32,24 +35,36 @@ class Engine final : private ChannelHandler {
   // more is freed. Residuals stay with communicators that come back with the same members. kInvalid: it can't follow,
   // and nothing has changed. Any other error: the engine has no generation that works.
   Status regroup(Membership next, const Tokens& tokens);
+  // Elastic: the same at a boundary, when all members are there; see succession.h. Told by an event.
+  Status plan(Plan plan);
+  // Elastic: newcomers get a lobby.
+  Status open_lobby(const std::vector<int>& members, const Tokens& tokens);
 
   const std::string& address() const { return job_.listener().address(); }  // empty with one host
   Status set_peers(const std::vector<std::string>& addresses) { return generation()->set_peers(addresses); }
   int event_fd() const { return job_.events().fd(); }
   std::vector<Event> events() { return job_.events().take(); }
   std::string error() const { return generation()->error(); }
-  std::string waiting(int64_t longer_than_ns) const { return generation()->waiting(longer_than_ns); }
+  std::string waiting(int64_t longer_than_ns) const;
   // The job is over, suspended or not.
   void abort(const std::string& reason);
   const Counters& counters() const { return job_.page().counters(); }
   void close();
 
  private:
-  explicit Engine(EngineOptions options) : job_(std::move(options)) {}
+  Engine(EngineOptions options, const Membership& first) : job_(std::move(options)), succession_(first) {}
   Status open(Membership first);
-  Status open_generation(Membership membership, const Generation* last);
+  Status check_follows(const Membership& next, const Tokens& tokens) REQUIRES(lifecycle_mutex_);
+  // Ends the present generation, and the lobby if the next one takes its members, and opens the next one.
+  Status follow(Membership next, const Tokens& tokens) REQUIRES(lifecycle_mutex_);
+  void carry_out_plans();
+  void carry_out(const Plan& plan) REQUIRES(lifecycle_mutex_);
+  void note_absence(int member, bool lost);
   void note_gone(int member, Phase phase);
   std::shared_ptr<Generation> generation() const;
+  std::shared_ptr<Generation> lobby() const;  // nullptr: there is none
+  // The present generation, or the lobby if it is a member there.
+  std::shared_ptr<Generation> generation_of(int member) const;
 
   // ChannelHandler, on the server's thread
   Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) override;
@@ -64,13 +79,21 @@ class Engine final : private ChannelHandler {
   void bad_connection() override;
 
   JobState job_;
-  mutable Mutex generation_mutex_;                                        // guards the pointer alone
+  mutable Mutex generation_mutex_;                                        // guards the pointers alone
   std::shared_ptr<Generation> generation_ GUARDED_BY(generation_mutex_);  // never nullptr after open()
-  std::unique_ptr<ChannelServer> server_;                                 // constant from open() to close()
+  std::shared_ptr<Generation> lobby_ GUARDED_BY(generation_mutex_);
+  std::unique_ptr<ChannelServer> server_;  // constant from open() to close()
 
-  Mutex lifecycle_mutex_;  // one regroup() or close() at a time; guards closed_
+  Mutex lifecycle_mutex_;  // one change of generation or close() at a time; guards closed_
   Mutex regroup_mutex_;    // a generation that is aborted is the one that stays
   bool closed_ GUARDED_BY(lifecycle_mutex_) = false;
+
+  Mutex succession_mutex_;
+  Succession succession_ GUARDED_BY(succession_mutex_);
+  bool closing_ GUARDED_BY(succession_mutex_) = false;
+  Condition plan_may_be_due_;
+  Mutex planner_mutex_;
+  std::thread planner_ GUARDED_BY(planner_mutex_);
 };
 
 }  // namespace bagua

@@ -14,11 +14,11 @@
 namespace bagua {
 
 struct Event {
-  const char* kind;  // "joined", "left", "lost", "error", "ring", "suspended"
+  const char* kind;  // see Engine.events in core.pyi
   int rank;          // member number; -1: none
   std::string text;
   int host = -1;            // "suspended": the host that was lost
-  uint64_t generation = 0;  // "suspended": the one that it says this of
+  uint64_t generation = 0;  // "suspended", "regrouped": the one that it says this of
 };
 
 class EventList {

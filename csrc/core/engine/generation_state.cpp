@@ -59,13 +59,13 @@ bool GenerationState::stop(State state, State latest, const Loss& loss) {
 
 void GenerationState::fail(const std::string& reason) {
   if (!stop(State::kFailed, State::kRunning, {reason})) return;
-  job_->events().tell("error", -1, reason);
+  job_->events().tell(failure(), -1, reason);
   job_->page().ring_doorbell();
 }
 
 void GenerationState::abort(const std::string& reason) {
   if (!stop(State::kFailed, State::kSuspended, {reason})) return;
-  job_->events().tell("error", -1, reason);
+  job_->events().tell(failure(), -1, reason);
   job_->page().ring_doorbell();
 }
 
@@ -79,7 +79,9 @@ void GenerationState::lose(const Loss& loss) {
 
 void GenerationState::suspend(const Loss& loss) {
   if (!stop(State::kSuspended, State::kRunning, loss)) return;
-  job_->events().tell("suspended", loss.member, loss.text, loss.host, membership_.generation);
+  if (!membership_.lobby) {
+    job_->events().tell("suspended", loss.member, loss.text, loss.host, membership_.generation);
+  }
   job_->page().ring_doorbell();
 }
 

@@ -78,6 +78,7 @@ class GenerationState {
   enum class State : int { kRunning, kSuspended, kFailed, kEnded };
 
   bool stop(State state, State latest, const Loss& loss);
+  const char* failure() const { return membership_.lobby ? "lobby_failed" : "error"; }  // kind of event
   void suspend(const Loss& loss);
   void inherit(const GenerationState& last);
 

@@ -31,8 +31,8 @@ class JobState {
  public:
   explicit JobState(EngineOptions options) : options_(std::move(options)) {}
   Status open();
-  // A generation begins here with `local_members`, and none runs: makes ports for new ones, with their tokens, and
-  // frees all that belongs to those that are not in it any more.
+  // A generation or lobby begins here, which does not run yet. `local_members`: of it, and of what goes on beside it.
+  // Makes ports for new ones, with their tokens, and frees all that belongs to members that are in neither.
   void regroup(const std::vector<int>& local_members, const Tokens& tokens);
   // Gives back memory, channels and the port. No thread takes or completes operations any more.
   void close();

@@ -100,9 +100,9 @@ size_t Membership::world_size() const {
 }
 
 Status check_options(const EngineOptions& options, const Membership& membership) {
-  if (Status status = check_membership(membership); !status) return status;
-  for (const int member : membership.local_members()) {
-    if (Status status = check_token(member, options.tokens); !status) return status;
+  if (Status status = check_lobby(membership, options.tokens); !status) return status;
+  if (membership.lobby && (!options.elastic || membership.hosts.size() != 1)) {
+    return invalid_options("newcomers of one host join an elastic job");
   }
   if (options.streams < 1 || options.streams > Mesh::kMaxStreams) return invalid_options("streams must be 1 to 64");
   if (options.chunk_bytes < 64 || options.chunk_bytes > Mesh::kMaxMessage) {
@@ -111,15 +111,22 @@ Status check_options(const EngineOptions& options, const Membership& membership)
   return Status::ok();
 }
 
-Status check_next(const Membership& next, const Membership& last, const Tokens& tokens) {
+Status check_next(const Membership& next, uint64_t last, const std::vector<int>& known, const Tokens& tokens) {
   if (Status status = check_membership(next); !status) return status;
-  if (next.generation <= last.generation) {
+  if (next.generation <= last) {
     return invalid_options("generation " + std::to_string(next.generation) + " does not come after " +
-                           std::to_string(last.generation));
+                           std::to_string(last));
   }
-  const std::vector<int> here = last.local_members();
   for (const int member : next.local_members()) {
-    if (std::find(here.begin(), here.end(), member) != here.end()) continue;
+    if (std::find(known.begin(), known.end(), member) != known.end()) continue;
+    if (Status status = check_token(member, tokens); !status) return status;
+  }
+  return Status::ok();
+}
+
+Status check_lobby(const Membership& lobby, const Tokens& tokens) {
+  if (Status status = check_membership(lobby); !status) return status;
+  for (const int member : lobby.local_members()) {
     if (Status status = check_token(member, tokens); !status) return status;
   }
   return Status::ok();

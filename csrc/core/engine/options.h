@@ -38,6 +38,7 @@ struct Membership {
   int host_index = 0;                   // this host's
   std::vector<std::vector<int>> hosts;  // ranks of every host, in ring order
   std::vector<int> members = {};        // by rank; empty: the same numbers
+  bool lobby = false;                   // of newcomers of this host, who are in no generation of the job yet
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host_index)]; }
   size_t world_size() const;
@@ -53,7 +54,9 @@ struct Membership {
 
 // kInvalid in words if they do not fit together.
 Status check_options(const EngineOptions& options, const Membership& membership);
-// The same for the generation after `last`. `tokens`: of local members that are new.
-Status check_next(const Membership& next, const Membership& last, const Tokens& tokens);
+// The same for a generation after `last`. `known`: local members that have shown their token; `tokens`: of others.
+Status check_next(const Membership& next, uint64_t last, const std::vector<int>& known, const Tokens& tokens);
+// The same for newcomers of this host.
+Status check_lobby(const Membership& lobby, const Tokens& tokens);
 
 }  // namespace bagua

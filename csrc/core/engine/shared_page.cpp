@@ -36,6 +36,7 @@ Status SharedSheet::open(const Membership& membership, bool elastic) {
   page->world_size = static_cast<uint32_t>(membership.world_size());
   page->hosts = static_cast<uint32_t>(membership.hosts.size());
   page->elastic = elastic ? 1 : 0;
+  page->lobby = membership.lobby ? 1 : 0;
   const std::vector<int>& local = membership.local_ranks();
   page->local_ranks = static_cast<uint32_t>(local.size());
   for (size_t i = 0; i < local.size() && i < kArrivalRanks; ++i) page->ranks[i] = static_cast<uint32_t>(local[i]);

@@ -30,6 +30,8 @@ class SharedPage {
   void ring_doorbell();
   // A generation has begun, or the job has ended: ranks that wait for either ask.
   void tell_change();
+  // Ranks see that this generation is planned.
+  void show_plan(uint64_t generation) { get()->planned.store(generation); }
 
  private:
   Fd descriptor_;                    // constant from open() to close()

@@ -20,6 +20,7 @@ from worker_scripts.elastic import through
 from worker_scripts.encoded import compressed, residuals, traffic
 from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, ones, refused, segments
 from worker_scripts.kinds import digest, verify
+from worker_scripts.planned import boundaries
 from worker_scripts.rank import Rank, core, say
 
 SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -42,6 +43,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         many,
         ones,
         through,
+        boundaries,
     )
 }
 

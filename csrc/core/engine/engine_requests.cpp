@@ -1,0 +1,129 @@
+// What local ranks ask of the engine, on the channel server's thread.
+#include "engine/engine.h"
+
+namespace bagua {
+
+namespace {
+
+std::string process_text(const Membership& membership, int member, pid_t pid) {
+  const int rank = membership.rank_of(member);
+  return (rank < 0 ? "member " + std::to_string(member) : membership.rank_text(rank)) + " (pid " + std::to_string(pid) +
+         ")";
+}
+
+}  // namespace
+
+Status Engine::join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) {
+  const int number = member > INT32_MAX ? -1 : static_cast<int>(member);
+  const std::shared_ptr<Generation> mine = generation_of(number);
+  if (const std::string error = mine->error(); !error.empty()) return {Code::kAborted, error};
+  if (Status status = job_.ranks().join(member, token, pid, &descriptors[2]); !status) return status;
+  descriptors[0] = duplicate(job_.page().descriptor());
+  descriptors[1] = duplicate(mine->page());
+  {
+    const Lock lock(succession_mutex_);
+    succession_.joined(number);
+  }
+  job_.events().tell("joined", number, "process " + std::to_string(pid));
+  return Status::ok();
+}
+
+Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
+  const std::shared_ptr<Generation> mine = generation_of(member);
+  if (const std::string error = mine->error(); !error.empty()) return {Code::kAborted, error};
+  Succession::Answer answer;
+  {
+    const Lock lock(succession_mutex_);
+    answer = succession_.enter(member, after);
+    if (succession_.due() != nullptr) plan_may_be_due_.notify_all();
+  }
+  const std::string present = "generation " + std::to_string(generation()->membership().generation) + " of this job";
+  switch (answer) {
+    case Succession::Answer::kReady:
+      job_.events().tell("ready_to_join", member, "");
+      [[fallthrough]];
+    case Succession::Answer::kWait:
+      return {Code::kTimeout, "there is no next generation yet"};
+    case Succession::Answer::kDismissed:
+      return {Code::kDismissed, "this job goes on without this process, as was planned"};
+    case Succession::Answer::kLeftOut:
+      return {Code::kUnavailable, present + " goes on without this process"};
+    case Succession::Answer::kUnready:
+      return {Code::kUnavailable, "this newcomer was not ready to join when another one of this host was lost: " +
+                                      mine->why() + ". The job goes on without them"};
+    case Succession::Answer::kEnter:
+      break;
+  }
+  *descriptor = duplicate(generation()->page());
+  return descriptor->valid() ? Status::ok() : Status(Code::kResource, "no descriptor is left for a page");
+}
+
+Status Engine::require(int member, uint64_t bytes) {
+  return job_.budget().require(member, bytes);
+}
+
+Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
+  if (generation_of(member)->membership().rank_of(member) < 0) {
+    return {Code::kInvalid, "alloc: this process is not in the present generation of the job"};
+  }
+  if (Status status = job_.budget().allow(member, bytes); !status) return status;
+  const Status status = job_.segments().alloc(member, bytes, descriptor, id, size);
+  if (status) job_.budget().took(member, *size);
+  return status;
+}
+
+Status Engine::free_segment(int member, uint64_t id) {
+  return job_.segments().free(member, id);
+}
+
+Status Engine::declare(int member, uint64_t comm, const std::vector<int>& ranks) {
+  return generation_of(member)->declare(member, comm, ranks);
+}
+
+Status Engine::destroy(int member, uint64_t comm) {
+  return generation_of(member)->destroy(member, comm);
+}
+
+void Engine::left(int member) {
+  const bool known = job_.ranks().set_phase(member, Phase::kLeft);
+  note_absence(member, false);
+  job_.segments().free_all(member);
+  job_.events().tell("left", member, "");
+  if (known) note_gone(member, Phase::kLeft);
+}
+
+void Engine::lost(int member, pid_t pid) {
+  const bool known = job_.ranks().set_phase(member, Phase::kLost);
+  note_absence(member, true);
+  const std::string who = process_text(generation_of(member)->membership(), member, pid);
+  job_.events().tell("lost", member, who + " went away without leaving");
+  if (known) note_gone(member, Phase::kLost);
+  job_.segments().free_all(member);  // last: what it had submitted must not be taken for a mistake
+}
+
+void Engine::note_absence(int member, bool lost) {
+  const Lock lock(succession_mutex_);
+  succession_.gone(member, lost);
+  if (succession_.due() != nullptr) plan_may_be_due_.notify_all();
+}
+
+// After its phase was set. A member that is in no generation any more is nobody's loss.
+void Engine::note_gone(int member, Phase phase) {
+  const std::shared_ptr<Generation> mine = generation_of(member);
+  const Membership& membership = mine->membership();
+  if (membership.rank_of(member) < 0) return;
+  if (phase == Phase::kLeft) {
+    mine->await_no_more(member);
+    job_.page().ring_doorbell();
+  } else if (phase == Phase::kLost) {
+    const std::string who = process_text(membership, member, job_.ranks().pid(member));
+    mine->lose(
+        {who + " went away without leaving: it crashed, was killed, or ended in the middle of the job", member, -1});
+  }
+}
+
+void Engine::bad_connection() {
+  job_.counters().bad_connections.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace bagua
