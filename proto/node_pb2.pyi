@@ -378,7 +378,7 @@ class HostPlan(google.protobuf.message.Message):
 
     @property
     def newcomers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """those of members that enter for the first time with this generation"""
+        """those of members that came later and have no state of the job yet"""
 
     def __init__(
         self,
