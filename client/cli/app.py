@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import bench, bench_accuracy, bench_net, doctor, job, net, run
+from bagua.cli import bench, bench_accuracy, bench_net, doctor, job, membership, net, run
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -18,6 +18,10 @@ app = typer.Typer(
     context_settings=COMMAND_SETTINGS,
 )
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+for change in (membership.scale, membership.pause, membership.resume):
+    job.jobs.command()(change)
+for change in (membership.drain, membership.undrain):
+    job.nodes.command()(change)
 app.add_typer(job.jobs, name="job")
 app.add_typer(job.nodes, name="node")
 bench.bench.command()(bench_accuracy.accuracy)
