@@ -18,10 +18,11 @@ app = typer.Typer(
     context_settings=COMMAND_SETTINGS,
 )
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
-for change in (membership.scale, membership.pause, membership.resume):
-    job.jobs.command()(change)
-for change in (membership.drain, membership.undrain):
-    job.nodes.command()(change)
+job.jobs.command()(membership.scale)
+job.jobs.command()(membership.pause)
+job.jobs.command()(membership.resume)
+job.nodes.command()(membership.drain)
+job.nodes.command()(membership.undrain)
 app.add_typer(job.jobs, name="job")
 app.add_typer(job.nodes, name="node")
 bench.bench.command()(bench_accuracy.accuracy)
