@@ -37,6 +37,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     follows_arrival = False
     waits = False
+    newcomers_take = ("passes", "begun", "rounds", "exchanged")
 
     def __init__(
         self,

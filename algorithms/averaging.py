@@ -21,7 +21,7 @@ import torch
 from bagua.algorithms.base import Bucket, Communicator
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
-from bagua.algorithms.plan import EVERYONE, HOST, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Over, Step
+from bagua.algorithms.plan import COPY, EVERYONE, HOST, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Over, Step
 from bagua.algorithms.weights import begin_with_weights, fits
 
 PEER = "peer_weight"
@@ -72,7 +72,7 @@ def _mean_by_differences(
     bucket: Bucket, codec: Codec, everywhere: bool, over: Over, keep_snapshot: bool
 ) -> tuple[Step, ...]:
     bucket.add_slot(DIFFERENCE)
-    bucket.add_slot(PEER, communicated=False)
+    bucket.add_slot(PEER, communicated=False, on_change=COPY)
     begin_with_weights(bucket, PEER)
     if keep_snapshot:
         bucket.add_slot(SNAPSHOT, communicated=False)

@@ -197,11 +197,15 @@ class AlgorithmImpl:
 
     ``waits``: ranks are in step where they exchange weights, so that in an elastic job they can agree which exchange
     counts. False: each joins exchanges at a moment of its own.
+
+    ``newcomers_take``: names of attributes, plain data, that a rank takes over which joins an elastic job: counters of
+    steps, and what follows from them.
     """
 
     exchanged: str = GRADIENT
     follows_arrival = True
     waits = True
+    newcomers_take: tuple[str, ...] = ()
 
     def __init__(self, process_group: ProcessGroup) -> None:
         self.process_group = process_group
@@ -250,6 +254,22 @@ class AlgorithmImpl:
         False: it is dropped where it was one of weights, and all begins anew at the next forward pass, as with
         ``need_reset``: weights become those of rank 0."""
         return True
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        """What ranks that join an elastic job take over beside parameters, optimizers and slots: ``newcomers_take``, by
+        name. Plain data."""
+        return {name: getattr(self, name) for name in self.newcomers_take}
+
+    def hear_as_newcomer(self, told: dict[str, Any]) -> None:
+        """Called on a rank that joins, with what another one has told, before tensors, buckets and plans are made
+        again."""
+        for name in self.newcomers_take:
+            setattr(self, name, told[name])
+
+    def tensors_for_newcomers(self) -> Sequence[torch.Tensor]:
+        """Tensors beside slots that are the same on all ranks: ranks that join get them. The same ones, in the same
+        order, on all ranks once buckets have their plans."""
+        return ()
 
     def close(self) -> None:
         """The model is about to be unwrapped, or wrapped anew: the last chance to end what runs in the background.

@@ -23,6 +23,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     exchanged = WEIGHT
     follows_arrival = False
+    newcomers_take = ("passes",)
 
     def __init__(
         self,
@@ -68,6 +69,16 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._pairs.form()
         self._under_way = self._under_way and self.codec is None
         return self.codec is None
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        """The round of pairs, too."""
+        return {**super().tell_newcomers(), "round": 0 if self._pairs is None else self._pairs.round}
+
+    def hear_as_newcomer(self, told: dict[str, Any]) -> None:
+        """Pairs as the others have them."""
+        super().hear_as_newcomer(told)
+        if self._pairs is not None:
+            self._pairs.round = told["round"]
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Starts the exchange, every ``communication_interval`` passes."""

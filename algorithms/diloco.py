@@ -11,7 +11,7 @@ from bagua.algorithms.base import Algorithm, Bucket, BucketLayout, DataParallel,
 from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
-from bagua.algorithms.plan import WEIGHT
+from bagua.algorithms.plan import COPY, WEIGHT
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences
@@ -28,7 +28,7 @@ class DiLoCoAlgorithmImpl(PeriodicImpl):
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Pseudo-gradients, their mean, and the outer step."""
-        bucket.add_slot(VELOCITY, communicated=False)
+        bucket.add_slot(VELOCITY, communicated=False, on_change=COPY)
         plan_differences(bucket, self.settings.codec, self.merge)
 
     def merge(self, bucket: Bucket) -> None:

@@ -31,6 +31,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     exchanged = WEIGHT
     follows_arrival = False
+    newcomers_take = ("steps",)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.diloco import VELOCITY
 from bagua.algorithms.periodic import ANCHOR, PeriodicImpl
-from bagua.algorithms.plan import WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import COPY, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import begin_with_weights
@@ -21,6 +21,8 @@ MIXED = "mixed"
 class NoLoCoAlgorithmImpl(PeriodicImpl):
     """``NoLoCoAlgorithm`` at work on one model. ``round``: exchanges so far, the same on all ranks."""
 
+    newcomers_take = ("steps", "exchanged", "round")
+
     def __init__(self, process_group: ProcessGroup, settings: NoLoCoAlgorithm) -> None:
         super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings
@@ -28,9 +30,9 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Steps: prepare the message, average it over the pair, apply the outer step."""
-        bucket.add_slot(ANCHOR, communicated=False)
+        bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)  # of one rank, as the weights
         begin_with_weights(bucket, ANCHOR)
-        bucket.add_slot(VELOCITY, communicated=False)
+        bucket.add_slot(VELOCITY, communicated=False, on_change=COPY)
         bucket.add_slot(MIXED)
         bucket.set_plan(
             Plan(

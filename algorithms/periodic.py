@@ -8,7 +8,7 @@ import torch
 
 from bagua.algorithms.base import AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.plan import GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import COPY, GRADIENT, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
 from bagua.algorithms.weights import begin_with_weights, check_optimizers
 
@@ -25,6 +25,8 @@ class PeriodicImpl(AlgorithmImpl):
     A step is a step of the last of the optimizers given to ``with_bagua``. A subclass gives buckets of weights their
     plan (``plan_weights``), and may change when (``due``) and how (``after_step``) they are exchanged.
     """
+
+    newcomers_take: tuple[str, ...] = ("steps", "exchanged")
 
     def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp = NO_WARM_UP) -> None:
         super().__init__(process_group)
@@ -89,7 +91,7 @@ def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucke
     Weights never pass through a codec, only their differences do: what encoding loses is small, and with error feedback
     it is in the next difference.
     """
-    bucket.add_slot(ANCHOR, communicated=False)
+    bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)
     begin_with_weights(bucket, ANCHOR)
     bucket.add_slot(DELTA)
 

@@ -209,12 +209,18 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
     """``PowerSGDAlgorithm`` at work on one model. Errors and factors are kept by parameter name, so that they survive
     when buckets are made anew."""
 
+    newcomers_take = ("steps", "compresses")
+
     def __init__(self, process_group: ProcessGroup, settings: PowerSGDAlgorithm) -> None:
         super().__init__(process_group)
         self.settings = settings
         self.steps = 0
         self.compresses = settings.warm_up.steps == 0
         self._states: dict[str, _State] = {}
+
+    def tensors_for_newcomers(self) -> list[torch.Tensor]:
+        """The factors Q with which the next step begins. What this rank has not sent yet stays its own."""
+        return [self._states[name].right for name in sorted(self._states)]
 
     def need_reset(self) -> bool:
         """Once, when the warm-up is over."""

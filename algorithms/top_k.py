@@ -14,6 +14,8 @@ from bagua.algorithms.warm_up import WarmUp
 class TopKAlgorithmImpl(AlgorithmImpl):
     """``TopKAlgorithm`` at work on one model."""
 
+    newcomers_take = ("steps", "encodes")
+
     def __init__(self, process_group: ProcessGroup, codec: Codec, warm_up: WarmUp, everywhere: bool) -> None:
         super().__init__(process_group)
         self.codec = codec

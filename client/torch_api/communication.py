@@ -17,6 +17,8 @@ from bagua.torch_api.comm.groups import (
     get_communicator,
     new_group,
 )
+from bagua.torch_api.comm.joining import is_newcomer, on_membership_change, register_state, wait_to_join
+from bagua.torch_api.comm.membership_change import MembershipChange
 from bagua.torch_api.comm.primitives import (
     allgather,
     allgather_inplace,
@@ -41,7 +43,6 @@ from bagua.torch_api.comm.primitives import (
     statistics,
 )
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.comm.units import MembershipChange, on_membership_change
 from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.compat.backend import get_backend
 from bagua.torch_api.join.session import empty, is_initialized, report
@@ -86,6 +87,7 @@ __all__ = [
     "get_hyperparameters_service_client",
     "init_process_group",
     "is_initialized",
+    "is_newcomer",
     "new_group",
     "on_membership_change",
     "recv",
@@ -93,10 +95,12 @@ __all__ = [
     "reduce_inplace",
     "reduce_scatter",
     "reduce_scatter_inplace",
+    "register_state",
     "report",
     "scatter",
     "scatter_inplace",
     "send",
     "start_autotune_server",
     "statistics",
+    "wait_to_join",
 ]

@@ -29,7 +29,7 @@ from bagua import csrc
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
 from rig import forking
-from rig.engines import open_engine
+from rig.engines import open_engine, open_lobby
 from rig.regrouping import Regrouper
 
 
@@ -43,24 +43,31 @@ class EngineHost(RankServiceServicer):
         index: int,
         memory_limit: int = 0,
         regrouper: Regrouper | None = None,
+        newcomers: Sequence[int] = (),
     ) -> None:
-        """``regrouper``: the job is elastic."""
+        """``regrouper``: the job is elastic. ``newcomers``: the host has these members alone."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.index = index
+        self.folder = folder
         self.socket = str(folder / f"rank-{index}.sock")
         self.data_socket = str(folder / f"data-{index}.sock")
-        self.tokens = {rank: os.urandom(32) for rank in hosts[index]}
+        self.tokens = {member: os.urandom(32) for member in newcomers or hosts[index]}
+        self.takes_newcomers: list[int] = []
         self.progress: list[common_pb2.Progress] = []
         self.told: list[dict[str, Any]] = []
         self.regrouper = regrouper
-        self.engine = open_engine(
-            csrc.load(),
-            self.hosts,
-            index,
-            self.data_socket,
-            self.tokens,
-            memory_limit=memory_limit,
-            elastic=regrouper is not None,
+        self.engine = (
+            open_lobby(csrc.load(), newcomers, self.data_socket, self.tokens)
+            if newcomers
+            else open_engine(
+                csrc.load(),
+                self.hosts,
+                index,
+                self.data_socket,
+                self.tokens,
+                memory_limit=memory_limit,
+                elastic=regrouper is not None,
+            )
         )
         if regrouper is not None:
             regrouper.engines[index] = self.engine
@@ -79,8 +86,7 @@ class EngineHost(RankServiceServicer):
             for event in self.engine.events():
                 self.told.append(event)
                 if self.regrouper is not None:
-                    if event["kind"] == "suspended":
-                        self.regrouper.suspended(event)
+                    self.regrouper.take(self.index, event)
                 elif event["kind"] == "lost":
                     self.engine.abort(f"rank {event['rank']} was lost")
 
@@ -90,7 +96,6 @@ class EngineHost(RankServiceServicer):
         return rank_pb2.JoinReply(
             generation=1,
             world_size=sum(len(ranks) for ranks in self.hosts),
-            host_index=self.index,
             hosts=[rank_pb2.Host(node_id=f"node-{i}", ranks=ranks) for i, ranks in enumerate(self.hosts)],
             data_socket=self.data_socket,
             data_token=self.tokens[request.rank],
@@ -99,6 +104,10 @@ class EngineHost(RankServiceServicer):
     def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
         self.progress.append(request)
         return rank_pb2.ReportProgressReply()
+
+    def TakesNewcomers(self, request: rank_pb2.TakesNewcomersRequest, context: Any) -> rank_pb2.TakesNewcomersReply:
+        self.takes_newcomers.append(request.rank)
+        return rank_pb2.TakesNewcomersReply()
 
     def DescribeWaits(self, request: Any, context: Any) -> rank_pb2.DescribeWaitsReply:
         return rank_pb2.DescribeWaitsReply(waiting=self.engine.waiting(0.0))
@@ -168,6 +177,30 @@ class Ranks:
                 self.started.append(self._start_rank(function, host, rank, local_rank, environment or {}, arguments))
         return self.started
 
+    def join(
+        self,
+        function: Callable[..., Any],
+        members: Sequence[int],
+        host: int = 0,
+        environment: dict[str, str] | None = None,
+        **arguments: Any,
+    ) -> list[RankProcess]:
+        """Starts newcomers on a host, which may be a new one. They are let in when all are ready."""
+        assert self.regrouper is not None
+        if host == len(self.hosts):
+            self.hosts.append(EngineHost(self.folder, [], host, 0, self.regrouper, members))
+        else:
+            tokens = {member: os.urandom(32) for member in members}
+            self.hosts[host].tokens |= tokens
+            self.hosts[host].engine.open_lobby(members=list(members), tokens=tokens)
+        self.regrouper.joining.setdefault(host, []).extend(members)
+        made = [
+            self._start_rank(function, self.hosts[host], member, local_rank, environment or {}, arguments, len(members))
+            for local_rank, member in enumerate(members)
+        ]
+        self.started += made
+        return made
+
     def _start_rank(
         self,
         function: Callable[..., Any],
@@ -176,12 +209,13 @@ class Ranks:
         local_rank: int,
         environment: dict[str, str],
         arguments: dict[str, Any],
+        newcomers: int = 0,
     ) -> RankProcess:
         variables = {
             "RANK": rank,
-            "WORLD_SIZE": sum(len(ranks) for ranks in host.hosts),
+            "WORLD_SIZE": newcomers or sum(len(ranks) for ranks in host.hosts),
             "LOCAL_RANK": local_rank,
-            "LOCAL_WORLD_SIZE": len(host.hosts[host.index]),
+            "LOCAL_WORLD_SIZE": newcomers or len(host.hosts[host.index]),
             "NODE_RANK": host.index,
             "BAGUA_JOB_ID": "test",
             "BAGUA_DAEMON_SOCKET": host.socket,

@@ -31,6 +31,22 @@ def open_engine(
     )
 
 
+def open_lobby(core: Any, members: Sequence[int], socket: str, tokens: dict[int, bytes], **options: Any) -> Any:
+    """The engine of a host that has these newcomers alone, on loopback."""
+    settings = {"job_id": "test", "generation": 1, "job_key": b"k" * 32, "listen": "127.0.0.1:0", **options}
+    ranks = [list(range(len(members)))]
+    return core.Engine(
+        host_index=0,
+        hosts=ranks,
+        members=list(members),
+        data_socket=socket,
+        tokens=tokens,
+        elastic=True,
+        newcomers=True,
+        **settings,
+    )
+
+
 class Failure(AssertionError):
     """A process said nothing in time, or ended; or a condition did not come true."""
 

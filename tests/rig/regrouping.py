@@ -1,4 +1,4 @@
-"""Stands in for the coordinator of an elastic job that loses members, in tests that host engines themselves."""
+"""Stands in for the coordinator of an elastic job whose members come and go, in tests that host engines themselves."""
 
 from __future__ import annotations
 
@@ -8,46 +8,122 @@ from typing import Any
 
 
 class Regrouper:
-    """Knows the members of a job, and makes the next generation of those that are left."""
+    """Knows the members of a job, and makes the next generation of those that are left, or that have come.
+
+    ``hosts``: member numbers on every host. ``joining``: newcomers, likewise; when all of them are ready, the
+    generation with them is planned.
+    """
 
     def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
-        """``hosts``: member numbers on every host."""
-        self._lock = threading.Lock()  # one generation is made after the other
+        self._lock = threading.RLock()  # one generation is made after the other
         self.generation = 1
         self.hosts = {index: list(members) for index, members in enumerate(hosts)}
+        self.joining: dict[int, list[int]] = {}
+        self.ready: set[int] = set()
+        self.planned: dict[int, list[int]] | None = None  # hosts of the generation that is planned
+        self._begun: set[int] = set()  # hosts where it has begun
         self.engines: dict[int, Any] = {}
         self.on_regroup: Callable[[int], None] = lambda generation: None
+        self.on_plan: Callable[[int], None] = lambda generation: None
 
-    def suspended(self, event: dict[str, Any]) -> None:
-        """An engine has told that its generation is suspended. Where it says who was lost, the others go on."""
-        member = event["rank"]
-        if member >= 0:
-            self.lose([member])
+    def take(self, index: int, event: dict[str, Any]) -> None:
+        """The engine of a host has told something."""
+        with self._lock:
+            if event["kind"] == "suspended" and event["rank"] >= 0:
+                self.lose([event["rank"]])
+            elif event["kind"] == "ready_to_join":
+                self.ready.add(event["rank"])
+                self.admit()
+            elif event["kind"] == "lost" and event["rank"] in self._newcomers():
+                self._forget([event["rank"]])
+            elif event["kind"] == "regrouped" and event["generation"] == self.generation and self.planned is not None:
+                self._begun.add(index)
+                if self._begun >= set(self.planned):
+                    self._settle()
+
+    def _newcomers(self) -> list[int]:
+        return [member for members in self.joining.values() for member in members]
+
+    def _forget(self, gone: Sequence[int]) -> None:
+        self.joining = _without(self.joining, gone)
+        self.ready -= set(gone)
+
+    def _settle(self) -> None:
+        """What was planned has taken place everywhere."""
+        assert self.planned is not None
+        self.hosts, self.planned = self.planned, None
+        self._forget([member for members in self.hosts.values() for member in members])
 
     def lose(self, gone: Sequence[int]) -> None:
-        """The next generation, without these members. Nothing where all have been lost before."""
+        """The next generation, without these members. Nothing where all have been lost before. It takes the place of
+        one that is planned: newcomers are let in by a later one."""
         with self._lock:
-            if not any(member in members for members in self.hosts.values() for member in gone):
+            if self.planned is not None and any(member in self._newcomers() for member in gone):
+                self._forget(gone)
+            elif not any(member in members for members in self.hosts.values() for member in gone):
                 return
-            left = {index: [m for m in members if m not in gone] for index, members in self.hosts.items()}
-            self.hosts = {index: members for index, members in left.items() if members}
+            self.hosts = _without(self.hosts, gone)
+            self.planned = None
             self._regroup()
+            self.admit()
 
     def again(self) -> None:
         """The next generation, of the same members: a link broke."""
         with self._lock:
             self._regroup()
 
+    def admit(self) -> None:
+        """Plans a generation with the newcomers, if all of them are ready."""
+        newcomers = self._newcomers()
+        if newcomers and self.ready >= set(newcomers) and self.planned is None:
+            hosts = {index: list(members) for index, members in self.hosts.items()}
+            for index, members in self.joining.items():
+                hosts.setdefault(index, []).extend(members)
+            self.plan(hosts)
+
+    def plan(self, hosts: dict[int, list[int]]) -> None:
+        """The next generation, after the same step everywhere."""
+        with self._lock:
+            self.generation += 1
+            self.planned, self._begun = hosts, set()
+            members, layout = _layout(hosts)
+            for index in {**self.hosts, **self.joining}:
+                place = list(hosts).index(index) if index in hosts else -1
+                peers = [self.engines[other].address() for other in hosts]
+                self.engines[index].plan(
+                    generation=self.generation, host_index=place, hosts=layout, members=members, peers=peers
+                )
+        self.on_plan(self.generation)
+
+    def hold(self) -> None:
+        """All stop after the same step, and wait."""
+        with self._lock:
+            self.generation += 1
+            for index in self.hosts:
+                self.engines[index].plan(generation=self.generation, hold=True)
+        self.on_plan(self.generation)
+
     def _regroup(self) -> None:
         self.generation += 1
-        members = [member for ranks in self.hosts.values() for member in ranks]
-        hosts, first = [], 0
-        for ranks in self.hosts.values():
-            hosts.append(list(range(first, first + len(ranks))))
-            first += len(ranks)
+        members, layout = _layout(self.hosts)
         for place, index in enumerate(self.hosts):
-            self.engines[index].regroup(generation=self.generation, host_index=place, hosts=hosts, members=members)
+            self.engines[index].regroup(generation=self.generation, host_index=place, hosts=layout, members=members)
         if len(self.hosts) > 1:
             for index in self.hosts:
                 self.engines[index].set_peers([self.engines[other].address() for other in self.hosts])
         self.on_regroup(self.generation)
+
+
+def _without(hosts: dict[int, list[int]], gone: Sequence[int]) -> dict[int, list[int]]:
+    left = {index: [member for member in members if member not in gone] for index, members in hosts.items()}
+    return {index: members for index, members in left.items() if members}
+
+
+def _layout(hosts: dict[int, list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Members by rank, and ranks by host."""
+    members = [member for ranks in hosts.values() for member in ranks]
+    layout, first = [], 0
+    for ranks in hosts.values():
+        layout.append(list(range(first, first + len(ranks))))
+        first += len(ranks)
+    return members, layout

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.compat.distributed_data_parallel import check_devices
 from bagua.torch_api.join.progress import figures
 from bagua.torch_api.join.statistics import StatisticsRecorder, StepTimes, union_length
 from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
-from bagua.torch_api.train.optimizer_state import decode, encode
 from bagua.torch_api.train.parameters import (
     canonical,
     check_descriptions,

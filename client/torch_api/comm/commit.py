@@ -67,6 +67,15 @@ class Ledger:
         they have heard it."""
         self._over.add(scope)
 
+    def begin_with(self, told: Iterable[bytes]) -> None:
+        """Takes over the numbers of members that are between two units, as these have told them."""
+        self._mine, self._heard = {}, {}
+        self._over.clear()
+        for text in told:
+            for scope, progress in read(text).items():
+                done = max(progress.committed, self._mine.get(scope, NOTHING).committed)
+                self._mine[scope] = Progress(done, done)
+
     def tell(self) -> bytes:
         """How far this member is."""
         return b"".join(_ENTRY.pack(scope, *progress) for scope, progress in sorted(self._mine.items()))

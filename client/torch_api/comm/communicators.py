@@ -5,10 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
-from bagua.torch_api.comm.elastic import ElasticCommunicator
+from bagua.torch_api.comm.elastic import ElasticCommunicator, World
 from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.connection import Regrouped
@@ -18,16 +21,20 @@ from bagua.torch_api.join.session import CURRENT, Session, current
 class Communicators:
     """Those of one session. ``world``: all ranks of the job.
 
-    ``shrinks``: in an elastic job the communicator goes on without members that are lost. Keys that follow from ranks
-    have their member numbers, which don't change.
+    ``shrinks``: in an elastic job the communicator goes on without members that are lost. ``grows``: newcomers become
+    members. Keys that follow from ranks have their member numbers, which don't change.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._connection = session.connection
-        self.world = self.attach(0, range(session.membership.world_size), shrinks=True)
+        self._growing: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self.world = self.attach(0, range(session.membership.world_size), shrinks=True, grows=True)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
+        if session.elastic:
+            units(session).part = self.part
+            units(session).admission.carry("communicators", self)
 
     def numbers(self, ranks: Sequence[int]) -> list[int]:
         """Member numbers of these ranks."""
@@ -49,18 +56,24 @@ class Communicators:
         million pairs does."""
         return self.attach(hashed_number(key), members, shrinks=shrinks)
 
-    def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False) -> Communicator:
+    def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False, grows: bool = False) -> Communicator:
         """This rank's end of communicator ``id``."""
         session = self._session
         if not session.elastic:
             return Communicator(id, members, session.membership.rank, self._connection)
-        made = self._attach_elastic(id, members, shrinks)
+        made = self._attach_elastic(id, members, shrinks, grows)
         session.renew_with(made)
-        over = weakref.finalize(made, units(session).end, id)
-        over.atexit = False
+        if grows:
+            self._growing.add(made)
         return made
 
-    def _attach_elastic(self, id: int, members: Sequence[int], shrinks: bool) -> ElasticCommunicator:
+    def part(self) -> None:
+        """Newcomers are about to be let into the present generation: communicators that they are missing in are made
+        again, with them."""
+        for one in self._growing:
+            one.part()
+
+    def _attach_elastic(self, id: int, members: Sequence[int], shrinks: bool, grows: bool) -> ElasticCommunicator:
         """Repeats it in the next generation if this one has ended. Raises MembershipChanged if a member was lost that
         it can't go on without."""
         session, running = self._session, units(self._session)
@@ -72,11 +85,34 @@ class Communicators:
                 lost = sorted(set(numbers) - set(present.members))
                 raise MembershipChanged(f"Members {lost} were lost: make a new group of the ranks that are left.")
             try:
-                return ElasticCommunicator(id, ranks, present.rank, self._connection, running, shrinks)
+                made = ElasticCommunicator if id else World
+                return made(id, ranks, present.rank, self._connection, running, shrinks, grows)
             except Regrouped:
                 if running.inside:
                     raise
                 running.recover(present.generation)
+
+    # See ``Carrier``: newcomers give the same numbers as the others from now on.
+
+    def describe(self) -> None:
+        """They follow from what the program has made."""
+
+    def difference(self, mine: Any, other: Any) -> str:
+        """There is none."""
+        return ""
+
+    def give(self, tensors: list[torch.Tensor]) -> int:
+        """How many numbers communicators of all ranks were given."""
+        return self._world_ids
+
+    def take(self, document: int, tensors: list[torch.Tensor]) -> None:
+        """From now on all other members are in those of all ranks."""
+        self._world_ids = document
+        for one in self._growing:
+            one.renew_ranks()
+
+    def taken(self) -> None:
+        """Nothing is left to be done."""
 
     def mark(self) -> tuple[int, Counter[str]]:
         """State of the numbering, for ``rewind``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from bagua.algorithms.codec import Codec
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.checks import check_root
 from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tensor
+from bagua.torch_api.comm.members import world_number
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
 from bagua.torch_api.comm.units import Units, nothing
 from bagua.torch_api.join.connection import Connection, Regrouped
@@ -29,10 +31,21 @@ class ElasticCommunicator(Communicator):
         connection: Connection,
         units: Units,
         shrinks: bool,
+        grows: bool,
     ) -> None:
         super().__init__(id, ranks, global_rank, connection)
-        self.shrinks = shrinks
+        self.shrinks, self.grows = shrinks, grows
         self._units = units
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self._over = weakref.finalize(self, self._units.end, self.id)
+        self._over.atexit = False
+
+    def renumber(self, id: int) -> None:
+        self._over.detach()
+        super().renumber(id)
+        self._note_end()
 
     def _session(self) -> Session:
         session = super()._session()
@@ -104,6 +117,21 @@ class ElasticCommunicator(Communicator):
         self._units.end(self.id)
 
 
+class World(ElasticCommunicator):
+    """All members that take part. Number 0 means all that there are, so it has another one while some rest."""
+
+    def _is_known(self) -> bool:
+        return self.id != 0
+
+    def renew(self) -> None:
+        assert self.connection is not None
+        self.id = world_number(self.connection.membership)
+        super().renew()
+
+    def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
+        self._units.run(0, lambda: self, attempt, commit=commit)
+
+
 def _put(result: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     def commit() -> None:
         with torch.inference_mode(target.is_inference()), torch.no_grad():
@@ -125,7 +153,7 @@ def _once(name: str) -> Callable[..., None]:
             if self._units.inside:
                 raise
             self._units.recover(generation)
-            self._units.tell_program()
+            self._units.changes.tell()
             raise MembershipChanged(
                 f"{error} The job goes on without it. {name} is not repeated by itself: all ranks that are left call "
                 "it again, or what they do instead. all-reduce, broadcast and barrier are repeated."

@@ -43,7 +43,8 @@ class BaguaProcessGroup:
         self.contains_this_rank = self._session.membership.rank in self.ranks
         self._everyone = tuple(self.ranks) == self._made.world.ranks
         self._numbers = self._made.numbers(self.ranks)
-        self._shrinks = False
+        self._shrinks = self._grows = False
+        self._lobby = self._session.membership.lobby  # made by newcomers alone
         self._lost: list[int] = []
         self._key = f"{key} {self._numbers}"
         self._key += f" {self._made.count(self._key)}"
@@ -59,14 +60,25 @@ class BaguaProcessGroup:
         world = communicators(current()).world
         made = cls(world.ranks, None, "0", key="default")
         made._communicators[world.ranks] = world
-        made._shrinks = True
+        made._shrinks = made._grows = True
+        made._key = "default"  # whoever its members are
         return made
+
+    @property
+    def grows(self) -> bool:
+        """Whether newcomers become members."""
+        return self._grows
 
     def renew(self) -> None:
         """In a new generation of the job. Its communicators have been renewed before, or will be."""
-        present = self._session.membership.members
+        membership = self._session.membership
+        present = membership.members
+        if self._grows:
+            self._numbers = [present[rank] for rank in membership.active]
         self.ranks = [rank for rank, member in enumerate(present) if member in self._numbers]
-        if not self._shrinks:
+        if self._lobby and not self._grows:
+            self._lost = self._numbers
+        elif not self._shrinks:
             self._lost = sorted(set(self._numbers) - set(present))
         made, self._communicators = list(self._communicators.values()), {}
         for one in made:
@@ -111,7 +123,9 @@ class BaguaProcessGroup:
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
         if tuple(members) == self._made.world.ranks:
-            made = self._made.attach(self._made.next_world_id(), members, shrinks=shrinks)
+            made = self._made.attach(
+                self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self._grows
+            )
         else:
             key = f"{self._key} own {self._made.numbers(members)}"
             made = self._made.make(f"{key} {self._made.count(key)}", members, shrinks=shrinks)

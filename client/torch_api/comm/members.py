@@ -14,7 +14,9 @@ from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.connection import Connection
+from bagua.torch_api.join.daemon import Membership
 
+ACTIVE_ALONE = 1 << 21  # no communicator that is counted gets so far
 SUBGROUPS = 0x80000000
 """Numbers of communicators from here on are hashes of their members."""
 TWINS = 1 << 22
@@ -45,10 +47,10 @@ class Members:
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
 
     In an elastic job ``ranks`` are those of the present generation. ``shrinks``: it goes on without members that were
-    lost; otherwise ``lost`` are their numbers, and it can't be used any more.
+    lost; otherwise ``lost`` are their numbers, and it can't be used any more. ``grows``: newcomers become members, too.
     """
 
-    shrinks = False
+    shrinks = grows = False
 
     def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
         self.id = id
@@ -59,6 +61,7 @@ class Members:
         self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
         self._aborted = False
         self._numbers = () if connection is None else tuple(connection.membership.members[rank] for rank in self.ranks)
+        self._lobby = connection is not None and connection.membership.lobby  # of newcomers that were not let in
         self.lost: tuple[int, ...] = ()
         self._destroy = None
         if connection is not None and id != 0:
@@ -103,17 +106,41 @@ class Members:
         """In a new generation of the job: the members that are left, by their new ranks."""
         self.renew_ranks()
         self._twins.clear()
-        if self.connection is not None and self._destroy is not None and self._destroy.alive and not self.lost:
+        if self._is_known() and not self.lost:
+            assert self.connection is not None
             self.connection.create_comm(self.id, self.ranks)
+
+    def _is_known(self) -> bool:
+        """Whether the daemon is to know it."""
+        return self._destroy is not None and self._destroy.alive
 
     def renew_ranks(self) -> None:
         """``renew`` without telling the daemon."""
         if self.connection is not None:
             present = self.connection.membership
+            if self.grows:
+                self._numbers = tuple(present.members[rank] for rank in present.active)
             self.ranks = tuple(rank for rank, member in enumerate(present.members) if member in self._numbers)
             self._rank = self.ranks.index(present.rank)
-            if not self.shrinks:
+            if self._lobby and not self.grows:
+                self.lost = self._numbers
+            elif not self.shrinks:
                 self.lost = tuple(sorted(set(self._numbers) - set(present.members)))
+
+    def part(self) -> None:
+        """Newcomers are about to be let into the present generation: it will be made again, with them."""
+        if self._is_known():
+            assert self.connection is not None
+            self.connection.destroy_comm(self.id)
+
+    def renumber(self, id: int) -> None:
+        """On a newcomer, before ``renew``: it has this number on the other members."""
+        if self._destroy is not None:
+            assert self.connection is not None
+            self._destroy.detach()
+            self._destroy = weakref.finalize(self, _destroy_quietly, self.connection, id)
+            self._destroy.atexit = False
+        self.id = id
 
     def destroy(self) -> None:
         """Gives it back to the daemon: this rank will not use it any more. Idempotent."""
@@ -148,6 +175,16 @@ class Members:
             raise BaguaError(
                 f"The communicator of ranks {list(self.ranks)} was made before destroy_process_group(): make a new one."
             )
+
+
+def active_members(membership: Membership) -> Members:
+    """All members of a generation that take part."""
+    return Members(world_number(membership), membership.active, membership.rank)
+
+
+def world_number(membership: Membership) -> int:
+    """The number of the communicator of all members that take part: 0 stands for all that there are."""
+    return ACTIVE_ALONE if membership.resting else 0
 
 
 def _destroy_quietly(connection: Connection, id: int) -> None:

@@ -1,57 +1,32 @@
-"""Runs the units of an elastic job: exchanges that are repeated when members were lost (``commit.py`` has the rule)."""
+"""Runs the units of an elastic job: exchanges that are repeated when members were lost (``commit.py`` has the rule).
+Between two training steps planned changes take place: members leave, and newcomers are let in (``standing.py``)."""
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import signal
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import torch
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.admission import Admission, Unfit
 from bagua.torch_api.comm.commit import Ledger
-from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.members import Members, active_members
+from bagua.torch_api.comm.membership_change import MembershipChanges
+from bagua.torch_api.comm.roll_call import Row, call_the_roll
+from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
 from bagua.torch_api.join.connection import Regrouped
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")
-
-
-class MembershipChange(NamedTuple):
-    """A change of membership, told to a program. ``previous_world_size``: when it was told last, or joined the job."""
-
-    generation: int
-    rank: int
-    world_size: int
-    previous_world_size: int
-
-
-OnChange = Callable[[MembershipChange], object]
-
-
-class Follower(Protocol):
-    """State that is the same for all members, and goes on with each committed training step: a sampler's.
-
-    ``given``: batches that this member was given and has not committed.
-    """
-
-    given: int
-
-    def commit(self) -> None:
-        """A training step was committed."""
-        ...
-
-    def tell(self) -> dict[str, Any]:
-        """State for the other members, in JSON's types."""
-        ...
-
-    def hear(self, told: Sequence[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
-        """Takes in the states of all members that have one, in a generation of ``members``."""
-        ...
 
 
 def nothing() -> None:
@@ -65,15 +40,19 @@ class Units:
         self._session = session
         self._ledger = Ledger()
         self._thread = 0  # that runs a unit now
-        self._flags = torch.zeros(
-            2, dtype=torch.int32
-        )  # the most batches of a member in this step, and minus the least
-        self._followers: dict[str, Follower] = {}
-        self._followers_told: dict[str, list[Mapping[str, Any]]] = {}  # in the present generation
+        # The most batches of a member in this step, minus the least, and the newest generation that was announced.
+        self._flags = torch.zeros(3, dtype=torch.int32)
+        self.followers = Followers()
+        self.admission = Admission(session)
+        self.changes = MembershipChanges(session)
         self._heard_in = session.membership.generation
-        self._told_of = session.membership
         self._exchanged: dict[int, int] = {}  # by scope: the last generation in which one was exchanged
-        self.on_change: list[OnChange] = []
+        self._planned = 0  # the newest generation that all have agreed to enter
+        self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
+        self._lap: int | None = None  # after which newcomers that wait in this generation are let in
+        self._takes_newcomers = False  # and the daemon knows it
+        self._marked = False  # the program says where a step begins
+        self.part: Callable[[], None] = nothing  # communicators without newcomers go
         session.end_first(self, self._leave)
 
     @property
@@ -120,8 +99,8 @@ class Units:
             commit()
         finally:
             self._thread = 0
-        if self._told_of is not self._session.membership:
-            self.tell_program()
+        if self.changes.told_in != self._session.membership.generation:
+            self.changes.tell()
         return found
 
     def exchanged_in(self, scope: int) -> bool:
@@ -133,6 +112,36 @@ class Units:
         self._ledger.end(scope)
         self._exchanged.pop(scope, None)
 
+    def _leave(self) -> None:
+        """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
+        self.run(0, lambda: active_members(self._session.membership), nothing)
+
+    def _exchange_flags(self, members: Members) -> None:
+        """Over when all members have called it: their results are whole, too."""
+        given = self.followers.given
+        self._flags[0], self._flags[1], self._flags[2] = given, -given, self._session.connection.planned()
+        if members.nranks() > 1:
+            transfer(self._session, "allreduce", self._flags, self._flags, 3, members, op=ReduceOp.MAX, together=True)
+
+    def step_committed(self) -> None:
+        """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
+        for it."""
+        most, least = int(self._flags[0]), -int(self._flags[1])
+        self._planned = max(self._planned, int(self._flags[2]))
+        self._flags.zero_()
+        self.followers.commit()
+        if most != least:
+            raise BaguaError(
+                f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
+                "many. A batch counts for the step that follows."
+            )
+
+    def step_without_others(self) -> None:
+        """A training step is over in which nothing was agreed, because ranks are not in step."""
+        self._planned = max(self._planned, self._session.connection.planned())
+
+    # Changes of membership
+
     def recover(self, generation: int) -> None:
         """After Regrouped in ``generation``: enters the next one, where that has not been done since, and hears
         how far all members are. Raises CommunicationError when the job is over."""
@@ -140,95 +149,118 @@ class Units:
             try:
                 if self._session.membership.generation == generation:
                     self._session.enter()
-                if self._heard_in != self._session.membership.generation:
+                while self._heard_in != self._session.membership.generation or self._due():
                     self._hear()
                 return
             except Regrouped as error:  # somebody was lost meanwhile
                 LOG.debug("Generation %d ended: %s", self._session.membership.generation, error)
                 generation = self._session.membership.generation
+            except Unfit as error:
+                self._give_up(str(error))
 
-    def _leave(self) -> None:
-        """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
-        self.run(0, self._world, nothing)
+    def take_newcomers(self) -> None:
+        """The program can take newcomers: the daemon is told, once."""
+        if not (self._takes_newcomers or self._session.newcomer):
+            self._session.take_newcomers()
+        self._takes_newcomers = True
 
-    def _world(self) -> Members:
-        membership = self._session.membership
-        return Members(0, range(membership.world_size), membership.rank)
+    def between_steps(self, marked: bool = True) -> None:
+        """All that the optimizers do in a step is done, and nothing of the next one: what was planned takes place here.
+        ``marked``: the program, or its sampler, says so; from then on other places are ignored."""
+        if self._marked and not marked:
+            return
+        self._marked = marked
+        self._standing = self._standing._replace(between=True)
+        try:
+            generation = self._session.membership.generation
+            if self._planned > generation:
+                self.changes.tell()
+                self.recover(generation)
+            elif self._due():
+                self.recover(-1)
+        finally:
+            laps = self._standing.laps
+            self._standing = self._standing._replace(between=False, laps=laps + 1)
+        if self.changes.told_in != self._session.membership.generation:
+            self.changes.tell()
 
-    def _exchange_flags(self, members: Members) -> None:
-        """Over when all members have called it: their results are whole, too."""
-        given = sum(follower.given for follower in self._followers.values())
-        self._flags[0], self._flags[1] = given, -given
-        if members.nranks() > 1:
-            transfer(self._session, "allreduce", self._flags, self._flags, 2, members, op=ReduceOp.MAX, together=True)
+    def join(self) -> None:
+        """On a newcomer: waits until it is let in, and has the state of the others. Others return at once."""
+        if not self._session.newcomer:
+            return
+        LOG.info("Member %d waits to be let in.", self._session.membership.member)
+        self._standing = self._standing._replace(between=True)
+        while self._session.newcomer:
+            self.recover(self._session.membership.generation)
+        self._standing = self._standing._replace(between=False)
+        self.changes.tell()
 
-    def follow(self, name: str, follower: Follower) -> None:
-        """From now on ``follower`` goes on with each training step, and agrees with its like on other members when
-        they change. All members do it in the same order."""
-        name = f"{name} {len(self._followers)}"
-        self._followers[name] = follower
-        if name in self._followers_told:  # others have had it before the members changed
-            membership = self._session.membership
-            follower.hear(self._followers_told[name], membership.members, membership.generation)
-
-    def step_committed(self) -> None:
-        """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
-        for it."""
-        most, least = int(self._flags[0]), -int(self._flags[1])
-        self._flags.zero_()
-        for follower in self._followers.values():
-            follower.commit()
-        if most != least:
-            raise BaguaError(
-                f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
-                "many. A batch counts for the step that follows."
-            )
+    def _due(self) -> bool:
+        """Whether this member is where newcomers are let in: they wait for it, or it for others."""
+        if self._lap is None or not self._standing.between:
+            return False
+        return self._session.newcomer or self._standing.laps >= self._lap
 
     def _hear(self) -> None:
-        membership = self._session.membership
-        state = {name: follower.tell() for name, follower in self._followers.items()}
-        told = json.dumps({"units": self._ledger.tell().hex(), "followers": state}).encode()
-        lengths = [int.from_bytes(one, "little") for one in self._gather(len(told).to_bytes(8, "little"))]
-        rows = self._gather(told.ljust(max(lengths), b"\0"))
-        heard = [json.loads(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-        self._ledger.hear(bytes.fromhex(one["units"]) for one in heard)
-        names = dict.fromkeys(name for one in heard for name in one["followers"])
-        self._followers_told = {
-            name: [one["followers"][name] for one in heard if name in one["followers"]] for name in names
-        }
-        for name, follower in self._followers.items():
-            follower.hear(self._followers_told[name], membership.members, membership.generation)
-        self._heard_in = membership.generation
-        LOG.info("Generation %d: rank %d of %d.", membership.generation, membership.rank, membership.world_size)
+        session, generation = self._session, self._session.membership.generation
+        first = self._heard_in != generation
+        rows = call_the_roll(session, self._row())
+        outcome = settle({member: row.standing for member, row in rows.items()})
+        whole = {member: row for member, row in rows.items() if member not in outcome.newcomers}
+        if session.newcomer and session.membership.member in whole:
+            self._come_in(whole)
+        self._ledger.hear(row.units for row in whole.values())
+        self._lap = outcome.lap if outcome.newcomers and not outcome.copies else None
+        if outcome.copies:
+            self._let_in(outcome, whole, first)
+        elif not session.newcomer:
+            session.take_part(outcome.newcomers)
+        if not session.newcomer and (first or outcome.copies):
+            members = [session.membership.members[rank] for rank in session.membership.active]
+            self.followers.hear([row.followers for row in whole.values()], members, generation)
+            session.renew()
+        self._heard_in = generation
+        LOG.info("Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size)
 
-    def _gather(self, data: bytes) -> list[bytes]:
-        """Equally long bytes of every rank."""
-        world = self._world()
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        everyone = torch.empty(world.nranks(), len(data), dtype=torch.uint8)
-        transfer(self._session, "allgather", mine, everyone, len(data), world, recv_rows=world.nranks())
-        return [bytes(row.tolist()) for row in everyone]
+    def _row(self) -> Row:
+        if self._session.newcomer:
+            return Row(self._standing, b"", {})
+        return Row(self._standing, self._ledger.tell(), self.followers.tell())
 
-    def tell_program(self) -> None:
-        """Members have changed, and what the program exchanged has been committed."""
-        before, now = self._told_of, self._session.membership
-        self._told_of = now
-        change = MembershipChange(now.generation, now.rank, now.world_size, before.world_size)
-        for function in list(self.on_change):
-            function(change)
+    def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
+        """Newcomers get the state. All others are between the same two steps."""
+        session, generation = self._session, self._session.membership.generation
+        if not first:
+            self.part()
+        ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
+        extra = {"told": self.changes.world_size, "marked": self._marked}
+        session.take_part(frozenset())
+        told = self.admission.run(self.followers.names, extra, ranks)
+        self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
+        if session.newcomer:
+            self.changes.world_size, self._marked = told["told"], told["marked"]
+        self._exchange_flags(active_members(session.membership))
+        self._flags.zero_()
+        self._standing = self._standing._replace(let_in=generation)
+        if session.newcomer:
+            self._come_in(whole)
+
+    def _come_in(self, whole: dict[int, Row]) -> None:
+        """This newcomer holds the state: what these members have told is the past of this one, too."""
+        self._session.newcomer = False
+        self._standing = self._standing._replace(whole=True)
+        self._ledger.begin_with(row.units for row in whole.values())
+
+    def _give_up(self, words: str) -> NoReturn:
+        """This newcomer can't join. The end of a program by an exception would be the end of the job."""
+        member = self._session.membership.member
+        print(f"bagua: member {member} can't join the job, which goes on without it. {words}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a process that was killed goes on")
 
 
 def units(session: Session) -> Units:
     """Those of this session, the same object each time."""
     return session.keep(Units)
-
-
-def on_membership_change(function: OnChange) -> OnChange:
-    """``function(change)`` is called in the thread that communicates, each time the members of an elastic job have
-    changed: at the end of the exchange that met the change, on each rank. ``change``: ``MembershipChange``.
-
-    It must not communicate: ranks come to it at different moments. What it raises reaches the caller of the exchange.
-    Returns ``function``, so that it may be used as a decorator.
-    """
-    units(current()).on_change.append(function)
-    return function

@@ -25,13 +25,17 @@ class ElasticLoader:
         given: Callable[[float], object],
         options: dict[str, Any],
         over: Callable[[], object] = lambda: None,
+        between_steps: Callable[[], object] = lambda: None,
     ) -> None:
         """``given``: is called when a batch is given out, with its samples divided by the mean of all ranks' batches.
-        ``over``: when an iteration ends, or is left. ``options``: for ``torch.utils.data.DataLoader``."""
+        ``over``: when an iteration ends, or is left. ``between_steps``: before a batch is given out.
+        ``options``: for ``torch.utils.data.DataLoader``."""
         self._course = course
         self._given = given
         self._over = over
+        self._between_steps = between_steps
         self._ahead = _Ahead(course)
+        self._loading: Iterator[Any] | None = None
         self._loader = DataLoader(dataset, batch_sampler=self._ahead, **options)
 
     def __len__(self) -> int:
@@ -42,25 +46,34 @@ class ElasticLoader:
         try:
             yield from self._batches()
         finally:
+            self._loading = None
             self._over()
 
     def _batches(self) -> Iterator[Any]:
         course, epoch = self._course, self._course.epoch
-        loading: Iterator[Any] | None = None
-        while course.epoch == epoch and course.batch() is not None:
-            if loading is None:
-                loading = self._begin()
-            try:
-                loaded = next(loading)
-            except StopIteration:  # all that there was when it began; others have given samples back since
-                loading = None
-                continue
-            if not self._ahead.arrived():
-                continue
+        while True:
+            self._between_steps()
+            if course.epoch != epoch:
+                return
+            if course.batch() is None:
+                break
+            loaded = self._load()
             self._given(course.give())
             yield loaded
-        if course.epoch == epoch:
-            course.end_epoch()
+        course.end_epoch()
+
+    def _load(self) -> Any:
+        """The next batch of this rank. There is one."""
+        while True:
+            if self._loading is None:
+                self._loading = self._begin()
+            try:
+                loaded = next(self._loading)
+            except StopIteration:  # all that there was when it began; others have given samples back since
+                self._loading = None
+                continue
+            if self._ahead.arrived():
+                return loaded
 
     def _begin(self) -> Iterator[Any]:
         self._ahead.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.units import nothing, units
 from bagua.torch_api.data.course import Course, Setting
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.join.session import current
@@ -48,10 +48,11 @@ class ElasticSampler:
         setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed)
         self.dataset = dataset
         self._session = current()
+        self._units = units(self._session) if self._session.elastic else None
         membership = self._session.membership
         self._course = Course(setting, membership.members, membership.member, membership.generation)
-        if self._session.elastic:
-            units(self._session).follow("sampler", self._course)
+        if self._units is not None:
+            self._units.followers.add("sampler", self._course)
 
     @property
     def epoch(self) -> int:
@@ -60,7 +61,13 @@ class ElasticSampler:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of epochs from the present one to ``count`` - 1. An epoch of which the loop takes no batch, or
-        not all, is given up when the next one is asked for, on all ranks alike."""
+        not all, is given up when the next one is asked for, on all ranks alike.
+
+        In an elastic job others may join from now on. A newcomer waits here until it is let in, and begins where the
+        others are: with the present epoch, of which its loop takes the rest."""
+        if self._units is not None:
+            self._units.take_newcomers()
+            self._units.join()
         while (epoch := self._course.epoch) < count:
             yield epoch
             if self._course.epoch == epoch:
@@ -73,7 +80,13 @@ class ElasticSampler:
         for name in ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last"):
             if name in options:
                 raise ValueError(f"loader() can't take {name}: the sampler says which samples come, and how many.")
-        return ElasticLoader(self._course, self.dataset, self._given, options, self._over)
+        between_steps = self._between_steps if self._units is not None else nothing
+        return ElasticLoader(self._course, self.dataset, self._given, options, self._over, between_steps)
+
+    def _between_steps(self) -> None:
+        assert self._units is not None
+        if not self._course.given:  # else the loop gathers several batches for a step
+            self._units.between_steps()
 
     def _given(self, weight: float) -> None:
         self._session.batch_weight = weight

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.comm.units import MembershipChange, on_membership_change
+from bagua.torch_api.comm.joining import on_membership_change
+from bagua.torch_api.comm.membership_change import MembershipChange
 
 RULES = ("linear", "sqrt")
 

@@ -14,6 +14,8 @@ from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import Admission, Membership
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from bagua.csrc import core
 
 LOG = logging.getLogger("bagua")
@@ -29,6 +31,10 @@ NOWHERE: Place = (0, 0)
 class Regrouped(MembershipChanged):
     """The generation has ended, and the next one has not been entered: what waits for it repeats the operation, or
     tells the program."""
+
+
+class Dismissed(MembershipChanged):
+    """The job goes on without this rank: it was scaled down, or leaves this node."""
 
 
 class Encoding(NamedTuple):
@@ -148,7 +154,11 @@ class HostConnection:
         self._describe_waits = describe_waits
         self._wait_limit_s = environment.get_wait_timeout()
         self._error: type[Exception] = module.CoreError
-        self._regrouped: type[Exception] = module.Regrouped
+        self._kinds_of_error: dict[type[Exception], type[CommunicationError]] = {
+            module.Regrouped: Regrouped,
+            module.Dismissed: Dismissed,
+        }
+        self._checksum = module.crc32c
         with self._translated():
             self._rank: core.Rank = module.Rank(
                 data_socket=admission.data_socket, token=admission.token, rank=admission.member
@@ -166,25 +176,38 @@ class HostConnection:
             raise self._translate(error) from None
 
     def _translate(self, error: Exception) -> CommunicationError:
-        kind = Regrouped if isinstance(error, self._regrouped) else CommunicationError
-        return kind(str(error))
+        return self._kinds_of_error.get(type(error), CommunicationError)(str(error))
 
     def enter(self) -> Membership:
         """Waits for the next generation, and enters it: communicators but that of all ranks are to be made again.
-        Long waits are logged, and end, as those of operations. Raises CommunicationError when the job is over."""
+        Long waits are logged, with the reason, and have no limit: a job may be paused, or wait for members. Raises
+        CommunicationError when the job is over, Dismissed when it goes on without this rank."""
         with self._translated():
             waited = self.first_warning_s
             found = self._rank.enter(waited)
             while found is None:
-                more = self.go_on(waited, more="It waits for the members that are left to go on together.")
+                why = (
+                    "It waits to be let in." if self.membership.lobby else "It waits until all members go on together."
+                )
+                more = self.go_on(waited, more=why, ends=False)
                 found = self._rank.enter(more)
                 waited += more
         self.membership = self._membership(found)
         return self.membership
 
+    def planned(self) -> int:
+        """The newest generation that was announced: all enter it after the same step."""
+        return self._rank.planned()
+
+    def checksum(self, memory: Buffer) -> int:
+        """CRC-32C of these bytes."""
+        return int(self._checksum(memory))
+
     def _membership(self, view: dict[str, Any]) -> Membership:
         hosts = tuple(map(tuple, view["hosts"]))
-        return Membership(view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]))
+        return Membership(
+            view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]), lobby=view["newcomer"]
+        )
 
     @property
     def native(self) -> core.Rank:
@@ -249,10 +272,11 @@ class HostConnection:
         """Seconds after which ``go_on`` is to be asked for the first time."""
         return min(FIRST_WARNING_S, self._wait_limit_s)
 
-    def go_on(self, waited: float, limit: float = math.inf, more: str = "") -> float:
+    def go_on(self, waited: float, limit: float = math.inf, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.
-        Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest."""
-        limit = min(limit, self._wait_limit_s)
+        Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest if the wait
+        ``ends``."""
+        limit = min(limit, self._wait_limit_s) if ends else limit
         waiting = " ".join(filter(None, (self._who_waits(), more)))
         if waited >= limit:
             hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._wait_limit_s else ""

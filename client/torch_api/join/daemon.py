@@ -17,7 +17,7 @@ import bagua
 from bagua.base.errors import ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress
-from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest
+from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 
 # A cold build of the core on a slow machine may come before the daemon answers.
@@ -30,6 +30,8 @@ class Membership:
     """The ranks that take part in one generation of a job: this one, and those of every host in order.
 
     ``numbers``: the member number of each rank, which a process keeps for life. Empty: the same as the ranks.
+    ``resting``: numbers of members that have no state yet, and take part in nothing but getting it. ``lobby``: it is no
+    generation of the job, but newcomers of one host that have not been let in.
     """
 
     rank: int
@@ -37,6 +39,8 @@ class Membership:
     job_id: str = ""
     generation: int = 1
     numbers: tuple[int, ...] = ()
+    resting: frozenset[int] = frozenset()
+    lobby: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -47,6 +51,11 @@ class Membership:
     def member(self) -> int:
         """That of this process."""
         return self.members[self.rank]
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Ranks of the members that take part."""
+        return tuple(rank for rank, member in enumerate(self.members) if member not in self.resting)
 
     @property
     def world_size(self) -> int:
@@ -128,6 +137,11 @@ class DaemonClient:
         """Waits in this job, one line each: which rank waits for which."""
         with self.channel() as stub:
             return stub.DescribeWaits(DescribeWaitsRequest(job_id=self.job_id), timeout=CALL_DEADLINE_S).waiting
+
+    def take_newcomers(self, member: int) -> None:
+        """The program of this rank can take newcomers."""
+        with self.channel() as stub:
+            stub.TakesNewcomers(TakesNewcomersRequest(job_id=self.job_id, rank=member), timeout=CALL_DEADLINE_S)
 
     def report(self, progress: Progress, stub: RankServiceStub) -> None:
         """Passes progress on, over a channel that the caller keeps."""

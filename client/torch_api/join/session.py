@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.join.connection import HostConnection
+from bagua.base.errors import BaguaError, CommunicationError, ServiceError
+from bagua.torch_api.join.connection import Dismissed, HostConnection
 from bagua.torch_api.join.daemon import Admission, DaemonClient
 from bagua.torch_api.join.progress import ProgressReporter
 from bagua.torch_api.join.shared_memory import SharedMemory
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
+LOG = logging.getLogger("bagua")
 T = TypeVar("T")
 
 
@@ -32,7 +36,7 @@ class Session:
     """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself.
 
     ``membership``: of the present generation. ``elastic``: the job goes on without members that it loses, in another
-    generation.
+    generation. ``newcomer``: this rank has not been let in; the others of its generation are newcomers of its host.
     """
 
     def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
@@ -42,6 +46,9 @@ class Session:
         self.connection = HostConnection(admission, describe)
         self.membership = self.connection.membership
         self.elastic = self.connection.elastic
+        self.newcomer = self.membership.lobby
+        self.dismissed = False
+        self._daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
@@ -68,13 +75,40 @@ class Session:
 
     def enter(self) -> None:
         """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
-        environment are those of the new one then. Raises Regrouped if that has ended, too."""
-        self.membership = self.connection.enter()
-        os.environ.update(self.membership.variables)
+        environment are those of the new one then, and ``renew`` is to be called. Members that were in none with this
+        one rest. Ends the process where the job goes on without it."""
+        before = self.membership
+        known = {before.members[rank] for rank in before.active}
+        try:
+            entered = self.connection.enter()
+        except Dismissed as error:
+            self.dismissed = True
+            self._endings.clear()
+            print(f"bagua: member {before.member} leaves the job, which goes on without it. {error}", file=sys.stderr)
+            raise SystemExit(0) from None
+        self.membership = entered
+        self.take_part(frozenset(entered.members) - known)
+        os.environ.update(entered.variables)
         if self.progress is not None:
-            self.progress.rank = self.membership.rank
+            self.progress.rank = entered.rank
+
+    def take_part(self, resting: frozenset[int]) -> None:
+        """From now on these members rest, and all others of the generation take part."""
+        self.membership = self.connection.membership = replace(self.membership, resting=resting)
+
+    def renew(self) -> None:
+        """Tells all that know ranks of the generation that was entered. Raises Regrouped if it has ended."""
         for one in list(self._renewed):
             one.renew()
+
+    def take_newcomers(self) -> None:
+        """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""
+        if self._daemon is None:
+            return
+        try:
+            self._daemon.take_newcomers(self.membership.member)
+        except ServiceError as error:
+            LOG.warning("Nobody can join this job: its daemon did not take note that the program allows it. %s", error)
 
     def end_first(self, key: object, end: Callable[[], None]) -> None:
         """``end()`` is called before this rank leaves the job in good order. All ranks that it concerns have the same

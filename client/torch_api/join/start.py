@@ -76,7 +76,10 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
 
 
 def _export(membership: Membership) -> None:
-    """Completes the environment, which the rank getters read: launchers set different variables."""
+    """Completes the environment, which the rank getters read: launchers set different variables. A newcomer was started
+    with its member number for a rank."""
+    if membership.lobby:
+        os.environ.update(membership.variables)
     for name, value in membership.variables.items():
         os.environ.setdefault(name, value)
 
@@ -110,7 +113,10 @@ def destroy_process_group() -> None:
 def _leave(session: Session, torch_group: TorchGroup) -> None:
     """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
     for lost, and the ranks that wait for it learn so at once."""
-    if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+    if session.dismissed:
+        torch_group.abandon()
+        session.close()
+    elif getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
         session.end()
         torch_group.close()
         session.close()

@@ -12,7 +12,7 @@ import torch
 
 from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.low_rank import LowRank
-from bagua.algorithms.plan import KEEP, ON_CHANGE, RESCALE, ZERO, Step
+from bagua.algorithms.plan import COPY, KEEP, ON_CHANGE, RESCALE, ZERO, Step
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE, Place
 from bagua.torch_api.train.execution import Execution, NotReady, join_all
@@ -99,6 +99,11 @@ class PlanBucket:
             elif rule == RESCALE:
                 self._added[name].flat.mul_(now / before)
 
+    @property
+    def slots_for_newcomers(self) -> list[torch.Tensor]:
+        """Added slots that a rank which joins takes over from the others."""
+        return [self._added[name].flat for name, rule in self._on_change.items() if rule in (COPY, RESCALE)]
+
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot. Raises ValueError if there is none of that name."""
         return self.region(name, self.side).flat
@@ -175,6 +180,7 @@ class PlanBucket:
         self.execution.abandon()
         self.execution = NotReady(self.name)
         self._added.clear()
+        self._on_change.clear()
 
 
 def region_of(memory: torch.Tensor, place: Place, elements: int) -> Region:

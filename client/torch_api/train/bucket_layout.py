@@ -46,6 +46,7 @@ class ModelBuckets:
         self._tensors: list[torch.Tensor] = []  # in the order of buckets
         self._arrival: list[str] = []  # rank 0's order, once it is known
         self._anew = False  # buckets are made again whatever their order
+        self._alone = False  # other ranks don't make theirs now
 
     @property
     def _algorithm(self) -> AlgorithmImpl:
@@ -77,6 +78,7 @@ class ModelBuckets:
             if not self._runner.on_device:
                 self._session.memory.require(sum(map(self._bytes_needed, layouts)))
         self._fill(layouts)
+        self._alone = False
 
     @property
     def _follows_arrival(self) -> bool:
@@ -105,6 +107,15 @@ class ModelBuckets:
         self.release()
         self._fill(self._layouts())
         return self.gradient_buckets
+
+    @property
+    def arrival(self) -> list[str]:
+        """The order in which rank 0's gradients came; empty before that is known."""
+        return self._arrival
+
+    def follow_alone(self, arrival: list[str]) -> None:
+        """On a newcomer: others have buckets in this order, and don't make theirs when ``make`` is called next."""
+        self._arrival, self._alone = list(arrival), True
 
     def forget_arrival(self) -> None:
         """In an elastic job: ``follow`` is to be called again, and some ranks had got further than others."""
@@ -185,6 +196,9 @@ class ModelBuckets:
     @contextmanager
     def _together(self) -> Iterator[None]:
         """If the block fails on one rank, all give their memory back and raise."""
+        if self._alone:
+            yield
+            return
         mistake: Exception | None = None
         try:
             yield

@@ -150,6 +150,11 @@ class Execution:
     def renew(self) -> None:
         """Members have changed: operations raise MembershipChanged when they are joined."""
 
+    @property
+    def actions(self) -> list[Action]:
+        """Steps that communicate."""
+        return [action for _, action in self._phases if action is not None]
+
 
 class Action(Protocol):
     """One step of one bucket that communicates."""
@@ -163,6 +168,19 @@ class Action(Protocol):
     def begin(self) -> Tickets | None:
         """Submits. None where this rank has no part in the step."""
         ...
+
+    def residual(self) -> Residual:
+        """Of the engine, among all ranks of the model."""
+        ...
+
+    def follow(self, residual: Residual) -> None:
+        """On a newcomer: it is this one on the other ranks."""
+        ...
+
+
+Residual = tuple[int, int]
+"""Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
+NO_RESIDUAL: Residual = (0, 0)
 
 
 Phase = tuple[Sequence[Work], Action | None]
@@ -190,6 +208,15 @@ class Submit:
         """See ``Action``."""
         return (self._submit(self._requests[self._bucket.side]),)
 
+    def residual(self) -> Residual:
+        """See ``Action``."""
+        return self._requests[0]["residual"], self._requests[0]["residual_sides"]
+
+    def follow(self, residual: Residual) -> None:
+        """See ``Action``."""
+        for one in self._requests:
+            one["residual"], one["residual_sides"] = residual
+
 
 def other_sides(sides: int) -> int:
     """``residual_sides`` of the next operation that counts: what this one wrote, that one reads."""
@@ -201,6 +228,7 @@ class NotReady:
 
     started = arrived = lost = ended = False
     starts = 0
+    actions: Sequence[Action] = ()
 
     def __init__(self, name: str) -> None:
         self._name = name

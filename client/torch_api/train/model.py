@@ -17,6 +17,7 @@ from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import CURRENT, current
@@ -31,6 +32,7 @@ from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
+from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import (
@@ -105,8 +107,11 @@ class DistributedModel:
         self._runner.settle = self._settle
         self._join_buckets = self._runner.join if self._session.elastic else join_all
         self._members_changed = self._anew = self._begins_anew = False
+        self._between_steps = units(self._session).between_steps if self._session.elastic else None
         if self._session.elastic:
             self._session.renew_with(self)
+        self._state = ModelState(self, self._runner)
+        self.description: dict[str, object] = {}
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
@@ -121,6 +126,8 @@ class DistributedModel:
             with suppress(CommunicationError):
                 self.close()
             raise
+        if self._session.elastic:
+            units(self._session).admission.carry("model", self._state)
 
     def _new_guest(self) -> Guest:
         """See ``Guest``; for a subclass that has one."""
@@ -179,14 +186,13 @@ class DistributedModel:
                 "algorithm": describe_algorithm(chosen),
                 "bucket_bytes": self.bucket_bytes or environment.get_default_bucket_size(),
             }
-            text = canonical(
-                describe(
-                    shared_state(self.module, self.parameters_to_ignore),
-                    [name for name, _ in self.bagua_build_params()],
-                    self.bagua_optimizers,
-                    settings,
-                )
+            self.description = describe(
+                shared_state(self.module, self.parameters_to_ignore),
+                [name for name, _ in self.bagua_build_params()],
+                self.bagua_optimizers,
+                settings,
             )
+            text = canonical(self.description)
         except Exception as error:
             mistake = error
             text = canonical({"error": str(error)})
@@ -286,6 +292,8 @@ class DistributedModel:
         if self._closed:
             return
         self._closed = True
+        if self._session.elastic:
+            units(self._session).admission.forget(self._state)
         self._remove_hooks()
         self.bagua_algorithm.close()
         self._release()
@@ -312,6 +320,8 @@ class DistributedModel:
             self._abandon_pass()
         if not self.module.training:
             return
+        if self._between_steps is not None and self.require_backward_grad_sync:
+            self._between_steps(marked=False)
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         if self._members_changed:
@@ -344,6 +354,23 @@ class DistributedModel:
         """A unit of this model has been committed."""
         self._begins_anew = self._anew and self._exchanged == GRADIENT and not self._begins_anew
         self._anew = self._begins_anew
+
+    # Newcomers: see ``ModelState``
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        return {
+            "steps": self.bagua_train_step_counter,
+            "ranks": self._ranks,
+            "begins": [self._anew, self._begins_anew],
+            "arrival": self._layout.arrival,
+        }
+
+    def follow_as_newcomer(self, told: dict[str, Any]) -> None:
+        self._layout.release()
+        self._layout.follow_alone(told["arrival"])
+        self._reset_algorithm()
+        self.bagua_train_step_counter, self._ranks = told["steps"], told["ranks"]
+        self._anew, self._begins_anew = told["begins"]
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [

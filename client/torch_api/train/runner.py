@@ -25,7 +25,7 @@ from bagua.torch_api.join.connection import Connection, Regrouped, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
-from bagua.torch_api.train.execution import Action, Execution, Phase, Tickets, Work, join_all
+from bagua.torch_api.train.execution import Action, Execution, Phase, Residual, Tickets, Work, join_all
 from bagua.torch_api.train.held import HeldExecution, Undo
 from bagua.torch_api.train.steps import (
     AllReduceAction,
@@ -229,6 +229,7 @@ class Runner:
         for bucket in begun:
             bucket.execution.conclude()
             bucket.execution.rewind()
+        units(self.session).step_without_others()
         return times
 
     def renew(self) -> None:
@@ -251,6 +252,37 @@ class Runner:
         if running.inside:
             return True
         return self.may_repeat() and (not self.waits or running.exchanged_in(self.everyone.id))
+
+    # Newcomers
+
+    @property
+    def grows(self) -> bool:
+        """Whether newcomers become ranks of the model."""
+        return self.repeats and self._group.grows
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the communicators of all ranks of the model: that of its units, then those of the algorithm's own."""
+        return [self.everyone.id, *(one.id for one in self._own)]
+
+    def follow(self, numbers: Sequence[int]) -> None:
+        """On a newcomer: communicators become those of the other members, which they have under these numbers."""
+        self._group.renew()
+        for place in [place for place in self._places if place != EVERYONE]:
+            del self._places[place]
+        while len(self._own) < len(numbers) - 1:
+            self._own.append(self._group.new_communicator(shrinks=True))
+            self._own[-1].part()  # it is made when all are
+        while len(self._own) > len(numbers) - 1:
+            self._own.pop().destroy()
+        for one, number in zip((self.everyone, *self._own), numbers, strict=True):
+            one.renumber(number)
+        self._own_given = 0
+
+    def forget_residuals(self) -> None:
+        """On a newcomer, when buckets have the numbers of the others: later ones follow from the generation alone."""
+        for one in (self.everyone, *self._own):
+            _RESIDUALS.pop(one, None)
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
@@ -320,6 +352,14 @@ class _Guarded:
         tickets = self._action.begin()
         self._takes_part = tickets is not None
         return tickets
+
+    def residual(self) -> Residual:
+        """See ``Action``."""
+        return self._action.residual()
+
+    def follow(self, residual: Residual) -> None:
+        """See ``Action``."""
+        self._action.follow(residual)
 
     def _commit(self) -> None:
         if self._action.commit is not None:

@@ -14,6 +14,8 @@ from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
+from bagua.torch_api.train.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
+from bagua.torch_api.train.execution import Residual as EngineResidual
 from bagua.torch_api.train.execution import Submit, Tickets, Work, other_sides
 from bagua.torch_api.train.transcoding import Transcoder
 
@@ -49,6 +51,13 @@ class OneOperation:
 
     finish: Work | None = None
     commit: Work | None = None
+
+    def residual(self) -> EngineResidual:
+        """See ``Action``."""
+        return NO_ENGINE_RESIDUAL
+
+    def follow(self, residual: EngineResidual) -> None:
+        """See ``Action``: there is none."""
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -139,6 +148,18 @@ class AllReduceAction(OneOperation):
             if repeats:
                 self.commit = self._turn
         return self.encodings[members]
+
+    def residual(self) -> EngineResidual:
+        """See ``Action``."""
+        found = [one for members, one in self.encodings.items() if members.grows]
+        return (found[0].residual, found[0].residual_sides) if found else NO_ENGINE_RESIDUAL
+
+    def follow(self, residual: EngineResidual) -> None:
+        """See ``Action``."""
+        members = self.around.communicator(self.step.over)
+        if residual != NO_ENGINE_RESIDUAL and members is not None and members.grows:
+            number, sides = residual
+            self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
 
     def _turn(self) -> None:
         """The next operation that counts reads the residuals that this one wrote."""
@@ -243,6 +264,13 @@ class NeighboursAction:
 
     finish: Work | None
     commit: Work | None
+
+    def residual(self) -> EngineResidual:
+        """See ``Action``: residuals are this rank's."""
+        return NO_ENGINE_RESIDUAL
+
+    def follow(self, residual: EngineResidual) -> None:
+        """See ``Action``."""
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around

@@ -1,0 +1,145 @@
+"""Lets newcomers into a job: compares their programs with the others', and gives them the state (``standing.py`` says
+when)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+import bagua
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.conversation import broadcast_bytes, gather_rows, gather_texts
+from bagua.torch_api.comm.state_copy import StateCopy
+from bagua.torch_api.join.session import Session
+
+LOG = logging.getLogger("bagua")
+
+
+class Unfit(BaguaError):
+    """This newcomer can't join: its program is another one, or state could not be taken over."""
+
+
+class Carrier(Protocol):
+    """State that newcomers take over from the others."""
+
+    def describe(self) -> Any:
+        """What must be the same on all members, as plain data."""
+        ...
+
+    def difference(self, mine: Any, other: Any) -> str:
+        """Says for people where this newcomer's description differs from that of another member."""
+        ...
+
+    def give(self, tensors: list[torch.Tensor]) -> Any:
+        """The state, as plain data; its tensors go to ``tensors``. Raises TypeError if that can't be."""
+        ...
+
+    def take(self, document: Any, tensors: list[torch.Tensor]) -> None:
+        """On a newcomer: makes room for what another member gave. Tensors, which are filled later, go to ``tensors`` in
+        the same order. May be called again."""
+        ...
+
+    def taken(self) -> None:
+        """On a newcomer: the tensors are filled."""
+        ...
+
+
+class Admission:
+    """Of newcomers of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._carriers: weakref.WeakValueDictionary[str, Carrier] = weakref.WeakValueDictionary()
+        self._counts: dict[str, int] = {}
+
+    def carry(self, kind: str, carrier: Carrier, name: str = "") -> None:
+        """Newcomers take this over, as long as somebody else holds it. Those of one ``kind`` have a ``name``, or come
+        in the same order on all members."""
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._carriers[f"{kind} {name or self._counts[kind]}"] = carrier
+
+    def forget(self, carrier: Carrier) -> None:
+        """It is not taken over any more."""
+        for name in [name for name, one in self._carriers.items() if one is carrier]:
+            del self._carriers[name]
+
+    def run(self, followers: Sequence[str], extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
+        """All members of the generation call it. ``whole``: ranks that hold the state; ``extra``: more of it. Returns
+        that of the first of them. Raises Unfit on a newcomer, which does not join then."""
+        rank = self._session.membership.rank
+        newcomer = rank not in whole
+        carriers = dict(self._carriers)
+        self._compare(followers, carriers, whole)
+        tensors: list[torch.Tensor] = []
+        document = {} if newcomer else self._give(carriers, tensors, extra)
+        told: dict[str, Any] = json.loads(
+            broadcast_bytes(self._session, json.dumps(document).encode(), min(whole)),
+        )
+        if "error" in told:
+            self._refuse(told["error"], newcomer)
+        if newcomer:
+            for name, one in carriers.items():
+                one.take(told["carriers"][name], tensors)
+        StateCopy(self._session, tensors, whole).run()
+        if newcomer:
+            for one in carriers.values():
+                one.taken()
+        return dict(told["extra"])
+
+    def _refuse(self, words: str, newcomer: bool) -> None:
+        """Newcomers leave, and others wait for that."""
+        if newcomer:
+            raise Unfit(words)
+        LOG.warning("%s", words)
+        gather_rows(self._session, b"\0")
+
+    def _give(
+        self, carriers: Mapping[str, Carrier], tensors: list[torch.Tensor], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        found = {}
+        for name, one in carriers.items():
+            try:
+                found[name] = one.give(tensors)
+            except TypeError as error:
+                tensors.clear()
+                return {"error": f"Nobody can join this job: the state of {name} can't be told. {error}"}
+        return {"carriers": found, "extra": extra}
+
+    def _compare(self, followers: Sequence[str], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
+        description = {
+            "version": bagua.__version__,
+            "samplers": list(followers),
+            "carriers": {name: one.describe() for name, one in carriers.items()},
+        }
+        text = json.dumps(description, sort_keys=True).encode()
+        digests = gather_rows(self._session, hashlib.blake2b(text, digest_size=16).digest())
+        if all(digest == digests[0] for digest in digests):
+            return
+        texts = gather_texts(self._session, text)
+        if self._session.membership.rank in whole:
+            return  # newcomers that differ leave
+        other = json.loads(texts[min(whole)])
+        mine = json.loads(text)
+        if mine != other:
+            raise Unfit(_difference(mine, other, carriers))
+
+
+def _difference(mine: Mapping[str, Any], other: Mapping[str, Any], carriers: Mapping[str, Carrier]) -> str:
+    if mine["version"] != other["version"]:
+        return f"It has version {mine['version']} of bagua, and the others {other['version']}: install the same one."
+    have, others = [*mine["carriers"], *mine["samplers"]], [*other["carriers"], *other["samplers"]]
+    if have != others:
+        return (
+            f"Its program has {', '.join(have) or 'nothing'}, and that of the others {', '.join(others) or 'nothing'}. "
+            "All wrap the same models, make the same samplers and register the same states before they join."
+        )
+    for name, one in carriers.items():
+        if mine["carriers"][name] != other["carriers"][name]:
+            return f"Its {name} differs. {one.difference(mine['carriers'][name], other['carriers'][name])}"
+    return "Its program differs from that of the others."

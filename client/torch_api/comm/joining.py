@@ -1,0 +1,115 @@
+"""Joining an elastic job that trains already, as a program sees it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from bagua.torch_api.comm.membership_change import OnChange
+from bagua.torch_api.comm.plain_data import decode, encode
+from bagua.torch_api.comm.units import units
+from bagua.torch_api.join.session import CURRENT, Session, current
+
+
+class Stateful(Protocol):
+    """What has a state, as learning rate schedulers and ``GradScaler`` have."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class _State:
+    """A state that newcomers take over."""
+
+    def __init__(self, name: str, held: Stateful) -> None:
+        self._name = name
+        self._held = held
+        self._taken: Any = None
+
+    def describe(self) -> str:
+        return type(self._held).__name__
+
+    def difference(self, mine: str, other: str) -> str:
+        return f"It is a {mine} here, and a {other} on the others."
+
+    def give(self, tensors: list[torch.Tensor]) -> Any:
+        return encode(self._held.state_dict(), tensors)
+
+    def take(self, document: Any, tensors: list[torch.Tensor]) -> None:
+        self._taken = decode(document, tensors)
+
+    def taken(self) -> None:
+        state, self._taken = self._taken, None
+        self._held.load_state_dict(state)
+
+
+class _States:
+    """Those of one session, by name."""
+
+    def __init__(self, _: Session) -> None:
+        self.all: dict[str, _State] = {}
+
+
+def is_newcomer() -> bool:
+    """Whether this process joins a job that trains already, and has not been let in yet.
+
+    Until then it runs its script among the newcomers of its host alone: ranks, world size and all that communicates are
+    theirs. ``wait_to_join``, or the first epoch of an ``ElasticSampler``, lets it in.
+    """
+    return CURRENT.session is not None and CURRENT.session.newcomer
+
+
+def wait_to_join() -> None:
+    """A newcomer waits here until it is let in: then it has the state of the others, and goes on as they do. On others
+    it returns at once.
+
+    For loops without an ``ElasticSampler``, which does the same by itself. Call it at the beginning of each training
+    step: that is where newcomers begin, and where planned changes take place. Nothing happens in jobs that are not
+    elastic. Raises BaguaError before ``init_process_group``, CommunicationError when the job is over.
+    """
+    session = current()
+    if not session.elastic:
+        return
+    running = units(session)
+    running.take_newcomers()
+    if session.newcomer:
+        running.join()
+    else:
+        running.between_steps()
+
+
+def register_state(name: str, held: Stateful) -> None:
+    """Newcomers take over the state of ``held``, which has ``state_dict`` and ``load_state_dict``: a scheduler, a
+    GradScaler, an object of the program. Models and their optimizers, samplers and random generators need none.
+
+    All members register the same names, before a newcomer is let in. The state may hold tensors, numbers, texts, None,
+    and lists, tuples and dictionaries of these. Raises TypeError, which names it, for anything else, ValueError if
+    there is one of that name, BaguaError before ``init_process_group``.
+    """
+    if not (hasattr(held, "state_dict") and hasattr(held, "load_state_dict")):
+        raise TypeError(
+            f"register_state({name!r}) got a {type(held).__name__}: it needs state_dict and load_state_dict."
+        )
+    session = current()
+    states = session.keep(_States)
+    if name in states.all:
+        raise ValueError(f"There is a state {name!r} already: choose another name.")
+    try:
+        encode(held.state_dict(), [])
+    except TypeError as error:
+        raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}.") from None
+    states.all[name] = _State(name, held)
+    if session.elastic:
+        units(session).admission.carry("state", states.all[name], name)
+
+
+def on_membership_change(function: OnChange) -> OnChange:
+    """``function(change)`` is called in the thread that communicates, each time the members of an elastic job have
+    changed: at the end of the exchange that met the change, on each rank. ``change``: ``MembershipChange``.
+
+    It must not communicate: ranks come to it at different moments. What it raises reaches the caller of the exchange.
+    Returns ``function``, so that it may be used as a decorator.
+    """
+    units(current()).changes.functions.append(function)
+    return function

@@ -1,0 +1,61 @@
+"""Values of programs as plain data and tensors, so that other ranks get them without pickle."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+
+from bagua.base.errors import BaguaError
+
+_PLAIN = (bool, int, float, str, type(None))
+_MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_KINDS_OF_MAPPINGS = {made: kind for kind, made in _MAPPINGS.items()}
+
+
+def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for anything else."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        on_device = value.device.type != "cpu"
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [encode(item, tensors) for item in value]}
+    if isinstance(value, dict):
+        kind = _KINDS_OF_MAPPINGS.get(type(value), "dict")
+        return {kind: [[encode(key, tensors), encode(item, tensors)] for key, item in value.items()]}
+    raise TypeError(f"a {type(value).__name__} can't be sent to other ranks")
+
+
+def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None = None) -> Any:
+    """The opposite of ``encode``: tensors are made, to be filled later, and added to ``tensors``.
+
+    Those of the shape of ``like`` get its strides. Those of a device come to that of ``like``, as parameters lie there.
+    """
+    if not isinstance(document, dict):
+        return document
+    ((kind, content),) = document.items()
+    if kind == "tensor":
+        made = _new_tensor(content, like)
+        tensors.append(made)
+        return made
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({decode(key, tensors, like): decode(item, tensors, like) for key, item in content})
+    items = [decode(item, tensors, like) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
+    dtype = getattr(torch, content[0], None)
+    if not isinstance(dtype, torch.dtype):
+        raise BaguaError(f"Another rank sent a tensor of unknown dtype {content[0]!r}.")
+    _, sizes, on_device = content
+    where = like.device if like is not None and on_device else torch.device("cpu")
+    shape = torch.Size(sizes)
+    if like is not None and like.shape == shape:
+        return torch.empty_like(like, dtype=dtype, device=where).detach()
+    return torch.empty(shape, dtype=dtype, device=where)

@@ -1,0 +1,207 @@
+"""Copies tensors from members that hold a job's state to newcomers: in stripes from several, checked by checksums."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.comm.conversation import gather_rows, largest
+from bagua.torch_api.comm.stripes import ALIGNMENT, Piece, length, packs, stripes
+from bagua.torch_api.join.connection import NOWHERE, Place, request
+from bagua.torch_api.join.session import Session
+
+PACK_BYTES = 4 << 20
+PACKS_UNDER_WAY = 2
+MOST_SENDERS = 8
+UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order."""
+    plain = tensor.detach()
+    if not plain.is_contiguous():
+        plain = torch.as_strided(plain, (plain.numel(),), (1,)) if _has_no_gaps(plain) else plain.contiguous()
+    return plain.view(-1).view(torch.uint8)
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def nothing() -> None:
+    """There is nothing to be done."""
+
+
+class StateCopy:
+    """One copy of ``tensors``, which have the same shapes and dtypes on all ranks, in the same order. ``whole``: ranks
+    that hold the state. All others get it."""
+
+    def __init__(self, session: Session, tensors: Sequence[torch.Tensor], whole: Sequence[int]) -> None:
+        self._session = session
+        self._tensors = tensors
+        self._bytes = [flat_bytes(tensor) for tensor in tensors]
+        self._sizes = [one.numel() for one in self._bytes]
+        self._rank = session.membership.rank
+        self._newcomer = self._rank not in whole
+        self._newcomers = [rank for rank in range(session.membership.world_size) if rank not in whole]
+        self._whole = whole
+        self._senders: list[int] = []
+
+    def run(self) -> None:
+        """Raises BaguaError on a newcomer at which something else arrived than the first sender has."""
+        alike = self._ranks_alike()
+        self._senders = _choose_senders(self._session.membership.hosts, alike)
+        wanted, differing = self._compare(self._rank in alike)
+        shares = stripes(self._sizes, len(self._senders), differing)
+        if self._newcomer:
+            self._receive(shares)
+            self._check(wanted)
+        elif self._rank in self._senders:
+            self._send(shares[self._senders.index(self._rank)])
+
+    def _ranks_alike(self) -> list[int]:
+        """Of those that hold the state, the ranks whose tensors have the sizes of the first one's. Raises BaguaError on
+        a newcomer with others."""
+        sizes = hashlib.blake2b(repr(self._sizes).encode(), digest_size=16).digest() + len(self._sizes).to_bytes(8)
+        rows = gather_rows(self._session, sizes)
+        first = rows[min(self._whole)]
+        if self._newcomer and sizes != first:
+            raise BaguaError(
+                f"The state has {int.from_bytes(first[-8:])} tensors, and this rank made room for {len(self._sizes)}, "
+                "or has others."
+            )
+        return [rank for rank in self._whole if rows[rank] == first]
+
+    def _compare(self, gives: bool) -> tuple[list[int], list[int]]:
+        """The checksums of the first sender, and the tensors that differ between those that hold the state."""
+        unknown = [UNKNOWN] * len(self._sizes)
+        mine = [self._checksum(one) for one in self._bytes] if gives and not self._newcomer else unknown
+        first = mine if self._rank == self._senders[0] else unknown
+        most = largest(self._session, [*mine, *first, *(UNKNOWN if one == UNKNOWN else -one for one in mine)])
+        count = len(mine)
+        highest, wanted, lowest = most[:count], most[count : 2 * count], most[2 * count :]
+        return wanted, [item for item in range(count) if highest[item] != -lowest[item]]
+
+    def _checksum(self, data: torch.Tensor) -> int:
+        memory: Any = (ctypes.c_ubyte * data.numel()).from_address(data.data_ptr()) if data.numel() else b""
+        return self._session.connection.checksum(memory)
+
+    def _check(self, wanted: Sequence[int]) -> None:
+        damaged = [item for item, one in enumerate(self._bytes) if self._checksum(one) != wanted[item]]
+        if damaged:
+            raise BaguaError(
+                f"{len(damaged)} of {len(wanted)} tensors arrived with other contents than member "
+                f"{self._session.membership.members[self._senders[0]]} has."
+            )
+        with torch.no_grad():
+            for tensor, held in zip(self._tensors, self._bytes, strict=True):
+                if tensor.numel() and held.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(held.view(tensor.dtype).view(tensor.shape))
+
+    def _submit(self, kind: str, peer: int, place: Place, count: int) -> int:
+        connection = self._session.connection
+        src, dst = (place, NOWHERE) if kind == "send" else (NOWHERE, place)
+        return connection.submit(
+            request(
+                connection.kinds[kind],
+                comm=0,
+                dtype=connection.dtypes["uint8"],
+                count=count,
+                root=peer,
+                src=src,
+                dst=dst,
+                label="state for newcomers",
+            )
+        )
+
+    def _send(self, stripe: Sequence[Piece]) -> None:
+        with _Line(self._session, stripe) as line:
+            for pack in packs(stripe, PACK_BYTES):
+                stage, place = line.next_stage()
+                for begin, piece in pack:
+                    stage[begin : begin + piece.end - piece.begin] = self._bytes[piece.item][piece.begin : piece.end]
+                line.began([self._submit("send", peer, place, length(pack)) for peer in self._newcomers])
+
+    def _receive(self, shares: Sequence[Sequence[Piece]]) -> None:
+        with ExitStack() as lines:
+            senders = [
+                (peer, lines.enter_context(_Line(self._session, share)), packs(share, PACK_BYTES))
+                for peer, share in zip(self._senders, shares, strict=True)
+            ]
+            while senders:
+                senders = [one for one in senders if self._receive_next(*one)]
+
+    def _receive_next(self, peer: int, line: _Line, rest: Iterator[list[tuple[int, Piece]]]) -> bool:
+        pack = next(rest, None)
+        if pack is None:
+            return False
+        stage, place = line.next_stage()
+        line.began([self._submit("recv", peer, place, length(pack))], functools.partial(self._take, stage, pack))
+        return True
+
+    def _take(self, stage: torch.Tensor, pack: Sequence[tuple[int, Piece]]) -> None:
+        for begin, piece in pack:
+            self._bytes[piece.item][piece.begin : piece.end] = stage[begin : begin + piece.end - piece.begin]
+
+
+class _Line:
+    """Stages in shared memory for what goes from one rank to another, used in turns: one is filled, or emptied, while
+    another is under way. At the end of its block all has arrived."""
+
+    def __init__(self, session: Session, pieces: Sequence[Piece]) -> None:
+        self._session = session
+        nbytes = min(PACK_BYTES, max(sum(-(-(end - begin) // ALIGNMENT) * ALIGNMENT for _, begin, end in pieces), 1))
+        self._stages = [session.memory.place_empty(nbytes, torch.uint8) for _ in range(PACKS_UNDER_WAY)]
+        self._under_way: deque[tuple[list[int], Callable[[], None]]] = deque()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        while self._under_way:
+            if kind is None:
+                self._wait()
+            else:
+                with suppress(CommunicationError):
+                    self._wait()
+
+    def next_stage(self) -> tuple[torch.Tensor, Place]:
+        """One that nothing is under way with."""
+        if len(self._under_way) == len(self._stages):
+            self._wait()
+        self._stages.append(self._stages.pop(0))
+        return self._stages[-1]
+
+    def began(self, tickets: list[int], then: Callable[[], None] = nothing) -> None:
+        """These operations use the stage; ``then`` is called when they are over."""
+        self._under_way.append((tickets, then))
+
+    def _wait(self) -> None:
+        tickets, then = self._under_way.popleft()
+        for ticket in tickets:
+            self._session.connection.wait(ticket)
+        then()
+
+
+def _choose_senders(hosts: Sequence[Sequence[int]], whole: Sequence[int]) -> list[int]:
+    """Some of the ranks that hold the state, the lowest first, then from as many hosts as possible."""
+    by_host = [[rank for rank in host if rank in whole] for host in hosts]
+    turns = zip_longest(*by_host)
+    found = [rank for turn in turns for rank in turn if rank is not None]
+    return sorted(found[:MOST_SENDERS], key=lambda rank: (rank != min(whole), rank))

@@ -1,0 +1,194 @@
+"""Elastic jobs that members join: results are those of one process with the same members, and no sample is lost."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig.engine_hosts import Ranks
+from rig.faults import VARIABLE, Fault
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import bagua.torch_api as bagua
+from bagua.torch_api.join.session import current
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from training_scenarios.support import seeded, sgd, wide_mlp, wrap
+
+SAMPLES, EPOCHS = 60, 3
+DEADLINE_S = 15.0
+
+
+def dataset() -> TensorDataset:
+    samples = torch.randn(SAMPLES, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return TensorDataset(samples, torch.arange(SAMPLES))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def await_file(path: Path) -> None:
+    """Ranks of a test wait for each other here: what they wait for comes without them."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.005)
+
+
+def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, Any]:
+    """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
+    names of files that it waits for before the step of that number, 0: before it waits to join."""
+    bagua.init_process_group()
+    member = current().membership.member
+    sampler = bagua.contrib.ElasticSampler(dataset(), **(sizes or {"batch_size": 3}))
+    loader = sampler.loader()
+    model = seeded(wide_mlp, seed=member)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    fault = Fault(lambda: model.bagua_buckets)
+    fault.step = 0
+    steps = []
+    seen: dict[str, Any] = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
+    count = torch.zeros(1)
+    bagua.register_state("count", Counter(count))
+    if "0" in waits:
+        await_file(Path(folder, waits["0"]))
+    for epoch in sampler.epochs(EPOCHS):
+        for inputs, indices in loader:
+            count += 1
+            step = int(count)
+            Path(folder, f"step-{step}").touch()
+            if str(step) in waits:
+                await_file(Path(folder, waits[str(step)]))
+            fault.step = step
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            steps.append((step, epoch, list(current().membership.members), indices.tolist(), flat(model)))
+    bagua.barrier()
+    assert not bagua.is_newcomer()
+    return {**seen, "flat": flat(model), "opening": sampler._course._opening}
+
+
+class Counter:
+    """A state of a program."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self._held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._held, "words": ("a", {"b": [1.5, None]})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["words"] == ("a", {"b": [1.5, None]})
+        self._held.copy_(state["count"])
+
+
+def check(results: list[dict[str, Any]]) -> list[list[int]]:
+    """Replicas are equal after each step, and those of a reference with the same samples; each sample was used once in
+    each epoch. Returns the members of each step."""
+    by_step: dict[int, list[tuple[int, Any]]] = {}
+    for result in results:
+        for step, *rest in result["steps"]:
+            by_step.setdefault(step, []).append((result["member"], rest))
+    inputs = dataset().tensors[0]
+    model = seeded(wide_mlp, seed=0)
+    optimizer = sgd(model)
+    used: list[int] = []
+    for step in sorted(by_step):
+        members = by_step[step][0][1][1]
+        assert sorted(member for member, _ in by_step[step]) == sorted(members)
+        optimizer.zero_grad()
+        for _, (_, _, indices, _) in by_step[step]:
+            used += indices
+            (model(inputs[indices]).square().mean() / len(members)).backward()
+        optimizer.step()
+        for _, (_, _, _, found) in by_step[step]:
+            assert torch.equal(found, by_step[step][0][1][3])
+            assert torch.allclose(found, flat(model), rtol=0, atol=1e-12), (step, (found - flat(model)).abs().max())
+    used += results[0]["opening"]
+    assert sorted(used) == sorted(list(range(SAMPLES)) * EPOCHS)
+    return [by_step[step][0][1][1] for step in sorted(by_step)]
+
+
+def check_equal(results: list[dict[str, Any]]) -> None:
+    """Replicas are equal after each step."""
+    first = {step: found for step, *_, found in results[0]["steps"]}
+    for result in results:
+        for step, *_, found in result["steps"]:
+            assert torch.equal(found, first[step])
+
+
+def results_of(ranks: Ranks, gone: tuple[int, ...] = (), code: int = -9) -> list[dict[str, Any]]:
+    """Of all but those that are gone, which ended with ``code``."""
+    ranks.wait(DEADLINE_S)
+    codes = {one.rank: one.process.returncode for one in ranks.started}
+    wanted = {member: code if member in gone else 0 for member in codes}
+    assert codes == wanted, "\n".join(f"{one.rank}: {one.process.returncode}\n{one.output}" for one in ranks.started)
+    return [one.result() for one in ranks.started if one.rank not in gone]
+
+
+def start(ranks: Ranks, folder: Path, hosts: list[list[int]], waits: dict[str, str], **more: Any) -> None:
+    """Ranks that train. There is a file for each generation that is planned, and each that follows a loss."""
+    ranks.start(rank_train, hosts=hosts, elastic=True, folder=str(folder), waits=waits, **more)
+    assert ranks.regrouper is not None
+    ranks.regrouper.on_plan = lambda generation: (folder / f"planned-{generation}").touch()
+    ranks.regrouper.on_regroup = lambda generation: (folder / f"regrouped-{generation}").touch()
+
+
+def join(ranks: Ranks, folder: Path, members: list[int], step: int, host: int = 0, **more: Any) -> None:
+    """Newcomers that are ready in that step of the others."""
+    ranks.join(rank_train, members, host, folder=str(folder), waits={"0": f"step-{step}"}, **more)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "newcomers"),
+    [([[0, 1]], {0: [2]}), ([[0], [1]], {1: [2, 3]}), ([[0, 1]], {1: [2]}), ([[0], [1]], {0: [2], 2: [3, 4]})],
+    ids=str,
+)
+def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], newcomers: dict[int, list[int]]) -> None:
+    start(ranks, tmp_path, hosts, {"4": "planned-2"})
+    for host, members in newcomers.items():
+        join(ranks, tmp_path, members, 4, host)
+    results = results_of(ranks)
+    members_of = check(results)
+    assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
+    assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
+    assert sorted(ranks.hosts[0].takes_newcomers) == hosts[0]
+
+
+def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:
+    """Nothing is repeated; the rank that is not needed any more ends well."""
+    start(ranks, tmp_path, [[0, 1, 2]], {"3": "planned-2", "5": "planned-3"})
+    assert ranks.regrouper is not None
+    await_file(tmp_path / "step-3")
+    ranks.regrouper.plan({0: [0, 2]})
+    await_file(tmp_path / "step-5")
+    ranks.regrouper.hold()
+    ranks.regrouper.plan({0: [0, 2]})
+    ranks.wait(DEADLINE_S)
+    assert "member 1 leaves the job" in ranks.started[1].output and ranks.started[1].process.returncode == 0
+    results = [ranks.started[member].result() for member in (0, 2)]
+    assert {tuple(members) for _, _, members, *_ in results[0]["steps"][3:]} == {(0, 2)}
+    assert all(torch.equal(one[4], other[4]) for one, other in zip(*(r["steps"] for r in results), strict=True))
+
+
+@pytest.mark.parametrize("phase", ["copy", "copied", "let_in"])
+@pytest.mark.parametrize("member", [0, 1, 3])
+def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase: str) -> None:
+    """Of the first survivor, of another one, and of a newcomer; the other newcomer joins."""
+    environment = {VARIABLE: f"{member}:0:0:{phase}"}
+    start(ranks, tmp_path, [[0, 1, 2]], {"4": "planned-2"}, environment=environment)
+    join(ranks, tmp_path, [3, 4], 4, environment=environment)
+    results = results_of(ranks, (member,))
+    if member == 3:  # no step was without the others
+        check(results)
+    check_equal(results)
+    assert results[0]["steps"][-1][2] == [one for one in range(5) if one != member]
