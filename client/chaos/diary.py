@@ -1,0 +1,81 @@
+"""What ranks write down while faults are played, and what must hold of it.
+
+A rank has a file of its own, ``diary-PID``. It has lines ``step NS WORLD`` after each committed step, with the
+monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED`` after each epoch, and ``end`` at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Diary:
+    """Of one rank. ``steps``: when each was committed, in seconds. ``epochs``: (hash of the state, samples lost,
+    samples doubled) by the epoch's number. ``world``: ranks in the last step."""
+
+    steps: list[float] = field(default_factory=list)
+    epochs: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    world: int = 0
+    ended: bool = False
+
+
+def read(path: Path) -> Diary:
+    """The file of a rank that may be writing: a line without its end does not count."""
+    found = Diary()
+    for line in path.read_text().splitlines(keepends=True):
+        match line.split() if line.endswith("\n") else []:
+            case ["step", at, world]:
+                found.steps.append(int(at) / 1e9)
+                found.world = int(world)
+            case ["epoch", number, digest, lost, doubled]:
+                found.epochs[int(number)] = (digest, int(lost), int(doubled))
+            case ["end"]:
+                found.ended = True
+    return found
+
+
+def read_all(folder: Path) -> dict[int, Diary]:
+    """All diaries by pid."""
+    return {int(path.name.removeprefix("diary-")): read(path) for path in folder.glob("diary-*")}
+
+
+def usual_step(diaries: Iterable[Diary], before: float) -> float:
+    """Seconds of a step at the median, before a moment; 0 if there were not two."""
+    gaps = [
+        later - earlier
+        for diary in diaries
+        for earlier, later in itertools.pairwise(at for at in diary.steps[-200:] if at <= before)
+    ]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def longest_pause(diaries: Iterable[Diary], since: float, until: float) -> float:
+    """The longest time between two steps of a rank that overlaps the moments ``since`` and ``until``."""
+    return max(
+        (
+            later - earlier
+            for diary in diaries
+            for earlier, later in itertools.pairwise(diary.steps)
+            if later > since and earlier < until
+        ),
+        default=0.0,
+    )
+
+
+def violations(diaries: Mapping[int, Diary]) -> dict[str, list[str]]:
+    """What must not be, in words: "lost" and "doubled" samples, "different" replicas."""
+    found: dict[str, list[str]] = {"lost": [], "doubled": [], "different": []}
+    for epoch in sorted({number for diary in diaries.values() for number in diary.epochs}):
+        told = {pid: diary.epochs[epoch] for pid, diary in diaries.items() if epoch in diary.epochs}
+        if len({digest for digest, _, _ in told.values()}) > 1:
+            hashes = ", ".join(f"{pid}: {digest}" for pid, (digest, _, _) in told.items())
+            found["different"].append(f"after epoch {epoch} replicas differ ({hashes})")
+        for name, place in (("lost", 1), ("doubled", 2)):
+            if most := max(one[place] for one in told.values()):
+                found[name].append(f"after epoch {epoch} {most} samples are {name}")
+    return found
