@@ -15,7 +15,7 @@ from pathlib import Path
 _PIDFD_GETFD = 438  # number of a system call that Python does not have
 _SO_MAX_PACING_RATE = 47
 _ESTABLISHED = "01"
-UNLIMITED = 0xFFFFFFFF
+UNLIMITED = -1
 
 
 def connections(pid: int, ports: set[int]) -> list[int]:
