@@ -1,4 +1,4 @@
-"""What ranks write down while faults are played, and what must hold of it.
+"""The diaries that ranks write while faults are played, and the promises that must hold of them.
 
 A rank has a file of its own, ``diary-PID``. It has lines ``step NS WORLD`` after each committed step, with the
 monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED`` after each epoch, and ``end`` at the end.
@@ -68,7 +68,7 @@ def longest_pause(diaries: Iterable[Diary], since: float, until: float) -> float
 
 
 def violations(diaries: Mapping[int, Diary]) -> dict[str, list[str]]:
-    """What must not be, in words: "lost" and "doubled" samples, "different" replicas."""
+    """Broken promises in words: "lost" and "doubled" samples, "different" replicas."""
     found: dict[str, list[str]] = {"lost": [], "doubled": [], "different": []}
     for epoch in sorted({number for diary in diaries.values() for number in diary.epochs}):
         told = {pid: diary.epochs[epoch] for pid, diary in diaries.items() if epoch in diary.epochs}

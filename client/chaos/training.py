@@ -37,13 +37,14 @@ class Counting(nn.Module):
 
     def forward(self, inputs: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """The loss of a batch. ``inputs``: batch x WIDTH; ``indices``: batch."""
-        return self.used[indices].sum() + self.network(inputs).square().mean()
+        loss: torch.Tensor = self.used[indices].sum() + self.network(inputs).square().mean()
+        return loss
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A hash of parameters and the optimizer's memory."""
     found = hashlib.sha256()
-    tensors = [*model.parameters()]
+    tensors: list[torch.Tensor] = [*model.parameters()]
     tensors += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     for tensor in tensors:
         found.update(tensor.detach().numpy().tobytes())

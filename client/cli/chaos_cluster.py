@@ -73,7 +73,7 @@ class ChaosCluster:
         return service
 
     def call(self, work: Callable[[Client], T]) -> T:
-        """What the coordinator answers, which may be away for a while. Raises ServiceError."""
+        """The coordinator's answer. It may be away for a while. Raises ServiceError."""
         deadline = time.monotonic() + COORDINATOR_PATIENCE_S
         while True:
             try:

@@ -224,7 +224,7 @@ def main() -> int:
 def rounds(
     systems: Sequence[str], pythons: dict[str, str], options: argparse.Namespace
 ) -> tuple[dict[str, list[Found]], dict[str, str]]:
-    """What was found of each system, and why others are missing."""
+    """The findings for each system, and why others are missing."""
     programs = {name: pythons.get(name.partition("-")[0], sys.executable) for name in systems}
     missing = {name: f"not installed in {path}" for name, path in programs.items() if not available(name, path)}
     found: dict[str, list[Found]] = {}
