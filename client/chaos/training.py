@@ -74,18 +74,19 @@ def train(folder: Path, workers: int, tell: Any) -> None:
         ]
     )
     model = model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=False))
-    largest = bagua.get_world_size()
+    largest, whole = bagua.get_world_size(), True
     stop = bagua.empty(1)
     for epoch in sampler.epochs(1_000_000):
         for values, indices in loader:
             optimizer.zero_grad()
             model(values, indices).backward()
             optimizer.step()
+            whole = whole and bagua.get_world_size() == largest
             tell(f"step {time.monotonic_ns()} {bagua.get_world_size()}")
             time.sleep(REST_S)
         largest = max(largest, bagua.get_world_size())
         lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
-        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled}")
+        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {int(whole)}")
         stop.fill_(float((folder / "stop").exists()))
         bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)
         if stop.item():

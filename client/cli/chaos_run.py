@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bagua.base.errors import ServiceError
-from bagua.chaos.diary import longest_pause, read_all, usual_step, violations
+from bagua.chaos.diary import longest_pause, read_all, usual_step, violations, whole_epochs
 from bagua.chaos.plan import KINDS, Fault, Plan
 from bagua.cli.chaos_cluster import ChaosCluster
 from bagua.cli.chaos_faults import Injector, Trained, alive, until
@@ -79,6 +79,7 @@ class Chaos:
         self._injector = Injector(cluster, self._goes_on)
         self._jobs: list[str] = []
         self._began = time.monotonic()
+        self._whole: dict[int, tuple[str, str]] = {}  # epoch -> (hash, job) of the first job that came to its end
 
     def run(self) -> Findings:
         """Until the time is over or all faults were played. Raises ServiceError if services can't be started."""
@@ -196,6 +197,11 @@ class Chaos:
         for kind, words in violations(diaries).items():
             for one in words:
                 self.findings.breach(kind, f"job {trained.job_id}: {one}")
+        for number, digest in whole_epochs(diaries).items():
+            first, job_id = self._whole.setdefault(number, (digest, trained.job_id))
+            if first != digest:
+                words = f"{first} in job {job_id}, {digest} in job {trained.job_id}, and nobody was lost in either"
+                self.findings.breach("different", f"after epoch {number} the state is {words}")
         self.findings.epochs += max((len(diary.epochs) for diary in diaries.values()), default=0)
         self.findings.steps += max((len(diary.steps) for diary in diaries.values()), default=0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.chaos import sockets
-from bagua.chaos.diary import Diary, longest_pause, read, usual_step, violations
+from bagua.chaos.diary import Diary, Epoch, longest_pause, read, usual_step, violations, whole_epochs
 from bagua.chaos.plan import KINDS, Plan, choose
 
 
@@ -48,20 +48,23 @@ def test_what_can_be_chosen() -> None:
 
 
 def test_diaries(tmp_path: Path) -> None:
-    lines = ["step 1000000000 4", "step 1100000000 4", "step 1200000000 4", "step 2200000000 3", "epoch 0 ab 0 0"]
+    lines = ["step 1000000000 4", "step 1100000000 4", "step 1200000000 4", "step 2200000000 3", "epoch 0 ab 0 0 1"]
     (tmp_path / "diary-1").write_text("\n".join([*lines, "end"]) + "\nstep 23")
     found = read(tmp_path / "diary-1")
     assert (found.steps, found.world, found.ended) == ([1.0, 1.1, 1.2, 2.2], 3, True)
-    assert found.epochs == {0: ("ab", 0, 0)}
+    assert found.epochs == {0: Epoch("ab", 0, 0, True)}
     assert usual_step([found], 1.25) == pytest.approx(0.1)
     assert longest_pause([found, Diary(steps=[1.0, 1.3, 1.6, 1.9])], 1.25, 3.0) == pytest.approx(1.0)
     assert longest_pause([found], 2.5, 3.0) == 0.0
 
 
 def test_what_is_broken_is_named() -> None:
-    good = {1: Diary(epochs={0: ("ab", 0, 0), 1: ("cd", 0, 0)}), 2: Diary(epochs={0: ("ab", 0, 0)})}
+    first, second = Epoch("ab", 0, 0, True), Epoch("cd", 0, 0, False)
+    good = {1: Diary(epochs={0: first, 1: second}), 2: Diary(epochs={0: first})}
     assert not any(violations(good).values())
-    bad = violations({1: Diary(epochs={0: ("ab", 3, 0)}), 2: Diary(epochs={0: ("cd", 3, 1)})})
+    assert whole_epochs(good) == {0: "ab"}
+    one, other = Diary(epochs={0: Epoch("ab", 3, 0, True)}), Diary(epochs={0: Epoch("cd", 3, 1, True)})
+    bad = violations({1: one, 2: other})
     assert bad["lost"] == ["after epoch 0 3 samples are lost"]
     assert bad["doubled"] == ["after epoch 0 1 samples are doubled"]
     assert bad["different"] == ["after epoch 0 replicas differ (1: ab, 2: cd)"]
