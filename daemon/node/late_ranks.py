@@ -1,4 +1,4 @@
-"""Ranks of an elastic job that are stopped (SIGSTOP, a debugger's stop aside): after a while they are out.
+"""Ranks of an elastic job that are stopped by a signal: after a while they are out. A debugger's stop does not count.
 
 A rank that computes, waits or sleeps is never late, however long it takes: it may evaluate, or write a checkpoint. A
 stopped one does nothing for anybody, and all others wait for it. It is ended, so that it can't wake up later and act as
@@ -40,8 +40,3 @@ def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped the process."""
     status = read_status(pid)
     return status is not None and status.state == _STOPPED
-
-
-def words(seconds: float) -> str:
-    """Of a rank that was ended for it."""
-    return f"It was stopped (SIGSTOP) for {seconds:.0f} s, and all others would have waited: the daemon has ended it."
