@@ -200,8 +200,8 @@ class Chaos:
         for number, digest in whole_epochs(diaries).items():
             first, job_id = self._whole.setdefault(number, (digest, trained.job_id))
             if first != digest:
-                words = f"{first} in job {job_id}, {digest} in job {trained.job_id}, and nobody was lost in either"
-                self.findings.breach("different", f"after epoch {number} the state is {words}")
+                differ = f"{first} in job {job_id}, {digest} in job {trained.job_id}, and nobody was lost in either"
+                self.findings.breach("different", f"after epoch {number} the state is {differ}")
         self.findings.epochs += max((len(diary.epochs) for diary in diaries.values()), default=0)
         self.findings.steps += max((len(diary.steps) for diary in diaries.values()), default=0)
 
