@@ -33,7 +33,7 @@ KINDS = {
     "stop-coordinator": Kind("SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
     "lock-database": Kind("the database locked for 4 s", lasts_s=4.0),
     "cut-link": Kind("connections between two hosts cut", hosts=2),
-    "slow-link": Kind("a host sends at 100 kB/s for 2 s", lasts_s=2.0, halts=True, hosts=2),
+    "slow-link": Kind("a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
     "corrupt-link": Kind("garbage in a connection between hosts", hosts=2),
     "full-disk": Kind("no room on the disk of all services for 3 s", lasts_s=3.0, root=True),
 }
