@@ -87,7 +87,7 @@ global___NodeFact = NodeFact
 
 @typing.final
 class NodeStatus(google.protobuf.message.Message):
-    """What a node says of itself, as a whole: in Hello, and again whenever it changes."""
+    """A node tells of itself, as a whole: in Hello, and again whenever it changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -4,6 +4,7 @@ ranks.
 Phases, in their order in a step: "between" steps; "before" the pass; "bucket": before that bucket of gradients starts,
 inside backward; "start": likewise any bucket; "submitted": all buckets have been, nothing is waited for; "ready":
 results are whole, before the flags; "flags": they have been submitted; "committed": before the optimizer's step.
+Where newcomers are let in: "copy": before state is copied; "copied": it has been; "let_in": all have heard that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.units import Units
 from bagua.torch_api.join.connection import HostConnection
 from bagua.torch_api.join.session import current
@@ -32,6 +35,7 @@ class Fault:
     def __init__(self, buckets: Callable[[], list[Any]]) -> None:
         self.step = self._at = self._bucket = -1
         self._phase = ""
+        self.copies = False  # newcomers have been let in, or are
         self._buckets = buckets
         for one in os.environ.get(VARIABLE, "").split():
             member, step, bucket, phase = one.split(":")
@@ -50,7 +54,7 @@ class Fault:
 
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Units._exchange_flags
-        start_execution = HeldExecution.start
+        start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
             if self.now("bucket") and self._buckets()[self._bucket] is bucket:
@@ -75,6 +79,19 @@ class Fault:
             self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
             kill_self()
 
+        def copy_state(one: StateCopy) -> None:
+            self.copies = True
+            self.at("copy")
+            copy(one)
+            self.at("copied")
+
+        def follow_others(followers: Followers, *told: Any) -> None:
+            if self.copies:
+                self.at("let_in")
+            follow(followers, *told)
+
+        StateCopy.run = copy_state  # type: ignore[method-assign]
+        Followers.hear = follow_others  # type: ignore[method-assign]
         gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
         HeldExecution.start = start_any  # type: ignore[method-assign]
         gradients.join_all = runner.join_all = wait

@@ -38,6 +38,7 @@ _COLLECT_EVERY = 100
 def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) -> str:
     """The report of the first history that breaks a promise; empty if none does."""
     gc.disable()  # histories leave circles behind: they are looked for now and then
+    gc.freeze()  # and not among what was there before
     try:
         for number, seed in enumerate(seeds, 1):
             try:
@@ -47,13 +48,14 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
             if number % _COLLECT_EVERY == 0:
                 gc.collect()
     finally:
+        gc.unfreeze()
         gc.enable()
         gc.collect()
     return ""
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 5_000
+    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 2_500
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 
@@ -113,7 +115,7 @@ def test_promises_hold_where_the_coordinator_has_faults() -> None:
 def test_the_same_over_sqlite() -> None:
     """The store in memory is no better than a real one."""
 
-    for seed in range(60):
+    for seed in range(20):
         play(drawn(seed, make_store=WatchedStore))
 
 

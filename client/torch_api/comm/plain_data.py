@@ -50,10 +50,10 @@ def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None
 
 
 def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
-    name, sizes, on_device = content
-    dtype = getattr(torch, name, None)
+    dtype = getattr(torch, content[0], None)
     if not isinstance(dtype, torch.dtype):
-        raise BaguaError(f"Another rank sent a tensor of unknown dtype {name!r}.")
+        raise BaguaError(f"Another rank sent a tensor of unknown dtype {content[0]!r}.")
+    _, sizes, on_device = content
     where = like.device if like is not None and on_device else torch.device("cpu")
     shape = torch.Size(sizes)
     if like is not None and like.shape == shape:

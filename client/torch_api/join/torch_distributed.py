@@ -96,7 +96,8 @@ class TorchGroup:
         if membership.world_size == 1:
             return HashStore()
         socket_path = Path(session.data_socket)
-        file = socket_path.with_name(f"{socket_path.stem}.torch-{self._uses}")
+        # Newcomers have one of their own, and later ones another.
+        file = socket_path.with_name(f"{socket_path.stem}.torch-{membership.members[0]}-{self._uses}")
         return FileStore(str(file), membership.world_size)
 
     def _meet_across_hosts(self, session: Session, wanted: bool) -> Store | None:

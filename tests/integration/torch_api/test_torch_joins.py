@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from rig.engine_hosts import RankProcess, Ranks
+from rig.engine_hosts import Ranks
+from rig.faults import VARIABLE, Fault
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -50,6 +52,8 @@ def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, An
     model = seeded(wide_mlp, seed=member)
     optimizer = sgd(model)
     wrap(model, optimizer)
+    fault = Fault(lambda: model.bagua_buckets)
+    fault.step = 0
     steps = []
     seen: dict[str, Any] = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
     count = torch.zeros(1)
@@ -63,6 +67,7 @@ def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, An
             Path(folder, f"step-{step}").touch()
             if str(step) in waits:
                 await_file(Path(folder, waits[str(step)]))
+            fault.step = step
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
             optimizer.step()
@@ -113,24 +118,77 @@ def check(results: list[dict[str, Any]]) -> list[list[int]]:
     return [by_step[step][0][1][1] for step in sorted(by_step)]
 
 
-def results_of(ranks: Ranks) -> list[dict[str, Any]]:
+def check_equal(results: list[dict[str, Any]]) -> None:
+    """Replicas are equal after each step."""
+    first = {step: found for step, *_, found in results[0]["steps"]}
+    for result in results:
+        for step, *_, found in result["steps"]:
+            assert torch.equal(found, first[step])
+
+
+def results_of(ranks: Ranks, gone: tuple[int, ...] = (), code: int = -9) -> list[dict[str, Any]]:
+    """Of all but those that are gone, which ended with ``code``."""
     ranks.wait(DEADLINE_S)
-    failed = [one for one in ranks.started if one.process.returncode]
-    assert not failed, "\n".join(f"{one.rank}: {one.process.returncode}\n{one.output}" for one in ranks.started)
-    return [one.result() for one in ranks.started]
+    codes = {one.rank: one.process.returncode for one in ranks.started}
+    wanted = {member: code if member in gone else 0 for member in codes}
+    assert codes == wanted, "\n".join(f"{one.rank}: {one.process.returncode}\n{one.output}" for one in ranks.started)
+    return [one.result() for one in ranks.started if one.rank not in gone]
 
 
-def tell_plans(ranks: Ranks, folder: Path) -> None:
-    """A file for each generation that is planned."""
+def start(ranks: Ranks, folder: Path, hosts: list[list[int]], waits: dict[str, str], **more: Any) -> None:
+    """Ranks that train. There is a file for each generation that is planned, and each that follows a loss."""
+    ranks.start(rank_train, hosts=hosts, elastic=True, folder=str(folder), waits=waits, **more)
     assert ranks.regrouper is not None
     ranks.regrouper.on_plan = lambda generation: (folder / f"planned-{generation}").touch()
+    ranks.regrouper.on_regroup = lambda generation: (folder / f"regrouped-{generation}").touch()
 
 
-def test_one_joins_two(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(rank_train, nprocs=2, elastic=True, folder=str(tmp_path), waits={"4": "planned-2"})
-    tell_plans(ranks, tmp_path)
-    made: list[RankProcess] = ranks.join(rank_train, [2], folder=str(tmp_path), waits={"0": "step-4"})
+def join(ranks: Ranks, folder: Path, members: list[int], step: int, host: int = 0, **more: Any) -> None:
+    """Newcomers that are ready in that step of the others."""
+    ranks.join(rank_train, members, host, folder=str(folder), waits={"0": f"step-{step}"}, **more)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "newcomers"),
+    [([[0, 1]], {0: [2]}), ([[0], [1]], {1: [2, 3]}), ([[0, 1]], {1: [2]}), ([[0], [1]], {0: [2], 2: [3, 4]})],
+    ids=str,
+)
+def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], newcomers: dict[int, list[int]]) -> None:
+    start(ranks, tmp_path, hosts, {"4": "planned-2"})
+    for host, members in newcomers.items():
+        join(ranks, tmp_path, members, 4, host)
     results = results_of(ranks)
-    assert made[0].result()["newcomer"]
-    assert check(results)[:6] == [[0, 1]] * 4 + [[0, 1, 2]] * 2
-    assert sorted(ranks.hosts[0].takes_newcomers) == [0, 1]
+    members_of = check(results)
+    assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
+    assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
+    assert sorted(ranks.hosts[0].takes_newcomers) == hosts[0]
+
+
+def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:
+    """Nothing is repeated; the rank that is not needed any more ends well."""
+    start(ranks, tmp_path, [[0, 1, 2]], {"3": "planned-2", "5": "planned-3"})
+    assert ranks.regrouper is not None
+    await_file(tmp_path / "step-3")
+    ranks.regrouper.plan({0: [0, 2]})
+    await_file(tmp_path / "step-5")
+    ranks.regrouper.hold()
+    ranks.regrouper.plan({0: [0, 2]})
+    ranks.wait(DEADLINE_S)
+    assert "member 1 leaves the job" in ranks.started[1].output and ranks.started[1].process.returncode == 0
+    results = [ranks.started[member].result() for member in (0, 2)]
+    assert {tuple(members) for _, _, members, *_ in results[0]["steps"][3:]} == {(0, 2)}
+    assert all(torch.equal(one[4], other[4]) for one, other in zip(*(r["steps"] for r in results), strict=True))
+
+
+@pytest.mark.parametrize("phase", ["copy", "copied", "let_in"])
+@pytest.mark.parametrize("member", [0, 1, 3])
+def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase: str) -> None:
+    """Of the first survivor, of another one, and of a newcomer; the other newcomer joins."""
+    environment = {VARIABLE: f"{member}:0:0:{phase}"}
+    start(ranks, tmp_path, [[0, 1, 2]], {"4": "planned-2"}, environment=environment)
+    join(ranks, tmp_path, [3, 4], 4, environment=environment)
+    results = results_of(ranks, (member,))
+    if member == 3:  # no step was without the others
+        check(results)
+    check_equal(results)
+    assert results[0]["steps"][-1][2] == [one for one in range(5) if one != member]
