@@ -3,12 +3,15 @@ together."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
+
+from bagua.base.daemon_process import daemon_pid
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
@@ -34,11 +37,6 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
     return found
 
 
-def daemon_below(keeper: int) -> psutil.Process:
-    """The daemon that a keeper has started."""
-    return next(child for child in psutil.Process(keeper).children() if "--keeper-fd" in child.cmdline())
-
-
 def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: Sandbox) -> None:
     """On one of two nodes: nobody is out, no process is another one."""
     service = idle_service
@@ -49,7 +47,7 @@ def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: 
     job = with_ranks(service, job_id, 4)
     sandbox.wait_until(lambda: printed(job, "generation 1 rank {} of 4 sum 6"), SOON_S)
     for generation in (2, 3):
-        daemon_below(second.pid).kill()
+        os.kill(daemon_pid(second.pid), signal.SIGKILL)
         words = f"generation {generation} rank {{}} of 4 sum 6"
         sandbox.wait_until(
             lambda words=words: printed(job, words), SOON_S, lambda: str(service.json("job", "show", job_id))

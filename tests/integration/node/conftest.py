@@ -18,6 +18,7 @@ import psutil
 import pytest
 from rig.limits import SOON_S
 
+from bagua.base.daemon_process import daemon_pid
 from bagua.base.security import TlsFiles, create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
@@ -185,11 +186,7 @@ class DaemonProcess:
 
     def proper(self) -> psutil.Process:
         """The daemon itself, below its keeper."""
-        return next(
-            child
-            for child in psutil.Process(self.pid).children()
-            if any("--keeper-fd" in part for part in child.cmdline())
-        )
+        return psutil.Process(daemon_pid(self.pid))
 
     async def until_ready(self) -> dict[str, str]:
         line = await asyncio.wait_for(asyncio.to_thread(self._read_line), 30)
