@@ -35,6 +35,8 @@ MAX_DEATHS = 5
 DEATHS_S = 60.0
 """A daemon that was killed so often in so many seconds is not started again."""
 LAST_KILL_S = 5.0
+_PYTHON = (sys.executable, "-P")
+_SAY_VERSION = "import bagua.csrc; print(bagua.csrc.load().VERSION)"
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Keeper:
         self._connections: list[int] = []
         self._deadline = math.inf
         self._ending = False
+        self._renewal: subprocess.Popen[str] | None = None  # says which core the next daemon would have
         self._code: int | None = None
 
     def run(self) -> int:
@@ -180,7 +183,9 @@ class Keeper:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
                 code = os.waitstatus_to_exitcode(status)
-                if pid == self._daemon:
+                if self._renewal is not None and pid == self._renewal.pid:
+                    self._renewed(code)
+                elif pid == self._daemon:
                     self._daemon_ended(code)
                 elif pid in self._kept:
                     self._kept[pid].code = code
@@ -206,8 +211,23 @@ class Keeper:
             os.kill(self._daemon, number)
 
     def _renew(self, number: int, frame: object) -> None:
-        """Another version of the daemon takes over: ranks wait for it as after a crash."""
-        if self._daemon:
+        """What is installed now takes over, if it has the same core: the ranks that run have that of before."""
+        if self._renewal is None:
+            self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSION], stdout=subprocess.PIPE, text=True)
+
+    def _renewed(self, code: int) -> None:
+        """Ranks wait for the next daemon as after a crash."""
+        assert self._renewal is not None
+        renewal, self._renewal = self._renewal, None
+        assert renewal.stdout is not None
+        with renewal.stdout:
+            version = renewal.stdout.read().strip()
+        renewal.returncode = code
+        runs = any(kept.code is None for kept in self._kept.values())
+        if code != 0 or (runs and version != _core().VERSION):
+            now = f"its core has version {version}, that of the ranks {_core().VERSION}" if code == 0 and runs else ""
+            print(f"The daemon is not replaced: {now or 'the one that is installed can not start'}.", file=sys.stderr)
+        elif self._daemon:
             self._deaths.clear()
             os.kill(self._daemon, signal.SIGKILL)
 
@@ -231,6 +251,8 @@ class Keeper:
     def _below(self) -> list[int]:
         """Processes below this one, but for the daemon and what it runs itself."""
         daemon = {self._daemon, *(status.pid for status in proc.below(self._daemon))} if self._daemon else set()
+        if self._renewal is not None:
+            daemon |= {self._renewal.pid, *(status.pid for status in proc.below(self._renewal.pid))}
         return [status.pid for status in proc.below(os.getpid()) if status.pid not in daemon]
 
     def _end_all(self) -> None:
@@ -266,7 +288,7 @@ def keep(arguments: Sequence[str]) -> int:
         given = arguments if first_life else later
         own = ["--keeper-fd", str(descriptor)]
         passed = [int(value) for value in first.values() if first_life and value.isdecimal()]
-        return [sys.executable, "-P", "-m", "bagua.daemon.node", *given, *own], passed
+        return [*_PYTHON, "-m", "bagua.daemon.node", *given, *own], passed
 
     return Keeper(command, restart="--leash" not in first).run()
 

@@ -377,3 +377,17 @@ async def test_ranks_die_with_the_keeper(end, daemon, elastic, until_gone):
     pids = [*(rank.pid for rank in job.ranks), daemon.proper().pid]
     daemon.kill()
     await until_gone(pids)
+
+
+async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic):
+    job = await begin(elastic, end)
+    pids, known, former = [rank.pid for rank in job.ranks], len(end.hellos), daemon.proper().pid
+    daemon.process.send_signal(signal.SIGHUP)
+    await end.until(lambda: len(end.hellos) > known)
+    assert daemon.proper().pid != former
+    await elastic.run([0, 1, 2], generation=2)
+    job = await elastic.until(lambda job: job.entered == 2)
+    await until_printed(end, job.ranks, lambda rank: f"generation 2 rank {rank.rank} of 3 sum 3")
+    assert [rank.pid for rank in job.ranks] == pids
+    await end.stop_job("job", generation=2)
+    await end.stopped("job")
