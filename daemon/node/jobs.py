@@ -93,6 +93,7 @@ class Jobs:
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
             folder = self._node.jobs_folder / entry.job_id
             self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder, withdrawn), folder)
+        self._node.keeper.forget_found()
         self._trim()
 
     async def _resume(self, entry: JobEntry) -> bool:

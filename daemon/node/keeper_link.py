@@ -92,6 +92,14 @@ class KeeperLink:
             self._codes.pop(pid, None)
         self._send({"do": "forget", "job": job_id, "pids": list(pids)})
 
+    def forget_found(self) -> None:
+        """Of the processes of the last life nobody wants those that are left in ``found``."""
+        for one in self.found:
+            for number in one.readers:
+                os.close(number)
+            self.forget(one.name.rpartition("/")[0], [one.pid])
+        self.found.clear()
+
     def load(self) -> None:
         """The native core can be loaded: then the first process starts without delay."""
         self._send({"do": "load"})
