@@ -60,6 +60,8 @@ Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
 }
 
 Status Engine::require(int member, uint64_t bytes) {
+  if (job_.budget().require(member, bytes)) return Status::ok();
+  job_.segments().finish_freeing();
   return job_.budget().require(member, bytes);
 }
 
@@ -67,7 +69,10 @@ Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, u
   if (generation_of(member)->membership().rank_of(member) < 0) {
     return {Code::kInvalid, "alloc: this process is not in the present generation of the job"};
   }
-  if (Status status = job_.budget().allow(member, bytes); !status) return status;
+  if (!job_.budget().allow(member, bytes)) {
+    job_.segments().finish_freeing();  // memory of members that are gone may be on its way back
+    if (Status status = job_.budget().allow(member, bytes); !status) return status;
+  }
   const Status status = job_.segments().alloc(member, bytes, descriptor, id, size);
   if (status) job_.budget().took(member, *size);
   return status;
