@@ -15,6 +15,7 @@ from bagua.csrc import load
 
 WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
+LATE = "all-reduce #1 of world (bucket 1): ranks 0, 2, 3 have been waiting for rank 1 for "
 
 
 def regroup(world: Any, generation: int, members: list[int]) -> None:
@@ -47,8 +48,7 @@ def test_losses_until_one_is_left(make_world: Callable[..., Any], wait_for: Call
     for generation, gone in enumerate([1, 3, 0], start=2):
         rank = members.index(gone)
         if idle and gone == 1:
-            late = "all-reduce #1 of world (bucket 1): ranks 0, 2, 3 have been waiting for rank 1 for "
-            wait_for(lambda: late in world.engines[0].waiting(0.0))
+            wait_for(lambda: LATE in world.engines[0].waiting(0.0))
         world.kill(gone)
         members.remove(gone)
         for member in members:
