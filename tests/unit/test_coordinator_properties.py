@@ -252,6 +252,8 @@ class Cluster(RuleBasedStateMachine):
         views = self.views()
         for job in self.jobs.values():
             runs = any(rank.state is RankState.RUNNING for rank in job.ranks)
+            if not job.spec.elastic:  # whose engines suspend nothing, whatever this node says
+                continue
             if job.state is JobState.RUNNING and runs and any(host.suspended for host in job.hosts):
                 now = decide(job, views, self.now, OPTIONS)
                 assert now.regroup or now.state or now.wake_at is not None

@@ -33,6 +33,7 @@ def expect_views(world: Any, generation: int, members: list[int]) -> None:
             "hosts": [list(range(len(members)))],
             "members": members,
             "elastic": True,
+            "newcomer": False,
         }
 
 
@@ -112,7 +113,7 @@ class Hosts:
 
     def expect(self, view: dict[str, Any]) -> None:
         for rank, member in enumerate(view["members"]):
-            assert self.ranks[member].answer()["view"] == {**view, "rank": rank, "elastic": True}
+            assert self.ranks[member].answer()["view"] == {**view, "rank": rank, "elastic": True, "newcomer": False}
 
     def stop(self) -> None:
         for process in [*self.ranks.values(), *self.engines]:
