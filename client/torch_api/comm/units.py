@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -193,6 +192,7 @@ class Units:
         while self._session.newcomer:
             self.recover(self._session.membership.generation)
         self._standing = self._standing._replace(between=False)
+        self._session.take_newcomers()  # from now on its end is that of a member
         self.changes.tell()
 
     def _due(self) -> bool:
@@ -230,7 +230,7 @@ class Units:
     def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
         """Newcomers get the state. All others are between the same two steps."""
         session, generation = self._session, self._session.membership.generation
-        if not first:
+        if not (first or session.newcomer):
             self.part()
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
         extra = {"told": self.changes.world_size, "marked": self._marked}
@@ -252,13 +252,12 @@ class Units:
         self._ledger.begin_with(row.units for row in whole.values())
 
     def _give_up(self, words: str) -> NoReturn:
-        """This newcomer can't join. The end of a program by an exception would be the end of the job."""
+        """This newcomer can't join. It ends at once, because the others wait for it."""
         member = self._session.membership.member
         print(f"bagua: member {member} can't join the job, which goes on without it. {words}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("a process that was killed goes on")
+        os._exit(1)
 
 
 def units(session: Session) -> Units:
