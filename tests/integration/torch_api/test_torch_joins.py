@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from rig.engine_hosts import Ranks
 from rig.faults import VARIABLE, Fault
+from rig.files import await_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -32,14 +32,6 @@ def dataset() -> TensorDataset:
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def await_file(path: Path) -> None:
-    """Ranks of a test wait for each other here: what they wait for comes without them."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.005)
 
 
 def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, Any]:
