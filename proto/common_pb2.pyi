@@ -251,7 +251,9 @@ class RankStatus(google.protobuf.message.Message):
     last_generation: builtins.int
     """of a member that is gone: the last that it was in. 0: it is in the present one"""
     newcomer: builtins.bool
-    """It prepares to join and has never been in a generation: `rank` counts from 0 among the newcomers of its node."""
+    """It came later, and has no state of the job yet: it has not said TakesNewcomers. As long as it is in no generation,
+    `rank` counts from 0 among the newcomers of its node.
+    """
     ready_to_join: builtins.bool
     """of a newcomer: it waits for entry"""
     def __init__(

@@ -87,7 +87,7 @@ global___NodeFact = NodeFact
 
 @typing.final
 class NodeStatus(google.protobuf.message.Message):
-    """What a node says of itself, as a whole: in Hello, and again whenever it changes."""
+    """A node tells of itself, as a whole: in Hello, and again whenever it changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -378,7 +378,7 @@ class HostPlan(google.protobuf.message.Message):
 
     @property
     def newcomers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """those of members that enter for the first time with this generation"""
+        """those of members that came later and have no state of the job yet"""
 
     def __init__(
         self,

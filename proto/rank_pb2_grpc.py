@@ -84,7 +84,8 @@ class RankServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TakesNewcomers(self, request, context):
-        """The program of this rank can take newcomers, from now on. Saying it again changes nothing.
+        """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
+        job. Saying it again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,9 @@ class RankServiceStub:
         bagua.proto.rank_pb2.TakesNewcomersRequest,
         bagua.proto.rank_pb2.TakesNewcomersReply,
     ]
-    """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
+    """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
+    job. Saying it again changes nothing.
+    """
 
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -73,7 +75,9 @@ class RankServiceAsyncStub:
         bagua.proto.rank_pb2.TakesNewcomersRequest,
         bagua.proto.rank_pb2.TakesNewcomersReply,
     ]
-    """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
+    """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
+    job. Saying it again changes nothing.
+    """
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -109,6 +113,8 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.rank_pb2.TakesNewcomersRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.rank_pb2.TakesNewcomersReply, collections.abc.Awaitable[bagua.proto.rank_pb2.TakesNewcomersReply]]:
-        """The program of this rank can take newcomers, from now on. Saying it again changes nothing."""
+        """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
+        job. Saying it again changes nothing.
+        """
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

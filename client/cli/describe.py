@@ -75,6 +75,10 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "elastic": job.spec.elastic,
         "min_nodes": (job.spec.min_nodes or 1) if job.spec.elastic else None,
         "gone": [rank_document(rank) for rank in job.gone],
+        "joining": [{**rank_document(rank), "ready": rank.ready_to_join} for rank in job.joining],
+        "wanted_nodes": job.wanted_nodes if job.spec.elastic else None,
+        "paused": job.paused,
+        "growth": job.growth,
     }
 
 
@@ -105,6 +109,7 @@ def node_document(node: job_pb2.Node) -> dict[str, Any]:
         "connected": node.connected,
         "last_seen": node.last_seen or None,
         "version": node.version,
+        "draining": node.draining,
     }
 
 

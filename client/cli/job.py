@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bagua.client import Client
     from bagua.proto import common_pb2, job_pb2
 
-jobs = typer.Typer(help="Submit, show and cancel jobs of a service.", no_args_is_help=True)
+jobs = typer.Typer(help="Submit, show, change and cancel jobs of a service.", no_args_is_help=True)
 nodes = typer.Typer(help="The node daemons of a service.", no_args_is_help=True)
 
 JobArgument = typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")
@@ -53,8 +53,9 @@ def submit(
         None, min=1, max=options.MAX_NODES, help="Elastic: it begins and goes on with so few.", show_default=False
     ),
     max_nodes: int | None = typer.Option(
-        None, min=1, max=options.MAX_NODES, help="Elastic: it may have so many.", show_default=False
+        None, min=1, max=options.MAX_NODES, help="Elastic: it grows to so many.", show_default=False
     ),
+    respawn: options.RespawnOption = 0,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     master_port: options.MasterPortOption = 0,
@@ -96,7 +97,7 @@ def submit(
         python=python,
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
-        **options.spec_nodes(nnodes, elastic, min_nodes, max_nodes),
+        **options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn),
     )
     with connect(coordinator, token_file, tls) as client:
         job = client.submit(spec, idempotency_key=key)

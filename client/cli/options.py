@@ -85,6 +85,16 @@ ElasticOption = Annotated[
     bool,
     typer.Option("--elastic", help="Ranks and nodes that are lost end the job no more: the others go on."),
 ]
+RespawnOption = Annotated[
+    int,
+    typer.Option(
+        "--respawn",
+        min=0,
+        max=1000,
+        metavar="N",
+        help="Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
+    ),
+]
 NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=MAX_RANKS, help="Ranks on every node.")]
 MasterPortOption = Annotated[
     int,
@@ -194,10 +204,21 @@ def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = Fa
 
 
 def spec_nodes(
-    nodes: Nodes | None, elastic: bool, min_nodes: int | None = None, max_nodes: int | None = None
+    nodes: Nodes | None,
+    elastic: bool,
+    min_nodes: int | None = None,
+    max_nodes: int | None = None,
+    respawn: int = 0,
 ) -> dict[str, Any]:
-    """The fields of a JobSpec that say on how many nodes a job runs, and whether it goes on with fewer. Raises
-    UsageError for what contradicts itself."""
+    """The fields of a JobSpec that say on how many nodes a job runs, whether it goes on with fewer, and how many lost
+    ranks are replaced. Raises UsageError for what contradicts itself."""
+    found = _spec_nodes(nodes, elastic, min_nodes, max_nodes)
+    if respawn and not found["elastic"]:
+        raise UsageError("--respawn needs --elastic: without it the job ends with the first rank that is lost.")
+    return {**found, "respawn": respawn} if respawn else found
+
+
+def _spec_nodes(nodes: Nodes | None, elastic: bool, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
     if nodes is not None and nodes.least is not None:
         if min_nodes or max_nodes:
             raise UsageError("--nnodes MIN:MAX says it already: leave --min-nodes and --max-nodes out.")

@@ -276,6 +276,7 @@ def run(
     nnodes: options.NnodesOption = None,
     nproc_per_node: LocalNprocOption = 1,
     elastic: options.ElasticOption = False,
+    respawn: options.RespawnOption = 0,
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     master_port: options.MasterPortOption = 0,
@@ -298,7 +299,7 @@ def run(
 
     Options of the script go after SCRIPT. Exit code: 0, the failed rank's, or 130 after Ctrl-C.
     """
-    nodes = options.spec_nodes(nnodes, elastic)
+    nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
     if adopt:
         from bagua.cli.adopt import run_adopted
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 10_000  # columns where nobody looks: into a file or a pipe, lines are not cut
 MAX_COMMAND = 1_000  # characters; --output json has all
-COLOURS = {"succeeded": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan"}
+COLOURS = {"succeeded": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan", "waiting": "yellow"}
 
 
 def console() -> Console:
@@ -87,14 +87,27 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     if job.waiting:
         _say(f"waits      {job.waiting}")
     if job.spec.elastic and job.ranks:
-        left = f"{len(job.ranks)} of {len(job.ranks) + len(job.gone)} ranks"
-        _say(f"elastic    generation {job.generation}, {left}, at least {_nodes(job.spec.min_nodes or 1)}")
+        here = _nodes(len({rank.node_id for rank in job.ranks}))
+        limits = f"from {job.spec.min_nodes or 1} to {job.wanted_nodes}"
+        ranks = f"{len(job.ranks)} {'rank' if len(job.ranks) == 1 else 'ranks'}"
+        _say(f"elastic    generation {job.generation}, {ranks} on {here} ({limits})")
+    if job.growth:
+        _say(f"grows      not now: {job.growth}")
     if job.ranks:
         print()
         _print_ranks(job)
+    if job.joining:
+        print("\njoining:")
+        newcomers = [
+            (str(r.member), r.node_id, "ready" if r.ready_to_join else "prepares", r.log_path) for r in job.joining
+        ]
+        table(("member", "node", "state", "log"), newcomers)
     if job.gone:
         print("\ngone:")
-        rows = [(str(r.member), str(r.last_generation), r.node_id, _end(r) or "unknown", r.log_path) for r in job.gone]
+        rows = [
+            (str(r.member), str(r.last_generation or "none"), r.node_id, _end(r) or "unknown", r.log_path)
+            for r in job.gone
+        ]
         table(("member", "last generation", "node", "exit", "log"), rows)
     for rank in job.ranks:
         if rank.error_tail.strip():
@@ -106,7 +119,7 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
 
 def _print_ranks(job: job_pb2.Job) -> None:
     """In a job that has lost some, a process has a number for life beside its rank."""
-    members = ("member",) if job.gone else ()
+    members = ("member",) if any(r.member != r.rank for r in job.ranks) or job.gone else ()
     rows = [
         (
             str(r.rank),
@@ -138,6 +151,12 @@ def _end(rank: common_pb2.RankStatus) -> str:
     return f"signal {rank.signal}" if rank.signal else str(rank.exit_code)
 
 
+def _node_state(node: job_pb2.Node) -> Text:
+    if not node.connected:
+        return Text("away", style="red")
+    return Text("draining", style="yellow") if node.draining else Text("connected", style="green")
+
+
 def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
     """One row per node."""
     rows = [
@@ -146,7 +165,7 @@ def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
             node.hostname,
             node.address,
             f"{node.used_slots} of {node.slots}",
-            Text("connected", style="green") if node.connected else Text("away", style="red"),
+            _node_state(node),
             clock(node.last_seen),
             node.version,
         )

@@ -113,6 +113,19 @@ class Client:
         """Asks for the end of the job; returns at once. A job that has ended stays as it is."""
         return self._call(self._stub.CancelJob, job_pb2.CancelJobRequest(job_id=job_id, reason=reason))
 
+    def scale(self, job_id: str, nodes: int) -> job_pb2.Job:
+        """Asks that an elastic job have ``nodes`` nodes; returns before it has. Raises InvalidRequestError for a number
+        beyond what it was submitted for, ConflictError for a job that can't change."""
+        return self._call(self._stub.ScaleJob, job_pb2.ScaleJobRequest(job_id=job_id, nodes=nodes))
+
+    def pause(self, job_id: str) -> job_pb2.Job:
+        """Asks that an elastic job wait after its present step; returns before it does. Raises ConflictError."""
+        return self._call(self._stub.PauseJob, job_pb2.PauseJobRequest(job_id=job_id))
+
+    def resume(self, job_id: str) -> job_pb2.Job:
+        """Asks that a paused job go on. Raises ConflictError."""
+        return self._call(self._stub.ResumeJob, job_pb2.ResumeJobRequest(job_id=job_id))
+
     def watch(
         self,
         job_id: str,
@@ -167,6 +180,15 @@ class Client:
             request.page_token = reply.next_page_token
             if not reply.next_page_token:
                 return tuple(found)
+
+    def drain(self, node_id: str) -> job_pb2.DrainNodeReply:
+        """Asks that nothing begin on the node and elastic jobs leave it; returns before they have. Raises
+        NotFoundError, and ConflictError if it is the last node of an elastic job."""
+        return self._call(self._stub.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id))
+
+    def undrain(self, node_id: str) -> job_pb2.Node:
+        """Lets jobs begin on the node again. Raises NotFoundError."""
+        return self._call(self._stub.UndrainNode, job_pb2.UndrainNodeRequest(node_id=node_id))
 
     # ---- helpers
 

@@ -40,12 +40,13 @@ class Answers:
         self._known: OrderedDict[str, list[_Encoded]] = OrderedDict()
         self._nodes: dict[str, tuple[NodeView, job_pb2.Node]] = {}
 
-    async def job(self, job: JobRecord, progress: common_pb2.Progress | None = None) -> job_pb2.Job:
-        """A job with its ranks. Other tasks run meanwhile if many hosts have changed."""
+    async def job(self, job: JobRecord, progress: common_pb2.Progress | None = None, growth: str = "") -> job_pb2.Job:
+        """A job with its ranks; ``growth`` tells why nobody joins it. Other tasks run meanwhile if many hosts have
+        changed."""
         parts = await self._parts(job)
         if sum(part.tails for part in parts) > MAX_TAILS:  # some have to go
-            return job_message(job, progress)
-        message = job_message(job, progress, with_ranks=False)
+            return job_message(job, progress, growth)
+        message = job_message(job, progress, growth, with_ranks=False)
         message.MergeFromString(b"".join(part.wire for part in parts))
         return message
 

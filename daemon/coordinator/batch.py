@@ -38,11 +38,12 @@ class Batch:
     submissions: list[tuple[JobRecord, str]] = field(default_factory=list)
     introductions: list[NodeRecord] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)  # nodes; before introductions, which may be of the same nodes
+    marks: list[tuple[str, bool | None, bool | None]] = field(default_factory=list)  # nodes that drain, or not
     changes: list[Change] = field(default_factory=list)
     lives: Callable[[str], bool] | None = None
 
     def __bool__(self) -> bool:
-        return any((self.submissions, self.introductions, self.gone, self.changes))
+        return any((self.submissions, self.introductions, self.gone, self.marks, self.changes))
 
     def write(self, store: Store) -> Outcome:
         """All of it, or nothing and an exception. A part that can't be written does not take the others along: its
@@ -64,6 +65,8 @@ class Batch:
                 tx.disconnect_node(node_id, self.owner, self.wall)
             for node in self.introductions:
                 self._introduce(tx, node, outcome)
+            for mark in self.marks:
+                tx.mark_node(*mark)
             for job, key in self.submissions:
                 self._submit(tx, job, key, outcome)
             if self.changes:
@@ -92,10 +95,11 @@ class Batch:
             outcome.first[key] = first
 
     def _parts(self) -> list[tuple[str, Batch]]:
-        alone = replace(self, submissions=[], introductions=[], gone=[], changes=[])
+        alone = replace(self, submissions=[], introductions=[], gone=[], marks=[], changes=[])
         return [
             *((node_id, replace(alone, gone=[node_id])) for node_id in self.gone),
             *((node.node_id, replace(alone, introductions=[node])) for node in self.introductions),
+            *((mark[0], replace(alone, marks=[mark])) for mark in self.marks),
             *((call[0].job_id, replace(alone, submissions=[call])) for call in self.submissions),
             *((change.job.job_id, replace(alone, changes=[change])) for change in self.changes),
         ]

@@ -61,7 +61,8 @@ class Board:
         self.waiting = Waiting()
         self.unfinished: set[str] = set()
         self.last_ended: Stored | None = None  # of which nothing is left on any node
-        self._on_node: dict[str, set[str]] = {}  # node -> jobs of which something may be left there
+        self._on_node: dict[str, Counter[str]] = {}  # node -> job -> its parts of which something may be left there
+        self.growing: set[str] = set()  # elastic jobs that nodes and free slots may help
         self._taken: Counter[tuple[str, str]] = Counter()  # (node, run of its daemon) -> slots
         self._ports: Counter[int] = Counter()
         self._reasons: dict[Shape, str] = {}  # why jobs of a shape wait; emptied when nodes change
@@ -129,10 +130,22 @@ class Board:
             heard_clock=heard_clock,
             last_seen=node.last_seen,
             version=node.version,
+            asked_to_drain=node.draining,
+            leaving=node.leaving,
         )
         self.views[node.node_id] = new
         self._reasons.clear()
-        return connected and new.free > 0
+        return new.open and new.free > 0
+
+    def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> bool:
+        """The node drains, or not: as a user has asked, as its daemon says (None: as it was). True if it has room for
+        jobs that wait."""
+        view = self.views.get(node_id)
+        if view is None:
+            return False
+        self.views[node_id] = view = view.marked(draining, leaving)
+        self._reasons.clear()
+        return view.open and view.free > 0
 
     def set_connected(self, node_id: str, connected: bool, heard_clock: float, last_seen: float) -> None:
         """The node's session began to count, or is gone."""
@@ -175,11 +188,10 @@ class Board:
         self._taken[key] += sign * host.nranks
         if not self._taken[key]:
             del self._taken[key]
-        jobs = self._on_node.setdefault(host.node_id, set())
-        if sign > 0:
-            jobs.add(job_id)
-        else:
-            jobs.discard(job_id)
+        jobs = self._on_node.setdefault(host.node_id, Counter())
+        jobs[job_id] += sign
+        if not jobs[job_id]:
+            del jobs[job_id]
             if not jobs:
                 del self._on_node[host.node_id]
 
@@ -198,6 +210,10 @@ class Board:
         if new is not None and not new.state.terminal:
             self.unfinished.add(new.job_id)
             self._ports[new.master_port] += 1
+        if new is not None and new.spec.elastic and new.state.under_way:
+            self.growing.add(new.job_id)
+        elif old is not None:
+            self.growing.discard(old.job_id)
         if new is not None and new.state is JobState.PENDING:
             self.waiting.add(new)
         elif old is not None:

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bagua.base.memory_kills import KILLER
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, Options, Phase, RankRecord
+from bagua.daemon.coordinator.domain import (
+    HostRecord,
+    JobRecord,
+    JobState,
+    NodeView,
+    Options,
+    Phase,
+    RankRecord,
+    RankState,
+)
 
 Nodes = Mapping[str, NodeView]
 
@@ -35,19 +44,21 @@ def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | No
 def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
     """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer). Of an
     elastic job that runs, losses are left to ``membership``."""
-    goes_on = job.spec.elastic and job.state is JobState.RUNNING
+    goes_on = job.spec.elastic and job.state.under_way
     failed = [rank for host in job.hosts if host.failed for rank in host.failed]
     if goes_on:
+        failed = [rank for rank in failed if not rank.newcomer]
         lost = any(host.withdrawn for host in job.hosts) or any(rank.signal for rank in failed)
         withdrawn = {host.node_id for host in job.hosts if host.withdrawn}
         failed = [rank for rank in failed if not rank.signal and rank.node_id not in withdrawn]
     else:
         lost = False
+    over = all(rank.state is RankState.EXITED or rank.newcomer for host in job.hosts for rank in host.ranks)
     direct = [rank for rank in failed if not _follows(rank, job)]
     if direct:
         first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))
         return Cause(JobState.FAILED, describe_exit(first)), None
-    if not failed and not lost and all(host.exited for host in job.hosts):
+    if not failed and not lost and over:
         # Also with a node's error: it came too late to hurt any rank, and the events tell of it.
         return Cause(JobState.SUCCEEDED, f"{all_of(len(job.ranks), 'rank')} ended with exit code 0"), None
     wake: list[float] = []
@@ -81,7 +92,8 @@ def _follows(rank: RankRecord, job: JobRecord) -> bool:
 
 def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:
     """(when seen, text) of errors that may have a better cause, the clearest first."""
-    reported = [host for host in job.hosts if host.error and not (host.withdrawn and job.spec.elastic)]
+    alone = job.spec.elastic
+    reported = [host for host in job.hosts if host.error and not (alone and (host.withdrawn or host.new))]
     reported.sort(key=lambda host: (host.error_clock, host.index))
     for host in reported:
         # An error at launch, or of a node that is done with the job, has no better cause to wait for.

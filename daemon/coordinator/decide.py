@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
-from bagua.daemon.coordinator.membership import Regroup, next_generation, regrouped
+from bagua.daemon.coordinator.generations import Regroup, regrouped
+from bagua.daemon.coordinator.joins import Wave
+from bagua.daemon.coordinator.membership import next_generation
 from bagua.daemon.coordinator.placement import Placement, hosts_with_ranks, names, place
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset({JobState.STARTING, JobState.FAILED, JobState.CANCELLED}),
     JobState.STARTING: frozenset({JobState.RUNNING, JobState.STOPPING}),
-    JobState.RUNNING: frozenset({JobState.STOPPING}),
+    JobState.RUNNING: frozenset({JobState.WAITING, JobState.STOPPING}),
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.STOPPING}),
     JobState.STOPPING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
@@ -33,6 +36,7 @@ class Decision:
     outcome: JobState | None = None  # with STOPPING: where the stop leads
     placement: Placement | None = None  # with STARTING
     regroup: Regroup | None = None  # the next generation of a job that goes on
+    wave: Wave | None = None  # newcomers that are started, or given up
     wake_at: float | None = None  # decide again then, if no fact comes before
     note: str = ""  # for the event alone: the job's reason stays its first cause
 
@@ -50,8 +54,13 @@ def apply(job: JobRecord, decision: Decision, now: float, wall: float) -> tuple[
     state = job.state if decision.state is None else decision.state
     reason = job.reason if decision.reason is None else decision.reason
     if decision.regroup is not None:
-        job = replace(regrouped(job, decision.regroup, now), reason=reason)
-        return job, (Event("regrouped", reason, job.generation, wall),)
+        holds = decision.regroup.plan.holds
+        state = JobState.WAITING if holds else JobState.RUNNING
+        job = replace(regrouped(job, decision.regroup, now), state=state, reason=reason)
+        text = f"WAITING: {reason}" if holds else reason
+        return job, (Event("state" if holds else "regrouped", text, job.generation, wall),)
+    if decision.wave is not None:
+        return decision.wave.job, (Event(decision.wave.kind, decision.wave.reason, job.generation, wall),)
     if state is job.state:
         if reason == job.reason:
             return job, ()
@@ -79,6 +88,7 @@ def _placed(job: JobRecord, placement: Placement) -> JobRecord:
         job,
         generation=job.generation + 1,
         hosts=hosts,
+        next_member=sum(host.nranks for host in hosts),
         master_addr=hosts[0].address,
     )
 
@@ -103,7 +113,7 @@ def _pending(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Deci
 
 
 def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
-    """STARTING and RUNNING."""
+    """STARTING, RUNNING and WAITING."""
     if job.cancel_reason is not None:
         return Decision(JobState.STOPPING, job.cancel_reason, JobState.CANCELLED)
     started = job.state is JobState.STARTING and all(host.started for host in job.hosts)
@@ -128,6 +138,8 @@ def _goes_on(job: JobRecord, nodes: Nodes, now: float, options: Options, wake_at
     step, wake = next_generation(job, nodes, now, options)
     if isinstance(step, Regroup):
         return Decision(reason=step.reason, regroup=step)
+    if isinstance(step, Wave):
+        return Decision(wave=step)
     if step is not None:
         return Decision(JobState.STOPPING, step.reason, step.outcome)
     return Decision(wake_at=min((at for at in (wake, wake_at) if at is not None), default=None))
@@ -166,5 +178,6 @@ _RULES: Mapping[JobState, Callable[[JobRecord, Nodes, float, Options], Decision]
     JobState.PENDING: _pending,
     JobState.STARTING: _active,
     JobState.RUNNING: _active,
+    JobState.WAITING: _active,
     JobState.STOPPING: _stopping,
 }

@@ -1,5 +1,5 @@
-"""Makes the directives for the nodes of a job, and their form on the wire. A node with a part of a former generation
-gets a StopJob, whatever the others do.
+"""Makes the directives for the nodes of a job, and their form on the wire. A node that is out
+gets a StopJob, whatever the others do; one that leaves by a planned change goes on until then.
 
 Levels, not edges: telling again changes nothing. What all nodes of a job get is encoded once, and each adds its index:
 protobuf messages that are concatenated are one message.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, Phase
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, Phase, Plan
 from bagua.proto import common_pb2, node_pb2
 
 
@@ -21,6 +21,10 @@ class Run:
     job_id: str
     generation: int
     engine_addresses: tuple[str, ...] = ()
+    plan: Plan = Plan.AT_ONCE
+    joining: tuple[tuple[int, ...], ...] = ()  # members of each part that prepares to join
+    dismissed: tuple[str, ...] = ()  # nodes that leave after the same step as the others
+    waiting: str = ""  # why the job waits
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,17 @@ class Stop:
 
 def wish(job: JobRecord) -> Run | Stop | None:
     """The directive for every host of the job, but for those that have stopped."""
-    if job.state in (JobState.STARTING, JobState.RUNNING):
+    if job.state is JobState.STARTING or job.state.under_way:
         known = tuple(host.engine_address for host in job.hosts)
-        return Run(job.job_id, job.generation, known if len(known) > 1 and all(known) else ())
+        return Run(
+            job.job_id,
+            job.generation,
+            known if len(known) > 1 and all(known) else (),
+            job.plan,
+            tuple(tuple(rank.number for rank in part.ranks) for part in job.joining),
+            tuple(part.node_id for part in job.former if part.dismissed and part.phase is not Phase.STOPPED),
+            job.reason if job.state is JobState.WAITING else "",
+        )
     if job.state is JobState.PENDING:
         return None
     return Stop(job.job_id, job.generation, job.reason, job.spec.stop_grace_s)
@@ -55,13 +67,21 @@ class Order:
         self.wish = wish
         self._job = job
 
-    def to(self, index: int) -> bytes:
-        """A serialized Directive for the host with that index; a negative one is that of a former part."""
+    @cached_property
+    def nodes(self) -> frozenset[str]:
+        """Those of the current generation."""
+        return frozenset(host.node_id for host in self._job.hosts)
+
+    def to(self, host: HostRecord) -> bytes:
+        """A serialized Directive for the node of this part."""
         if isinstance(self.wish, Stop):
             return self._shared
-        if index < 0:
+        if host.index < 0 and not host.joining and not host.dismissed:
             return self._leave
-        body = self._shared + node_pb2.RunJob(host_index=index).SerializeToString()
+        own = node_pb2.RunJob(host_index=host.index if host.index >= 0 else NOWHERE)
+        if host.dismissed:
+            own.planned = True
+        body = self._shared + own.SerializeToString()
         return _RUN_TAG + _varint(len(body)) + body
 
     @cached_property
@@ -76,6 +96,7 @@ class Order:
         return _stop_message(Stop(self._job.job_id, self._job.generation, text, self._job.spec.stop_grace_s))
 
 
+NOWHERE = 0xFFFFFFFF  # host_index of a node that is in no host
 _RUN_TAG = bytes([node_pb2.Directive.RUN_FIELD_NUMBER << 3 | 2])
 
 
@@ -102,8 +123,18 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
             ranks=range(host.first_rank, host.first_rank + host.nranks),
             engine_address=run.engine_addresses[host.index] if run.engine_addresses else "",
             members=[rank.number for rank in host.ranks] if job.spec.elastic else (),
+            newcomers=[rank.number for rank in host.ranks if rank.newcomer],
         )
         for host in job.hosts
+    ]
+    joining = [
+        node_pb2.HostPlan(
+            node_id=part.node_id,
+            address=part.address,
+            ranks=range(part.nranks),
+            members=[rank.number for rank in part.ranks],
+        )
+        for part in job.joining
     ]
     return node_pb2.RunJob(
         job_id=job.job_id,
@@ -113,4 +144,8 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
         job_key=job.job_key,
         master_addr=job.master_addr,
         master_port=job.master_port,
+        planned=run.plan is not Plan.AT_ONCE,
+        joining=joining,
+        hold=run.plan.holds,
+        waiting=run.waiting,
     )

@@ -8,7 +8,7 @@ of the protocol.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
@@ -22,11 +22,17 @@ class JobState(enum.IntEnum):
     SUCCEEDED = 5
     FAILED = 6
     CANCELLED = 7
+    WAITING = 8  # of an elastic job: paused, or below its minimum of nodes
 
     @property
     def terminal(self) -> bool:
         """True if nothing follows this state."""
-        return self >= JobState.SUCCEEDED
+        return JobState.SUCCEEDED <= self <= JobState.CANCELLED
+
+    @property
+    def under_way(self) -> bool:
+        """True once all ranks were started, until the end is decided."""
+        return self is JobState.RUNNING or self is JobState.WAITING
 
 
 class RankState(enum.IntEnum):
@@ -46,6 +52,20 @@ class Phase(enum.IntEnum):
     STOPPED = 3
 
 
+class Plan(enum.IntEnum):
+    """How the ranks come into a generation."""
+
+    AT_ONCE = 0
+    PLANNED = 1  # after the same training step everywhere
+    HOLD = 2  # they don't: after that step they wait for the next one
+    STANDSTILL = 3  # the same after a loss: they wait wherever they are, and a step may have to be repeated
+
+    @property
+    def holds(self) -> bool:
+        """True if the ranks wait in this generation."""
+        return self in (Plan.HOLD, Plan.STANDSTILL)
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """The part of a submitted spec that decisions need, and the whole as it came over the wire."""
@@ -59,6 +79,13 @@ class JobSpec:
     wire: bytes  # serialized bagua.v1.JobSpec
     elastic: bool = False  # it goes on without ranks and nodes that are lost
     min_nodes: int = 0  # 0: it begins on all of its nodes, and goes on down to one rank
+    max_nodes: int = 0  # 0: nnodes
+    respawn: int = 0  # so many ranks an hour are replaced on each node
+
+    @property
+    def most_nodes(self) -> int:
+        """It grows to so many."""
+        return self.max_nodes or self.nnodes
 
     @property
     def least_nodes(self) -> int:
@@ -84,6 +111,8 @@ class RankRecord:
     follows: bool = False  # it ended after the job had failed on its node
     member: int = -1  # -1: the same number as rank, as in every job that has lost nobody
     left: bool = False  # it has taken leave of its engine, and ends by itself
+    newcomer: bool = False  # it came later, and has no state of the job yet
+    ready: bool = False  # of a newcomer: it waits for entry
 
     @property
     def number(self) -> int:
@@ -98,7 +127,8 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """One node's part in the current generation of a job; or, with a negative index, one that is out of it."""
+    """One node's part in the current generation of a job; or, with a negative index, one that is out of it or not yet
+    in it."""
 
     index: int
     node_id: str
@@ -114,9 +144,14 @@ class HostRecord:
     waiting: str = ""
     suspended: str = ""  # why its engine has suspended this generation of an elastic job
     suspended_clock: float = 0.0
-    lost_hosts: tuple[int, ...] = ()  # indices of the hosts that its engine has lost
+    lost_hosts: tuple[str, ...] = ()  # nodes of the hosts that its engine has lost
     withdrawn: bool = False  # the node ended its part though nothing had failed: see ``error``
-    last_generation: int = 0  # that this part was in; 0: it is in the current one
+    last_generation: int = 0  # that this part was in; 0: it is in the current one, or was in none
+    entered: int = 0  # the generation that its engine is in: an older one while a planned change waits for its step
+    takes_newcomers: bool = False  # the program has said so here
+    joining: bool = False  # newcomers that prepare to join
+    dismissed: bool = False  # out by a planned change: its ranks go on until then, and end by themselves
+    since_clock: float = 0.0  # joining: when it was started, or got ready; dismissed: when that was decided
     ranks: tuple[RankRecord, ...] = ()
 
     @cached_property
@@ -134,6 +169,16 @@ class HostRecord:
         """Ranks that did not end well."""
         return tuple(rank for rank in self.ranks if rank.failed)
 
+    @cached_property
+    def new(self) -> bool:
+        """True if nobody here has state of the job."""
+        return all(rank.newcomer for rank in self.ranks)
+
+    @cached_property
+    def ready(self) -> bool:
+        """True if all newcomers here wait for entry."""
+        return all(rank.ready and rank.state is RankState.RUNNING for rank in self.ranks)
+
     @property
     def error_text(self) -> str:
         """The error with the name of its node."""
@@ -150,7 +195,7 @@ class HostRecord:
 @dataclass(frozen=True)
 class JobRecord:
     """A job as asked for, decided and seen. ``hosts`` are in order of index, their ranks in order; ``former`` are parts
-    of hosts that generations before this one had, with indices -1, -2, ..."""
+    that are out, ``joining`` parts that are in no generation yet, both with indices -1, -2, ..."""
 
     job_id: str
     spec: JobSpec
@@ -171,6 +216,14 @@ class JobRecord:
     job_key: bytes = field(default=b"", repr=False)
     hosts: tuple[HostRecord, ...] = ()
     former: tuple[HostRecord, ...] = ()
+    joining: tuple[HostRecord, ...] = ()
+    plan: Plan = Plan.AT_ONCE  # of the current generation
+    wanted_nodes: int = 0  # that it grows to, as somebody has asked for; 0: as many as it may have
+    paused: bool = False  # as somebody has asked for
+    next_member: int = 0  # number of the next newcomer
+    failures: int = 0  # waves of newcomers, in a row, of which one failed
+    retry_clock: float = 0.0  # nobody is started to join before
+    respawns: tuple[tuple[str, float], ...] = ()  # (node, when) of replacements that were begun within an hour
     # By node. Shared with the records that follow this one, so it is checked at each use.
     _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -182,17 +235,27 @@ class JobRecord:
     @property
     def parts(self) -> tuple[HostRecord, ...]:
         """All parts that may be on nodes: hosts and former ones."""
-        return (*self.hosts, *self.former) if self.former else self.hosts
+        return (*self.hosts, *self.former, *self.joining) if self.former or self.joining else self.hosts
+
+    @property
+    def wanted(self) -> int:
+        """It grows to so many nodes."""
+        return self.wanted_nodes or self.spec.most_nodes
+
+    @property
+    def least(self) -> int:
+        """With fewer nodes it waits."""
+        return max(1, self.spec.min_nodes)
 
     @property
     def homes(self) -> dict[int, str]:
         """Member number -> its node, also of those that are gone."""
         return {rank.number: rank.node_id for host in self.parts for rank in host.ranks}
 
-    def former_part(self, node_id: str) -> HostRecord | None:
-        """Something of a former generation that may be left on this node."""
-        left = (host for host in self.former if host.node_id == node_id and host.phase is not Phase.STOPPED)
-        return next(left, None)
+    def other_parts(self, node_id: str) -> list[HostRecord]:
+        """Newcomers on this node that are in no generation yet, and anything of a part that is out that may be left."""
+        parts = (*self.joining, *self.former)
+        return [part for part in parts if part.node_id == node_id and (part.joining or part.phase is not Phase.STOPPED)]
 
     def host_index(self, node_id: str) -> int | None:
         """The index of the host on this node. None: the node is not in the job."""
@@ -244,14 +307,27 @@ class Change:
         return Stored(self.job, self.old.revision + 1, self.old.last_event + len(self.events), self.owner)
 
     @property
-    def places(self) -> bool:
-        """True if the step takes slots."""
-        return bool(self.job.hosts) and not self.old.job.hosts
+    def placed(self) -> tuple[HostRecord, ...]:
+        """Parts for which the step takes slots."""
+        if not self.old.job.hosts:
+            return self.job.hosts
+        before = {part.index for part in self.old.job.joining}
+        return tuple(part for part in self.job.joining if part.index not in before and part.phase is Phase.UNKNOWN)
 
     @property
     def regroups(self) -> bool:
-        """True if the step begins a generation: then every host has changed."""
-        return self.job.generation != self.old.job.generation
+        """True if the parts are others than before."""
+        return reshaped(self.old.job, self.job)
+
+
+def reshaped(old: JobRecord, new: JobRecord) -> bool:
+    """True if ``new`` has other parts than ``old``: a generation has begun, newcomers were started or given up."""
+    if new.generation != old.generation:
+        return True
+    if new.former is old.former and new.joining is old.joining:
+        return False
+    before = [part.index for part in (*old.former, *old.joining)]
+    return before != [part.index for part in (*new.former, *new.joining)] or len(old.former) != len(new.former)
 
 
 @dataclass(frozen=True)
@@ -280,6 +356,8 @@ class NodeRecord:
     boot_id: str
     last_seen: float
     owner: str | None = None
+    draining: bool = False  # somebody has asked that nothing begins there and elastic jobs leave it
+    leaving: bool = False  # the same, as its daemon says, which will end
 
 
 @dataclass(frozen=True)
@@ -297,11 +375,29 @@ class NodeView:
     hung_up: bool = False  # its session ended here: it is not only that this coordinator has not met it yet
     last_seen: float = 0.0  # for people
     version: str = ""
+    asked_to_drain: bool = False  # by a user
+    leaving: bool = False  # its daemon will end, as it says
+    closed: bool = False  # it gets nothing new in this round
 
     @property
     def free(self) -> int:
         """Slots that a job may take now."""
         return max(0, self.slots - self.used)
+
+    @property
+    def draining(self) -> bool:
+        """True if nothing begins there, and elastic jobs leave it."""
+        return self.asked_to_drain or self.leaving
+
+    @property
+    def open(self) -> bool:
+        """True if jobs may begin there now."""
+        return self.connected and not self.draining and not self.closed
+
+    def marked(self, draining: bool | None, leaving: bool | None) -> NodeView:
+        """The same, draining or not: as a user has asked, as its daemon says (None: as it was)."""
+        asked = self.asked_to_drain if draining is None else draining
+        return replace(self, asked_to_drain=asked, leaving=self.leaving if leaving is None else leaving)
 
 
 @dataclass(frozen=True)
@@ -319,6 +415,8 @@ class LocalRank:
     follows: bool = False
     member: int = 0
     left: bool = False
+    newcomer: bool = False
+    ready_to_join: bool = False
 
 
 @dataclass(frozen=True)
@@ -334,7 +432,10 @@ class LocalJob:
     ranks: tuple[LocalRank, ...] = ()
     suspended: str = ""
     suspended_hosts: tuple[int, ...] = ()
+    suspended_nodes: tuple[str, ...] = ()
     withdrawn: bool = False
+    takes_newcomers: bool = False
+    entered: int = 0
 
 
 @dataclass(frozen=True)
@@ -359,10 +460,18 @@ class Options:
     settle_s: float = 1.0
     # The same for an elastic job that is suspended while nobody is known to be lost.
     regroup_s: float = 0.2
+    # A host that others have lost, and that has said nothing for so long, is out.
+    silence_s: float = 5.0
     # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of
     # them the job fails.
     stall_s: float = 60.0
     max_stalls: int = 5
+    # Newcomers have so long to get ready; those that are ready wait so long for others of their wave.
+    join_s: float = 600.0
+    join_wait_s: float = 5.0
+    # After newcomers have failed nobody is started for so long, then twice as long, and so on up to the most.
+    rejoin_s: float = 60.0
+    most_rejoin_s: float = 3_600.0
     # A connected node that has not stopped a job so long after the grace of its ranks is not waited for any more.
     stop_margin_s: float = 30.0
     # Every rank must have been started so long after the placement: a node may have to compile the core first.

@@ -7,11 +7,13 @@ somebody waits for the answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from bagua.daemon.coordinator.domain import JobRecord, LocalJob, NodeRecord
 from bagua.daemon.coordinator.sessions import NodeSession
+from bagua.daemon.coordinator.wishes import Wished
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,25 @@ class Cancellation:
     done: asyncio.Future[JobRecord]
 
 
+@dataclass(eq=False)
+class Request:
+    """Somebody wants a job otherwise; see ``wishes``."""
+
+    job_id: str
+    wish: Callable[[JobRecord], Wished]
+    done: asyncio.Future[JobRecord]
+
+
+@dataclass(eq=False)
+class Mark:
+    """A node drains, or not: as a user has asked, as its daemon says (None: as it was). Nobody waits for the latter."""
+
+    node_id: str
+    draining: bool | None
+    leaving: bool | None
+    done: asyncio.Future[bool] | None = None
+
+
 @dataclass
 class Inbox:
     """``take`` empties it; ``put_back`` returns what could not be written, where nothing newer has come."""
@@ -64,15 +85,16 @@ class Inbox:
     introductions: dict[str, Introduction] = field(default_factory=dict)  # by node
     submissions: list[Submission] = field(default_factory=list)
     cancellations: list[Cancellation] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     gone: dict[str, None] = field(default_factory=dict)  # nodes the end of whose session is not written yet
     looks: dict[str, None] = field(default_factory=dict)  # jobs to decide about
     faults: dict[str, str] = field(default_factory=dict)  # jobs that the coordinator can't go on with -> the reason
     room: bool = False  # slots became free: look at the jobs that wait
 
     def __bool__(self) -> bool:
-        return self.room or any(
-            (self.facts, self.introductions, self.submissions, self.cancellations, self.gone, self.looks, self.faults)
-        )
+        calls = (self.introductions, self.submissions, self.cancellations, self.requests, self.marks)
+        return self.room or any((*calls, self.facts, self.gone, self.looks, self.faults))
 
     def take(self, most_facts: int) -> Inbox:
         """Everything, but ``most_facts`` facts at most: the rest stays for the next round."""
@@ -89,6 +111,7 @@ class Inbox:
     def put_back(self, taken: Inbox) -> None:
         """After a failure. Calls with a future are not put back: their callers get the error and try again."""
         self.facts = {**taken.facts, **self.facts}
+        self.marks = [mark for mark in taken.marks if mark.done is None] + self.marks
         self.gone = {**taken.gone, **self.gone}
         self.looks = {**taken.looks, **self.looks}
         self.faults = {**taken.faults, **self.faults}
@@ -99,6 +122,8 @@ class Inbox:
         waiting: list[asyncio.Future[Any]] = [came.done for came in self.introductions.values()]
         waiting += [call.done for call in self.submissions]
         waiting += [call.done for call in self.cancellations]
+        waiting += [call.done for call in self.requests]
+        waiting += [mark.done for mark in self.marks if mark.done is not None]
         for done in waiting:
             if not done.done():
                 done.set_exception(error)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import JobRecord, LocalJob, NodeRecord
-from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission, settle
+from bagua.daemon.coordinator.inbox import (
+    Cancellation,
+    Fact,
+    Inbox,
+    Introduction,
+    Mark,
+    Request,
+    Submission,
+    settle,
+)
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.watchers import STOPPING
+from bagua.daemon.coordinator.wishes import Wished
 
 _LEAST_S = 0.01  # between two looks for a deadline: clocks have a resolution
 
@@ -76,6 +86,26 @@ class Intake:
         self.inbox.cancellations.append(call)
         self._wake.set()
         return await call.done
+
+    async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
+        """The job once the wish is written. Raises what ``wish`` raises, and NotFoundError if it is not (or no longer)
+        alive."""
+        call = Request(job_id, wish, self._future())
+        self.inbox.requests.append(call)
+        self._wake.set()
+        return await call.done
+
+    async def drain(self, node_id: str, draining: bool) -> None:
+        """Returns once it is written that the node drains, or not."""
+        done: asyncio.Future[bool] = self._future()
+        self.inbox.marks.append(Mark(node_id, draining, None, done))
+        self._wake.set()
+        await done
+
+    def leaving(self, session: NodeSession, leaving: bool) -> None:
+        """A daemon says that it will end, or not. Kept until it is written."""
+        self.inbox.marks.append(Mark(session.node_id, None, leaving))
+        self._wake.set()
 
     def look(self, job_ids: Iterable[str]) -> None:
         """Decide about these jobs now."""

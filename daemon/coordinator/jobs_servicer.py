@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
 import grpc
 
 from bagua.base.errors import InvalidRequestError
+from bagua.daemon.coordinator import wishes
 from bagua.daemon.coordinator.answers import Answers
-from bagua.daemon.coordinator.domain import JobState
+from bagua.daemon.coordinator.domain import JobRecord, JobState
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
@@ -19,6 +20,7 @@ from bagua.daemon.coordinator.translate import (
     checked_number,
     checked_spec,
     event_message,
+    node_message,
     summary_message,
 )
 from bagua.daemon.coordinator.watchers import Watchers
@@ -44,12 +46,11 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
         job = await self._service.submit(spec, request.idempotency_key)
-        return await self._answers.job(job)
+        return await self._answer(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
-        job = await self._service.job(request.job_id)
-        return await self._answers.job(job, self._watchers.progress(job.job_id))
+        return await self._answer(await self._service.job(request.job_id))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
         """A page of summaries."""
@@ -73,8 +74,19 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
         """Idempotent."""
-        job = await self._service.cancel(request.job_id, request.reason)
-        return await self._answers.job(job)
+        return await self._answer(await self._service.cancel(request.job_id, request.reason))
+
+    async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.Job:
+        """Returns before it happens."""
+        return await self._wish(request.job_id, lambda job: wishes.scale(job, request.nodes))
+
+    async def PauseJob(self, request: job_pb2.PauseJobRequest, context: Context) -> job_pb2.Job:
+        """Returns before it happens."""
+        return await self._wish(request.job_id, wishes.pause)
+
+    async def ResumeJob(self, request: job_pb2.ResumeJobRequest, context: Context) -> job_pb2.Job:
+        """Returns before it happens."""
+        return await self._wish(request.job_id, wishes.resume)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
@@ -93,7 +105,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                         seen = event.seq
                     if len(events) == MAX_EVENTS:
                         continue
-                    message = await self._answers.job(job, self._watchers.progress(job.job_id))
+                    message = await self._answer(job)
                     if message != sent:
                         yield job_pb2.JobUpdate(job=message)
                         sent = message
@@ -126,3 +138,19 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """A page of all nodes that were ever seen."""
         shown, token = page(self._service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
         return self._answers.nodes(shown, self._service.wall(), token)
+
+    async def DrainNode(self, request: job_pb2.DrainNodeRequest, context: Context) -> job_pb2.DrainNodeReply:
+        """Returns before it is empty."""
+        view, jobs = await self._service.drain(request.node_id, True)
+        return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
+
+    async def UndrainNode(self, request: job_pb2.UndrainNodeRequest, context: Context) -> job_pb2.Node:
+        """Idempotent."""
+        view, _ = await self._service.drain(request.node_id, False)
+        return node_message(view)
+
+    async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
+        return await self._answer(await self._service.request(job_id, wish))
+
+    async def _answer(self, job: JobRecord) -> job_pb2.Job:
+        return await self._answers.job(job, self._watchers.progress(job.job_id), self._service.growth(job))

@@ -50,6 +50,13 @@ jobs = Table(
     Column("placed_clock", Float, nullable=False),
     Column("stopping_clock", Float, nullable=False),
     Column("stalls", Integer, nullable=False, server_default="0"),
+    Column("plan", Integer, nullable=False, server_default="0"),
+    Column("wanted_nodes", Integer, nullable=False, server_default="0"),
+    Column("paused", Boolean, nullable=False, server_default=false()),
+    Column("next_member", Integer, nullable=False, server_default="0"),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("retry_clock", Float, nullable=False, server_default="0"),
+    Column("respawns", Text, nullable=False, server_default=""),  # a list of (node, clock) in JSON; empty: none
     Column("master_addr", String(255), nullable=False),
     Column("master_port", Integer, nullable=False),
     Column("job_key", LargeBinary, nullable=False),
@@ -72,7 +79,7 @@ job_hosts = Table(
     "job_hosts",
     metadata,
     _job_id(),
-    # In the order of the current generation; negative: a part of a former one.
+    # In the order of the current generation; negative: a part that is out of it, or not yet in it (joining).
     Column("host_index", Integer, primary_key=True, autoincrement=False),
     Column("node_id", String(200), nullable=False),
     Column("hostname", String(255), nullable=False),
@@ -87,9 +94,14 @@ job_hosts = Table(
     Column("waiting", Text, nullable=False),
     Column("suspended", Text, nullable=False, server_default=""),
     Column("suspended_clock", Float, nullable=False, server_default="0"),
-    Column("lost_hosts", Text, nullable=False, server_default=""),  # a list of indices in JSON; empty: none
+    Column("lost_hosts", Text, nullable=False, server_default=""),  # a list of nodes in JSON; empty: none
     Column("withdrawn", Boolean, nullable=False, server_default=false()),
     Column("last_generation", Integer, nullable=False, server_default="0"),  # of a former part; 0: it is a current one
+    Column("entered", Integer, nullable=False, server_default="0"),
+    Column("takes_newcomers", Boolean, nullable=False, server_default=false()),
+    Column("joining", Boolean, nullable=False, server_default=false()),
+    Column("dismissed", Boolean, nullable=False, server_default=false()),
+    Column("since_clock", Float, nullable=False, server_default="0"),
     # The ranks, as a list of lists in JSON; empty: all of them wait. One row is written for whatever a node says.
     Column("ranks", Text, nullable=False),
     Index("ix_job_hosts_node_id_phase", "node_id", "phase"),
@@ -117,6 +129,8 @@ nodes = Table(
     Column("boot_id", String(200), nullable=False),
     Column("last_seen", Float, nullable=False),
     Column("owner", String(64)),  # the coordinator that held its session when this was written, NULL: nobody
+    Column("draining", Boolean, nullable=False, server_default=false()),  # as a user has asked
+    Column("leaving", Boolean, nullable=False, server_default=false()),  # as its daemon says
 )
 
 coordinators = Table(

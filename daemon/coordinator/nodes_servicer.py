@@ -161,6 +161,8 @@ class NodeServicer:
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
             self._sessions.log_reply(session, fact.log)
+        elif kind == "status":
+            self._intake.leaving(session, fact.status.draining)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
 

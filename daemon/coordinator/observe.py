@@ -14,6 +14,7 @@ from bagua.daemon.coordinator.domain import (
     LocalJob,
     LocalRank,
     Phase,
+    Plan,
     RankRecord,
     RankState,
 )
@@ -32,56 +33,86 @@ Changed = tuple[JobRecord, tuple[Event, ...]]
 def observe(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
     """``job`` with ``fact`` of node ``node_id`` taken in, and events to record. ``now`` by the service clock, ``wall``
     for people. Facts of a later generation, or of a node that is not in the job, change nothing. In an elastic job a
-    fact of an older generation tells of members, and is right in this one, but for what it says of the engine. A
-    daemon with another ``boot_id`` than the one that got the job has lost it. Costs what the node's own ranks cost,
-    however many hosts the job has."""
+    fact of an older generation tells of members, and is right in this one, but for what it says of an engine that has
+    left that generation at once. A daemon with another ``boot_id`` than the one that got the job has lost it. Costs
+    what the node's own ranks cost, however many hosts the job has."""
     index = job.host_index(node_id)
-    if index is None:
-        return _observe_former(job, node_id, boot_id, fact, now, wall)
+    events: tuple[Event, ...] = ()
+    if index is not None:
+        job, events = _observe_host(job, index, boot_id, fact, now, wall)
+    for part in job.other_parts(node_id):
+        job, more = _observe_part(job, part, index is not None, boot_id, fact, now, wall)
+        events += more
+    return job, events
+
+
+def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
+    old = job.hosts[index]
     if fact.generation != job.generation:
         if fact.generation > job.generation or not job.spec.elastic:
             return job, ()
-        fact = replace(fact, suspended="", suspended_hosts=(), waiting="")
-    old = job.hosts[index]
+        fact = replace(fact, waiting="")
+        if job.plan is Plan.AT_ONCE:
+            fact = replace(fact, suspended="", suspended_hosts=(), suspended_nodes=())
+    elif fact.suspended_hosts and not fact.suspended_nodes and fact.entered in (0, job.generation):
+        names = tuple(job.hosts[at].node_id for at in fact.suspended_hosts if at < len(job.hosts))
+        fact = replace(fact, suspended_nodes=names)
     if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED:
-        fact = replace(fact, error=fact.error or RESTARTED.format(node_id), withdrawn=True)
+        fact = replace(fact, error=fact.error or RESTARTED.format(old.node_id), withdrawn=True)
     host, started, exited = _merge_ranks(job, _merge_host(old, fact, now), fact.ranks, now)
     if host == old:
         return job, ()
     job = replace(job, hosts=(*job.hosts[:index], host, *job.hosts[index + 1 :]))
+    if old.new and not host.new:
+        job = replace(job, failures=0)
     return job, tuple(_events(job, old, host, started, exited, wall))
 
 
-def _observe_former(job: JobRecord, node_id: str, boot_id: str, fact: LocalJob, now: float, wall: float) -> Changed:
-    """A node that is out of the job tells, in whichever generation, how its part ends. Another run of its daemon has
-    nothing of it."""
-    old = job.former_part(node_id)
-    if old is None:
-        return job, ()
+def _observe_part(
+    job: JobRecord, old: HostRecord, beside: bool, boot_id: str, fact: LocalJob, now: float, wall: float
+) -> Changed:
+    """A part that is out tells, in whichever generation, how it ends; one that joins, how it gets ready. Another run of
+    the daemon has nothing of it. ``beside``: its node has a part in the job, too, and this one consists of ranks
+    alone."""
+    if old.joining and fact.ranks and not _named(old, fact) and job.state.under_way:
+        return job, ()  # the fact is older than this part
     if old.boot_id != boot_id:
-        fact = replace(fact, phase=Phase.STOPPED)
-    phase = max(old.phase, fact.phase)
-    host, _, exited = _merge_ranks(job, replace(old, phase=phase), fact.ranks, now)
+        fact = replace(fact, phase=Phase.STOPPED, error=fact.error or RESTARTED.format(old.node_id), withdrawn=True)
+    if old.joining and not beside:
+        host = _merge_host(old, replace(fact, suspended="", suspended_nodes=(), entered=0), now)
+    else:
+        host = replace(old, phase=max(old.phase, fact.phase))
+    host, started, exited = _merge_ranks(job, host, fact.ranks, now)
+    if beside and fact.phase is not Phase.STOPPED:
+        host = replace(host, phase=Phase.STOPPED if host.exited else old.phase)
+    if host.joining and host.ready and not old.ready:
+        host = replace(host, since_clock=now)
     if host == old:
         return job, ()
-    job = replace(job, former=tuple(host if part is old else part for part in job.former))
-    return job, tuple(_events(job, old, host, [], exited, wall))
+    parts = tuple(host if part is old else part for part in (job.joining if old.joining else job.former))
+    job = replace(job, joining=parts) if old.joining else replace(job, former=parts)
+    return job, tuple(_events(job, old, host, started, exited, wall))
+
+
+def _named(part: HostRecord, fact: LocalJob) -> bool:
+    """True if the fact tells of a rank of this part."""
+    numbers = {rank.number for rank in part.ranks}
+    return any(rank.member in numbers for rank in fact.ranks)
 
 
 def forget(job: JobRecord, node_id: str, boot_id: str, now: float, wall: float) -> Changed:
     """``job`` after the daemon ``boot_id`` of its node said that it holds nothing of it: whatever ran there is gone. A
     job of which the node has not said anything yet stays as it is: it will be sent (again)."""
     index = job.host_index(node_id)
-    host = job.former_part(node_id) if index is None else job.hosts[index]
-    if host is None or host.phase is Phase.STOPPED:
-        return job, ()
-    if _needed(job) and host.boot_id == boot_id and host.phase is Phase.UNKNOWN:
+    parts = [*job.other_parts(node_id), *(() if index is None else (job.hosts[index],))]
+    left = [part for part in parts if part.phase is not Phase.STOPPED]
+    if all(_needed(job) and part.boot_id == boot_id and part.phase is Phase.UNKNOWN for part in left):
         return job, ()
     return observe(job, node_id, boot_id, LocalJob(job.job_id, job.generation, Phase.STOPPED), now, wall)
 
 
 def _needed(job: JobRecord) -> bool:
-    return job.state in (JobState.STARTING, JobState.RUNNING)
+    return job.state is JobState.STARTING or job.state.under_way
 
 
 def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
@@ -90,10 +121,12 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
     if fact.error and not error:
         error, error_clock = fact.error[:MAX_ERROR], now
     lost_hosts = host.lost_hosts
-    if fact.suspended_hosts:
-        lost_hosts = tuple(sorted({*lost_hosts, *fact.suspended_hosts}))
     suspended, suspended_clock = host.suspended, host.suspended_clock
-    if fact.suspended and not suspended:
+    if fact.entered > host.entered:  # what was said of the generation before is over
+        lost_hosts, suspended, suspended_clock = (), "", 0.0
+    if fact.suspended_nodes and fact.entered >= host.entered:
+        lost_hosts = tuple(sorted({*lost_hosts, *fact.suspended_nodes}))
+    if fact.suspended and not suspended and fact.entered >= host.entered:
         suspended, suspended_clock = fact.suspended[:MAX_ERROR], now
     return replace(
         host,
@@ -102,6 +135,8 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
         suspended_clock=suspended_clock,
         lost_hosts=lost_hosts,
         withdrawn=host.withdrawn or fact.withdrawn,
+        entered=max(host.entered, fact.entered),
+        takes_newcomers=host.takes_newcomers or fact.takes_newcomers,
         engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
         error=error,
         error_clock=error_clock,
@@ -113,7 +148,7 @@ def _merge_ranks(
     job: JobRecord, host: HostRecord, facts: Sequence[LocalRank], now: float
 ) -> tuple[HostRecord, list[RankRecord], list[RankRecord]]:
     """(the host, ranks that now run or ran, ranks that now are over)."""
-    tails = sum(len(one.failed) for one in job.hosts) if any(fact.error_tail for fact in facts) else 0
+    tails = sum(len(one.failed) for one in job.parts) if any(fact.error_tail for fact in facts) else 0
     ranks = list(host.ranks)
     started: list[RankRecord] = []
     exited: list[RankRecord] = []
@@ -141,7 +176,15 @@ def _merge_ranks(
 def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) -> RankRecord:
     if rank.state is RankState.EXITED or fact.state < rank.state:
         return rank
-    rank = replace(rank, state=fact.state, pid=fact.pid, log_path=fact.log_path[:MAX_PATH], left=rank.left or fact.left)
+    rank = replace(
+        rank,
+        state=fact.state,
+        pid=fact.pid,
+        log_path=fact.log_path[:MAX_PATH],
+        left=rank.left or fact.left,
+        newcomer=rank.newcomer and (fact.newcomer or fact.state is not RankState.RUNNING),
+        ready=rank.newcomer and fact.ready_to_join,
+    )
     if fact.state is not RankState.EXITED:
         return rank
     tail = fact.error_tail[-MAX_TAIL:] if full_tail else fact.error_tail.rstrip().rpartition("\n")[2][-500:]

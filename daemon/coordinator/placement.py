@@ -23,9 +23,9 @@ class Placement:
 
 
 def place(spec: JobSpec, nodes: Iterable[NodeView]) -> Placement | str:
-    """The first ``spec.nnodes`` connected nodes, by node_id, that have enough free slots; an elastic job may begin on
-    fewer, as its ``least_nodes`` say. Else what is missing."""
-    connected = sorted((node for node in nodes if node.connected), key=lambda node: node.node_id)
+    """The first ``spec.nnodes`` open nodes, by node_id, that have enough free slots; an elastic job may begin on fewer,
+    as its ``least_nodes`` say. Else what is missing."""
+    connected = sorted((node for node in nodes if node.open), key=lambda node: node.node_id)
     fit = [node for node in connected if node.free >= spec.nproc_per_node]
     if len(fit) >= spec.least_nodes:
         return Placement(tuple(fit[: spec.nnodes]))

@@ -186,6 +186,7 @@ class Reconciler:
             taken.fail(UnavailableError(STOPPING))
 
     async def _think(self, taken: Inbox) -> Stage:
+        looks = dict(taken.looks)
         stage = Stage(
             self._board,
             self._options,
@@ -193,8 +194,11 @@ class Reconciler:
             self._clock.wall(),
             self._mine,
             closed=frozenset(taken.introductions),
+            heard=self._sessions.heard,
         )
-        looks = dict(taken.looks)
+        for mark in taken.marks:
+            stage.mark(mark.node_id, mark.draining, mark.leaving)
+            looks.update(dict.fromkeys(self._board.on_node(mark.node_id)))
         if self._neighbours is not None:
             for job_id in self._orphans & self._board.jobs.keys():
                 stage.claim(job_id, self._owner)
@@ -211,6 +215,12 @@ class Reconciler:
         for call in taken.cancellations:
             stage.cancel(call.job_id, call.reason)
             looks[call.job_id] = None
+        for request in taken.requests:
+            try:
+                stage.wish(request.job_id, request.wish)
+            except ServiceError as error:
+                settle(request.done, error=error)
+            looks[request.job_id] = None
         for number, fact in enumerate(taken.facts.values(), 1):
             if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
@@ -243,6 +253,8 @@ class Reconciler:
                 stage.decide(job_id)
         if room or stage.freed:
             stage.place()
+            for job_id in sorted(self._board.growing):  # after those that wait for their first nodes
+                stage.decide(job_id)
         elif waiting:
             stage.place({shape_of(job) for job in waiting})
         for number, job in enumerate(waiting, 1):
@@ -261,6 +273,7 @@ class Reconciler:
             submissions=[(call.job, call.idempotency_key) for call in taken.submissions],
             introductions=[came.node for came in taken.introductions.values() if self._lives(came.session)],
             gone=list(taken.gone),
+            marks=[(mark.node_id, mark.draining, mark.leaving) for mark in taken.marks],
             changes=stage.changes(),
             lives=self._neighbours.may_live if self._neighbours is not None else None,
         )
@@ -297,6 +310,16 @@ class Reconciler:
         for call in taken.cancellations:
             self._answer_cancellation(call, ended, outcome)
         self._answer_submissions(taken.submissions, outcome)
+        for request in taken.requests:
+            stale = UnavailableError("Another coordinator has changed the job meanwhile: try again.")
+            found = None if request.job_id in refused else self._board.job(request.job_id)
+            settle(request.done, found, error=outcome.failed.get(request.job_id, stale))
+        for mark in taken.marks:
+            if self._board.mark_node(mark.node_id, mark.draining, mark.leaving):
+                self._intake.inbox.room = True
+            if mark.done is not None:
+                failed = outcome.failed.get(mark.node_id)
+                settle(mark.done, None if failed else True, error=failed)
         self._show_waiting()
 
     def _install(self, change: Change) -> None:
@@ -398,7 +421,10 @@ class Reconciler:
     def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
         view = self._board.views.get(node.node_id)
         connected = neighbours.connected(node)
-        same = view is not None and (view.boot_id, view.slots, view.address) == (node.boot_id, node.slots, node.address)
+        same = view is not None and (
+            (view.boot_id, view.slots, view.address, view.asked_to_drain, view.leaving)
+            == (node.boot_id, node.slots, node.address, node.draining, node.leaving)
+        )
         if same and view is not None and view.connected is connected:
             return
         now = self._clock.now()
@@ -432,7 +458,8 @@ class Reconciler:
         """A job that is not on the board may have been made by another coordinator a moment ago."""
         if self._neighbours is None:
             return
-        unknown = {call.job_id for call in taken.cancellations if self._board.job(call.job_id) is None}
+        named = [*(call.job_id for call in taken.cancellations), *(call.job_id for call in taken.requests)]
+        unknown = {job_id for job_id in named if self._board.job(job_id) is None}
         for fact in taken.facts.values():
             job = self._board.job(fact.job.job_id)
             if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):

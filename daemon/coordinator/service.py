@@ -4,16 +4,18 @@ are acknowledged when they are stored."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bagua.base.errors import InvalidRequestError, NotFoundError
+from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
 from bagua.daemon.coordinator.intake import Intake
+from bagua.daemon.coordinator.joins import growth
 from bagua.daemon.coordinator.listing import Listing
 from bagua.daemon.coordinator.store import Store, Transaction
+from bagua.daemon.coordinator.wishes import Wished, last_of
 from bagua.daemon.coordinator.worker import Worker
 
 MAX_EVENTS = 1_000  # in one answer
@@ -79,6 +81,30 @@ class Service:
             return await self._intake.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
         except NotFoundError:
             return await self._worker.read(self._ended, job_id)
+
+    async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
+        """The job once it is written what somebody wants of it. Raises what ``wish`` raises, and NotFoundError."""
+        try:
+            return await self._intake.request(job_id, wish)
+        except NotFoundError:
+            ended = await self._worker.read(self._ended, job_id)
+            raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}.") from None
+
+    async def drain(self, node_id: str, draining: bool) -> tuple[NodeView, list[str]]:
+        """The node once it is written that it drains, or not, and the jobs that have a part there. Raises
+        NotFoundError, and ConflictError if it is the last node of an elastic job."""
+        if node_id not in self._board.views:
+            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are.")
+        there = self._board.on_node(node_id)
+        if draining:
+            jobs = (self._board.job(job_id) for job_id in there)
+            last_of(node_id, [job for job in jobs if job is not None])
+        await self._intake.drain(node_id, draining)
+        return self._board.views[node_id], there
+
+    def growth(self, job: JobRecord) -> str:
+        """Why nobody joins a job that could have more, in words."""
+        return growth(job, self._board.views, self._clock.now())
 
     async def job_counts(self) -> dict[JobState, int]:
         """Jobs by state."""

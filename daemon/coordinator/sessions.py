@@ -58,7 +58,7 @@ class NodeSession:
             self._told.pop(job_id, None)
         elif self._told.get(job_id) is not order:
             self._told[job_id] = order
-            self.tell(order.to(host.index))
+            self.tell(order.to(host))
 
 
 class Sessions:
@@ -115,6 +115,11 @@ class Sessions:
         for session in self._sessions.values():
             session.heard_clock += jump
 
+    def heard(self, node_id: str) -> float | None:
+        """When a connected node was heard of last, by the service clock."""
+        session = self._sessions.get(node_id)
+        return None if session is None else session.heard_clock
+
     def close_silent(self, now: float, lease_s: float) -> None:
         """Ends the sessions of daemons that have not said anything for a lease. ``now`` by the service clock, which
         does not count a time in which this process stood still: what daemons sent meanwhile lies unread."""
@@ -126,8 +131,10 @@ class Sessions:
         """Passes ``order`` about a job on to these of its parts, as far as they are connected."""
         for host in hosts:
             session = self._sessions.get(host.node_id)
-            over = host.index < 0 and host.phase is Phase.STOPPED  # its node may have another part
-            if session is not None and not over:
+            # Of two parts on a node that of the generation counts; one that is over does not.
+            beside = host.index < 0 and order is not None and host.node_id in order.nodes
+            over = host.index < 0 and host.phase is Phase.STOPPED
+            if session is not None and not over and not beside:
                 session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:

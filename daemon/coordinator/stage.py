@@ -6,10 +6,12 @@ written. If writing fails, the stage is thrown away and nothing was lost but the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from bagua.base.errors import NotFoundError
 from bagua.daemon.coordinator.board import Board, Shape
 from bagua.daemon.coordinator.decide import Decision, apply, decide
 from bagua.daemon.coordinator.domain import (
@@ -23,8 +25,10 @@ from bagua.daemon.coordinator.domain import (
     Options,
     Phase,
     Stored,
+    reshaped,
 )
 from bagua.daemon.coordinator.observe import Changed, forget, observe
+from bagua.daemon.coordinator.wishes import Wished
 
 FAULT_RETRY_S = 30.0
 """After so long a job that can't be stopped for a fault of the coordinator is tried again."""
@@ -42,7 +46,8 @@ class Fault:
 
 class Stage:
     """``now`` by the service clock, ``wall`` for people; ``mine`` tells whether this coordinator decides about a job;
-    ``closed`` are nodes that get no new jobs in this round."""
+    ``closed`` are nodes that get no new jobs in this round; ``heard`` tells when a node that is connected was heard of
+    last."""
 
     def __init__(
         self,
@@ -52,14 +57,17 @@ class Stage:
         wall: float,
         mine: Callable[[Stored], bool],
         closed: frozenset[str] = frozenset(),
+        heard: Callable[[str], float | None] = lambda node_id: None,
     ) -> None:
         self._board = board
         self._options = options
         self._now = now
         self._wall = wall
         self._mine = mine
-        self._closed = closed
+        self._heard = heard
         self._views = dict(board.views)
+        for node_id in closed & self._views.keys():
+            self._views[node_id] = replace(self._views[node_id], closed=True)
         self._jobs: dict[str, JobRecord] = {}
         self._events: dict[str, list[Event]] = {}
         self._owners: dict[str, str] = {}
@@ -95,6 +103,20 @@ class Stage:
         event = Event("cancel_requested", reason, job.generation, self._wall)
         self._update(job_id, replace(job, cancel_reason=reason), [event])
         return True
+
+    def wish(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> None:
+        """Somebody wants the job otherwise. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
+        job = self.job(job_id)
+        if job is None or job.state.terminal:
+            raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended.")
+        new, text = wish(job)
+        if new != job:
+            self._update(job_id, new, [Event("asked", text, new.generation, self._wall)])
+
+    def mark(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
+        """The node drains, or not: as a user has asked, as its daemon says (None: as it was)."""
+        if node_id in self._views:
+            self._views[node_id] = self._views[node_id].marked(draining, leaving)
 
     def fail(self, job_id: str, reason: str) -> None:
         """The job ends because the coordinator can't go on with it. One that stops already, or can't even be ended, is
@@ -149,13 +171,13 @@ class Stage:
         while (job := self.job(job_id)) is not None:
             if job.state.terminal or not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
                 return
-            decision = decide(job, self._placeable() if job.state is JobState.PENDING else self._views, *self._when())
+            decision = decide(job, self._seen(job), self._now, self._options)
             if decision.wake_at is not None:
                 self.wakes[job_id] = decision.wake_at
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
                 return  # why it waits is told from memory: it changes with every slot, for every job that waits
             new = self._step(job, decision)
-            if new.state is job.state and new.generation == job.generation:
+            if new.state is job.state and not reshaped(job, new):
                 return
 
     def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
@@ -202,17 +224,16 @@ class Stage:
 
     # ---- helpers
 
-    def _when(self) -> tuple[float, Options]:
-        return self._now, self._options
-
-    def _placeable(self) -> dict[str, NodeView]:
-        if not self._closed:
-            return self._views
-        return {node_id: view for node_id, view in self._views.items() if node_id not in self._closed}
+    def _seen(self, job: JobRecord) -> Mapping[str, NodeView]:
+        """The nodes; with the time when those were heard of last that others of this job have lost."""
+        accused = {name for host in job.hosts for name in host.lost_hosts}
+        heard = {name: self._heard(name) for name in accused & self._views.keys()}
+        fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
+        return ChainMap(fresh, self._views) if fresh else self._views
 
     def _free(self) -> list[int]:
         """Free slots of the nodes that take jobs, the largest first."""
-        return sorted((view.free for view in self._placeable().values() if view.connected and view.free), reverse=True)
+        return sorted((view.free for view in self._views.values() if view.open and view.free), reverse=True)
 
     def _take(self, job: JobRecord, changed: Changed) -> None:
         new, events = changed
@@ -224,7 +245,7 @@ class Stage:
         assert old is not None
         self._jobs[job_id] = new
         self._events.setdefault(job_id, []).extend(events)
-        if new.generation != old.generation:
+        if reshaped(old, new):
             for host in old.parts:
                 self._use(host, -1)
             for host in new.parts:
@@ -247,8 +268,8 @@ def _belongs(job: JobRecord, node_id: str, fact: LocalJob) -> bool:
     if fact.generation > job.generation or (fact.generation < job.generation and not job.spec.elastic):
         return False
     index = job.host_index(node_id)
-    part = job.former_part(node_id) if index is None else job.hosts[index]
-    return part is not None and (part.phase is not Phase.STOPPED or fact.phase is Phase.STOPPED)
+    parts = [*job.other_parts(node_id), *(() if index is None else (job.hosts[index],))]
+    return any(part.phase is not Phase.STOPPED or fact.phase is Phase.STOPPED for part in parts)
 
 
 def fault_reason(step: str, error: Exception) -> str:

@@ -28,6 +28,7 @@ from bagua.daemon.coordinator.domain import (
     JobState,
     NodeRecord,
     Phase,
+    Plan,
     RankRecord,
     RankState,
     Stored,
@@ -150,7 +151,7 @@ class Transaction:
         counts as stale."""
         stale: set[str] = set()
         if check_slots:
-            stale = self._oversubscribed([change for change in changes if change.places])
+            stale = self._oversubscribed([change for change in changes if change.placed])
         events: list[dict[str, Any]] = []
         hosts: list[dict[str, Any]] = []
         for change in changes:
@@ -220,10 +221,10 @@ class Transaction:
     # ---- nodes
 
     def put_node(self, node: NodeRecord) -> None:
-        """Inserts or replaces."""
+        """Inserts or replaces, but for the wish that it drains."""
         values = _values(node)
         statement = self._insert(m.nodes).values(values)
-        del values["node_id"]
+        del values["node_id"], values["draining"]
         self._db.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
 
     def node(self, node_id: str, lock: bool = False) -> NodeRecord | None:
@@ -237,6 +238,12 @@ class Transaction:
         return [
             NodeRecord(**row) for row in self._db.execute(sa.select(m.nodes).order_by(m.nodes.c.node_id)).mappings()
         ]
+
+    def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
+        """That a node drains, or not: as a user has asked, as its daemon says. None: as it was."""
+        marks = {name: mark for name, mark in (("draining", draining), ("leaving", leaving)) if mark is not None}
+        if marks:
+            self._db.execute(sa.update(m.nodes).where(m.nodes.c.node_id == node_id).values(marks))
 
     def seen(self, owner: str, now: float) -> None:
         """``now`` as the time when the nodes with ``owner`` were heard of; for people."""
@@ -278,7 +285,7 @@ class Transaction:
     def _oversubscribed(self, placements: Sequence[Change]) -> set[str]:
         """Jobs whose placement does not fit beside what the database knows. Until the end of the transaction nobody
         else takes slots of these nodes."""
-        wanted = sorted({host.node_id for change in placements for host in change.job.hosts})
+        wanted = sorted({host.node_id for change in placements for host in change.placed})
         free: dict[str, int] = {}
         boots: dict[str, str] = {}
         for start in range(0, len(wanted), _CHUNK):
@@ -290,7 +297,7 @@ class Transaction:
             boots.update({row.node_id: row.boot_id for row in rows})
         refused: set[str] = set()
         for change in placements:
-            hosts = change.job.hosts
+            hosts = change.placed
             if any(free.get(h.node_id, 0) < h.nranks or boots[h.node_id] != h.boot_id for h in hosts):
                 refused.add(change.job.job_id)
                 continue
@@ -361,6 +368,8 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, enum.IntEnum) else value
 
 
+# Columns of JobRecord that need no word about how.
+_JOB_FIELDS = ("stalls", "wanted_nodes", "paused", "next_member", "failures", "retry_clock", "respawns", "plan")
 _HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
 
 
@@ -373,7 +382,7 @@ def _host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
 
 
 def _ranks_text(ranks: Sequence[RankRecord]) -> str:
-    if all(rank.state is RankState.WAITING and not rank.log_path for rank in ranks):
+    if all(rank == RankRecord(rank.rank, rank.local_rank, rank.node_id) for rank in ranks):
         return ""
     return json.dumps([[getattr(rank, name) for name in _RANK_FIELDS] for rank in ranks], separators=(",", ":"))
 
@@ -400,7 +409,7 @@ def _job_row(job: JobRecord) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "placed_clock": job.placed_clock,
         "stopping_clock": job.stopping_clock,
-        "stalls": job.stalls,
+        **{name: _plain(getattr(job, name)) for name in _JOB_FIELDS},
         "master_addr": job.master_addr,
         "master_port": job.master_port,
     }
@@ -422,12 +431,15 @@ def _job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRec
         submitted_clock=row["submitted_clock"],
         placed_clock=row["placed_clock"],
         stopping_clock=row["stopping_clock"],
-        stalls=row["stalls"],
+        **{name: row[name] for name in _JOB_FIELDS if name not in ("plan", "respawns")},
+        plan=Plan(row["plan"]),
+        respawns=tuple((node_id, at) for node_id, at in json.loads(row["respawns"] or "[]")),
         master_addr=row["master_addr"],
         master_port=row["master_port"],
         job_key=row["job_key"],
         hosts=tuple(host for host in hosts if host.index >= 0),
-        former=tuple(reversed([host for host in hosts if host.index < 0])),
+        former=tuple(reversed([host for host in hosts if host.index < 0 and not host.joining])),
+        joining=tuple(reversed([host for host in hosts if host.joining])),
     )
 
 

@@ -32,6 +32,7 @@ MAX_RANKS = 100_000
 MAX_SLOTS = 4_096
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
+MAX_RESPAWN = 1_000
 MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
 MAX_NUMBER = 2**63 - 1  # that databases take
 
@@ -112,6 +113,8 @@ def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
         wire=wire,
         elastic=spec.elastic,
         min_nodes=spec.min_nodes,
+        max_nodes=spec.max_nodes,
+        respawn=spec.respawn,
     )
 
 
@@ -130,13 +133,15 @@ def _check_size(spec: common_pb2.JobSpec) -> None:
 
 def _check_elastic(spec: common_pb2.JobSpec) -> None:
     if not spec.elastic:
-        if spec.min_nodes or spec.max_nodes:
-            raise InvalidRequestError("spec.min_nodes and spec.max_nodes need spec.elastic.")
+        if spec.min_nodes or spec.max_nodes or spec.respawn:
+            raise InvalidRequestError("spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic.")
         return
     if spec.adopt:
         raise InvalidRequestError(
             "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all when one is lost."
         )
+    if spec.respawn > MAX_RESPAWN:
+        raise InvalidRequestError(f"spec.respawn is {spec.respawn}: {MAX_RESPAWN} an hour is the most.")
     least, most = spec.min_nodes or 1, spec.max_nodes or spec.nnodes
     if least > most:
         raise InvalidRequestError(f"spec.min_nodes is {least}, more than the {most} nodes that the job may have.")
@@ -187,6 +192,7 @@ def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
         version=hello.version[:64],
         boot_id=hello.boot_id,
         last_seen=0.0,
+        leaving=hello.status.draining,
     )
 
 
@@ -204,6 +210,9 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             waiting=_clean(fact.waiting),
             suspended=_clean(fact.suspended),
             suspended_hosts=tuple(fact.suspended_hosts[:MAX_SLOTS]),
+            suspended_nodes=tuple(_clean(name)[:MAX_NAME] for name in fact.suspended_nodes[:MAX_SLOTS]),
+            takes_newcomers=fact.takes_newcomers,
+            entered=fact.entered & MAX_NUMBER,
             withdrawn=fact.withdrawn,
             ranks=tuple(_local_rank(rank) for rank in fact.ranks),
         )
@@ -224,6 +233,8 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         follows=rank.follows,
         member=rank.member,
         left=rank.left,
+        newcomer=rank.newcomer,
+        ready_to_join=rank.ready_to_join,
     )
 
 
@@ -242,11 +253,16 @@ def checked_number(field: str, value: int) -> int:
 # ---- answers
 
 
-def job_message(job: JobRecord, progress: common_pb2.Progress | None = None, *, with_ranks: bool = True) -> job_pb2.Job:
-    """A job as users see it."""
+def job_message(
+    job: JobRecord, progress: common_pb2.Progress | None = None, growth: str = "", *, with_ranks: bool = True
+) -> job_pb2.Job:
+    """A job as users see it. ``growth``: why nobody joins it."""
     message = _head_message(job, _shown_spec(job.spec.wire), progress)
     message.waiting = job.waiting
     message.gone.extend(_gone_messages(job))
+    message.joining.extend(rank_message(rank) for part in job.joining for rank in part.ranks)
+    if job.spec.elastic:
+        message.wanted_nodes, message.paused, message.growth = job.wanted, job.paused, growth
     if with_ranks:
         message.ranks.extend(_rank_messages(job.ranks))
     return message
@@ -317,6 +333,8 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
         exited_at=rank.exited_at,
         follows=rank.follows,
         member=rank.number,
+        newcomer=rank.newcomer,
+        ready_to_join=rank.ready,
     )
 
 
@@ -338,6 +356,7 @@ def node_message(view: NodeView) -> job_pb2.Node:
         connected=view.connected,
         last_seen=view.last_seen,
         version=view.version,
+        draining=view.draining,
     )
 
 

@@ -56,6 +56,15 @@ def node(
     exit_when_idle: Annotated[
         float | None, typer.Option(help="End so many seconds after the last job.", metavar="SECONDS")
     ] = None,
+    drain_grace: Annotated[
+        float,
+        typer.Option(
+            help="After SIGTERM: let elastic jobs leave this node after a step, and others end, for so long. A second "
+            "SIGTERM ends the daemon at once.",
+            metavar="SECONDS",
+            envvar="BAGUA_DRAIN_GRACE",
+        ),
+    ] = 0.0,
     leash: Annotated[
         int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
     ] = None,
@@ -119,6 +128,7 @@ def node(
             log_files=log_files,
             wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
+            drain_grace_s=drain_grace,
         )
         asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))
     except (ConfigError, OSError) as error:

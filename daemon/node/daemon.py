@@ -17,11 +17,12 @@ from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
+from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
-from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.leash import LeashWatch
@@ -58,6 +59,7 @@ class NodeDaemon:
         self._streams = 0
         self._stop = asyncio.Event()
         self._stop_reason = ""
+        self._draining = False
         environment = passed_on(os.environ, settings.pass_env)
         self._kept_variables = sorted(os.environ.keys() - environment.keys())
         self._sockets = socket_folder(folder.path)
@@ -86,6 +88,7 @@ class NodeDaemon:
             Endpoint(settings.coordinator, settings.token_file, settings.tls),
             hello=self._hello,
             snapshot=self._jobs.snapshot,
+            status=self._status,
             on_directive=self._directive,
             on_connection=self._connection_changed,
             lease=self._fence.lease,
@@ -99,12 +102,24 @@ class NodeDaemon:
         self._stop_reason = self._stop_reason or reason
         self._stop.set()
 
+    def drain(self, reason: str) -> None:
+        """Asks for the end as soon as no job runs here any more, or the time for that is over: the coordinator lets
+        elastic jobs leave. The second time, or without ``drain_grace_s``: at once."""
+        grace_s = self._settings.drain_grace_s
+        if self._draining or not grace_s or not self._jobs.running():
+            self.stop(reason)
+            return
+        self._draining = True
+        self._log.info("the node is being drained", reason=reason, seconds=grace_s)
+        self._session.report_status()
+        asyncio.get_running_loop().call_later(grace_s, self.stop, f"{reason}, {grace_s:g} s ago")
+
     async def run(self, ready: Ready) -> None:
         """Until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at the
         start."""
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self.stop, signal.Signals(signum).name)
+        loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
+        loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
             if self._settings.leash is not None:
                 gone = "the rank that started it ended before it had joined its job"
@@ -199,7 +214,11 @@ class NodeDaemon:
             jobs=self._jobs.snapshots(),
             boot_id=self._boot_id,
             stream=self._streams,
+            status=self._status(),
         )
+
+    def _status(self) -> node_pb2.NodeStatus:
+        return node_pb2.NodeStatus(draining=self._draining)
 
     def _directive(self, directive: node_pb2.Directive) -> None:
         match directive.WhichOneof("directive"):
@@ -226,6 +245,8 @@ class NodeDaemon:
         self._session.report(job_id)
         self._fence.update()
         self._check_idle()
+        if self._draining and not self._jobs.running():
+            self.stop("drained")
 
     def _end_ranks(self, text: str) -> None:
         self._jobs.end_all(f"node {self._folder.node_id} {text}", grace_s=0.0)

@@ -67,16 +67,22 @@ async def make_engine(
     tokens: dict[int, bytes],
     wire: WireSettings,
 ) -> core.Engine:
-    """The engine of a job, listening, in the generation of ``spec``. Raises core.CoreError or OSError."""
+    """The engine of a job, listening, in the generation of ``spec``; where this host has newcomers alone, with these in
+    a lobby. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
-    members = [member for host in spec.hosts for member in host.members]
-    elastic: dict[str, Any] = {"elastic": True, "members": members} if spec.elastic else {}
+    alone = spec.host_index < 0
+    hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
+    elastic: dict[str, Any] = {}
+    if spec.elastic:
+        elastic = {"elastic": True, "members": spec.joining if alone else spec.all_members}
+    if alone:
+        elastic["newcomers"] = True
     return await in_thread(
         lambda: core.Engine(
             job_id=spec.job_id,
             generation=spec.generation,
-            host_index=spec.host_index,
-            hosts=[list(host.ranks) for host in spec.hosts],
+            host_index=max(0, spec.host_index),
+            hosts=[list(ranks) for ranks in hosts],
             data_socket=str(data_socket),
             tokens=tokens,
             job_key=spec.job_key,

@@ -1,5 +1,5 @@
 """Events and instructions of the job's state machine (transitions.py). ``rank`` is that of the first generation: the
-member number of a process."""
+member number of a process. Those of elastic jobs alone stand below the others."""
 
 from __future__ import annotations
 
@@ -88,26 +88,6 @@ class EngineFailed(Event):
 
 
 @dataclass(frozen=True)
-class Suspended(Event):
-    """The engine of an elastic job has lost a rank or a host (its index, -1: none) and suspended that generation."""
-
-    generation: int
-    host: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Regrouped(Event):
-    """The coordinator has decided the next generation: the local ranks in it, their members, addresses of all engines
-    (none with one host)."""
-
-    generation: int
-    ranks: tuple[int, ...]
-    members: tuple[int, ...]
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class WaitsChanged(Event):
     text: str
 
@@ -127,6 +107,55 @@ class TimerFired(Event):
 @dataclass(frozen=True)
 class EngineClosed(Event):
     """The engine is closed and no process of the job is left."""
+
+
+@dataclass(frozen=True)
+class Suspended(Event):
+    """The engine of an elastic job has lost a rank or a host (its index, -1: none, and its node) and suspended that
+    generation."""
+
+    generation: int
+    host: int
+    text: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Regrouped(Event):
+    """The coordinator has decided the next generation: the local ranks in it, their members, addresses of all engines
+    (none with one host). Or it has changed the members that prepare to join here (``joining``).
+
+    ``planned``: ranks go on in the present one until the same step everywhere; ``hold``: then they wait for another."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    members: tuple[int, ...]
+    addresses: tuple[str, ...]
+    joining: tuple[int, ...] = ()
+    planned: bool = False
+    hold: bool = False
+
+
+@dataclass(frozen=True)
+class Entered(Event):
+    """The engine is in that generation now, which has these members here and elsewhere."""
+
+    generation: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReadyToJoin(Event):
+    """A newcomer waits for entry."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class TakesNewcomers(Event):
+    """The program of that rank can take newcomers."""
+
+    rank: int
 
 
 # ── Instructions ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,6 +179,13 @@ class SetPeers(Instruction):
 @dataclass(frozen=True)
 class RegroupEngine(Instruction):
     """The engine goes over to the newest generation."""
+
+
+@dataclass(frozen=True)
+class StartNewcomers(Instruction):
+    """Members that prepare to join, beside ranks that go on."""
+
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)

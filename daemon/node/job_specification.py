@@ -9,6 +9,7 @@ from bagua.proto import common_pb2, node_pb2
 
 MAX_LOCAL_RANKS = 1024
 MAX_HOSTS = 4096
+NO_HOST = 0xFFFFFFFF  # as a host index
 MAX_ENVIRONMENT_BYTES = 1 << 20
 DEFAULT_GRACE_S = 5.0
 DEFAULT_JOIN_S = 300.0
@@ -45,9 +46,27 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Place:
+    """What a process is told of its place when it starts: the ranks of all hosts, which of them is its own, and which
+    of the local processes it is."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    host_index: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(ranks) for ranks in self.hosts)
+
+
+@dataclass(frozen=True)
 class JobSpecification:
     """One generation of one job as this node sees it. Constant, but for the peers that become known later. ``elastic``:
-    others may follow."""
+    others may follow.
+
+    ``host_index`` is -1 where this node is in no host of it: it has newcomers alone (``joining``: their members), or is
+    to be left. ``planned``: ranks enter it after the same step everywhere; ``hold``: they wait there for another."""
 
     job_id: str
     generation: int
@@ -61,24 +80,40 @@ class JobSpecification:
     stop_grace_s: float
     join_timeout_s: float
     elastic: bool = False
-
-    @property
-    def node_id(self) -> str:
-        return self.hosts[self.host_index].node_id
+    joining: tuple[int, ...] = ()
+    planned: bool = False
+    hold: bool = False
+    waiting: str = ""  # why the job waits, in words
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global ranks on this node, ascending."""
-        return self.hosts[self.host_index].ranks
+        return self.hosts[self.host_index].ranks if self.host_index >= 0 else ()
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of the processes with these ranks: in the first generation the same."""
-        return self.hosts[self.host_index].members
+        return self.hosts[self.host_index].members if self.host_index >= 0 else ()
+
+    @property
+    def all_members(self) -> tuple[int, ...]:
+        """By rank."""
+        return tuple(member for host in self.hosts for member in host.members)
 
     @property
     def world_size(self) -> int:
         return sum(len(host.ranks) for host in self.hosts)
+
+    def place(self, member: int) -> Place:
+        """Where a process of this node begins. Raises ValueError for one that is not of this node."""
+        if member in self.joining:
+            return Place(self.world_alone(), 0, self.joining.index(member), len(self.joining))
+        sizes = tuple(host.ranks for host in self.hosts)
+        return Place(sizes, self.host_index, self.members.index(member), len(self.members))
+
+    def world_alone(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of hosts in a lobby: newcomers of this node see nobody else."""
+        return (tuple(range(len(self.joining))),)
 
 
 def is_safe_name(name: str) -> bool:
@@ -91,11 +126,14 @@ def clamp_grace(seconds: float) -> float:
     return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0
 
 
-def parse_specification(run: node_pb2.RunJob) -> JobSpecification:
-    """Checks a RunJob. Raises SpecificationError."""
+def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
+    """Checks a RunJob for this node. Raises SpecificationError."""
     if not is_safe_name(run.job_id):
         raise SpecificationError(f"the job id {run.job_id[:200]!r} can't be used as a file name")
     hosts = _parse_hosts(run)
+    joining = joining_members(run, node_id)
+    if {member for host in hosts for member in host.members} & set(joining) or len(set(joining)) < len(joining):
+        raise SpecificationError(f"the numbers of newcomers, {list(joining)}, are not new")
     if len(run.job_key) != 32:
         raise SpecificationError(f"the job key has {len(run.job_key)} bytes, not 32")
     if run.master_port > 65535:
@@ -105,7 +143,7 @@ def parse_specification(run: node_pb2.RunJob) -> JobSpecification:
     return JobSpecification(
         job_id=run.job_id,
         generation=run.generation,
-        host_index=run.host_index,
+        host_index=-1 if run.host_index == NO_HOST else run.host_index,
         hosts=hosts,
         program=_parse_program(spec),
         adopt=spec.adopt,
@@ -115,7 +153,16 @@ def parse_specification(run: node_pb2.RunJob) -> JobSpecification:
         stop_grace_s=grace or DEFAULT_GRACE_S,
         join_timeout_s=spec.join_timeout_s if spec.join_timeout_s > 0 else DEFAULT_JOIN_S,
         elastic=spec.elastic,
+        joining=joining,
+        planned=run.planned,
+        hold=run.hold,
+        waiting=run.waiting,
     )
+
+
+def joining_members(run: node_pb2.RunJob, node_id: str) -> tuple[int, ...]:
+    """Numbers of the newcomers that this node is to start, in order."""
+    return tuple(member for part in run.joining if part.node_id == node_id for member in part.members)
 
 
 def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
@@ -125,13 +172,14 @@ def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
 
 
 def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
-    if not 0 < len(run.hosts) <= MAX_HOSTS or run.host_index >= len(run.hosts):
+    nowhere = run.host_index == NO_HOST and run.spec.elastic
+    if not 0 < len(run.hosts) <= MAX_HOSTS or (run.host_index >= len(run.hosts) and not nowhere):
         raise SpecificationError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
     hosts = tuple(_parse_host(host) for host in run.hosts)
     ranks = sorted(rank for host in hosts for rank in host.ranks)
     if ranks != list(range(len(ranks))) or not all(host.ranks for host in hosts):
         raise SpecificationError("the ranks of the hosts are not 0, 1, … without gaps")
-    if len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
+    if not nowhere and len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
         raise SpecificationError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
     if len({member for host in hosts for member in host.members}) != len(ranks):
         raise SpecificationError("two ranks have one member number")

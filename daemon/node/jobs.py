@@ -11,11 +11,14 @@ from typing import Any
 
 from bagua.base.disk import disk_words
 from bagua.daemon.node import events
-from bagua.daemon.node.job import Job, NodeContext
+from bagua.daemon.node.context import NodeContext
+from bagua.daemon.node.job import Job
 from bagua.daemon.node.job_specification import (
+    NO_HOST,
     SpecificationError,
     clamp_grace,
     is_safe_name,
+    joining_members,
     parse_peers,
     parse_specification,
 )
@@ -40,6 +43,11 @@ class EndedJob:
     @property
     def generation(self) -> int:
         return self._last.generation
+
+    @property
+    def numbers(self) -> set[int]:
+        """Members that this node has had."""
+        return {rank.member for rank in self._last.ranks}
 
     def snapshot(self) -> node_pb2.LocalJob:
         return self._last
@@ -84,19 +92,23 @@ class Jobs:
         self._trim()
 
     def run(self, directive: node_pb2.RunJob) -> None:
-        """Level-triggered: a job that runs already learns its peers; an ended or older generation changes nothing."""
+        """Level-triggered: a job that runs already learns its peers, and who is to join; an older generation changes
+        nothing, and neither does one that has ended here."""
         held = self._held.get(directive.job_id)
-        if directive.spec.elastic and directive.generation > (held.generation if held else 1):
+        newer = held is None or directive.generation > held.generation
+        if held is not None and directive.generation < held.generation:
+            return
+        if directive.spec.elastic and self._newcomers_alone(held, directive):
+            self._begin_as_newcomer(held, directive)
+        elif directive.spec.elastic and (directive.generation > 1 if held is None else newer):
             self._go_on(held, directive)
-        elif held is None or (held.stopped and directive.generation > held.generation):
+        elif held is None or (held.stopped and newer):
             self._begin(directive)
-        elif directive.generation > held.generation and isinstance(held, Job):
+        elif newer and isinstance(held, Job):
             self._replace(held, directive)
-        elif directive.generation == held.generation and isinstance(held, Job) and not held.stopped:
-            if peers := parse_peers(directive):
-                held.post(events.PeersKnown(peers))
-            self._on_report(directive.job_id)
-        elif directive.generation == held.generation:
+        elif isinstance(held, Job) and not held.stopped:
+            self._again(held, directive)
+        else:
             self._on_report(directive.job_id)
 
     def stop(self, directive: node_pb2.StopJob) -> None:
@@ -161,7 +173,7 @@ class Jobs:
 
     def _begin(self, directive: node_pb2.RunJob) -> None:
         try:
-            spec = parse_specification(directive)
+            spec = parse_specification(directive, self._node.node_id)
         except SpecificationError as error:
             text = f"node {self._node.node_id} can't run the job: {error}"
             self._node.log.error("a directive is refused", job=directive.job_id, error=str(error))
@@ -177,6 +189,30 @@ class Jobs:
         self._on_report(spec.job_id)
         self._spawn_task(self._announce())
 
+    def _newcomers_alone(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> bool:
+        """True if the node has to start newcomers and nothing of the job goes on here, so that they begin anew."""
+        if directive.host_index != NO_HOST:
+            return False
+        if isinstance(held, Job) and not (held.ending or held.deserted):
+            return False
+        members = joining_members(directive, self._node.node_id)
+        return bool(members) and not (held and set(members) <= held.numbers)
+
+    def _begin_as_newcomer(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
+        if isinstance(held, Job) and not held.stopped:
+            held.post(events.StopRequested("other newcomers take over", held.spec.stop_grace_s))
+            self._begin_later(held, directive)
+        else:
+            self._begin(directive)
+
+    def _again(self, held: Job, directive: node_pb2.RunJob) -> None:
+        """The same generation once more, with what has become known meanwhile."""
+        if directive.spec.elastic:
+            self._go_on(held, directive)
+        if peers := parse_peers(directive):
+            held.post(events.PeersKnown(peers))
+        self._on_report(directive.job_id)
+
     def _go_on(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
         """The next generation of an elastic job: with what runs here, or nothing."""
         if held is None or held.stopped:
@@ -187,15 +223,18 @@ class Jobs:
             self._remember(last)
         elif isinstance(held, Job):
             try:
-                held.regroup(parse_specification(directive), parse_peers(directive))
+                held.follow(parse_specification(directive, self._node.node_id), parse_peers(directive))
             except SpecificationError as error:
                 held.post(events.EngineFailed(f"node {self._node.node_id} can't run the job: {error}"))
         self._on_report(directive.job_id)
 
     def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
+        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.spec.stop_grace_s))
+        self._begin_later(held, directive)
+
+    def _begin_later(self, held: Job, directive: node_pb2.RunJob) -> None:
         first = held.job_id not in self._next
         self._next[held.job_id] = directive
-        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.spec.stop_grace_s))
         if first:
             self._spawn_task(self._begin_after(held))
 

@@ -43,7 +43,7 @@ def work_folder(program: Program) -> Path:
 
 def environment(
     spec: JobSpecification,
-    rank: int,
+    member: int,
     *,
     base: Mapping[str, str],
     secrets: Mapping[str, str],
@@ -51,22 +51,22 @@ def environment(
     cache: Path,
     plugin: Path | None = None,
 ) -> dict[str, str]:
-    """Variables of ``rank``: those that the daemon passes on (``base``), then the job's, those of its secrets
-    included, then those that say who it is, and those that lead NCCL to ``plugin``. Raises ConfigError for a plugin
-    that no variable can lead to."""
-    local_size = len(spec.ranks)
+    """Variables of ``member``: those that the daemon passes on (``base``), then the job's, those of its secrets
+    included, then those that say who it is, and those that lead NCCL to ``plugin``. RANK is the member number: in the
+    first generation the rank. Raises ConfigError for a plugin that no variable can lead to."""
+    place = spec.place(member)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
     env = {**_DEFAULTS, **inherited, **spec.program.env, **secrets}
-    if local_size > 1:
+    if place.local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(spec.world_size),
-        LOCAL_RANK=str(spec.ranks.index(rank)),
-        LOCAL_WORLD_SIZE=str(local_size),
-        NODE_RANK=str(spec.host_index),
-        GROUP_RANK=str(spec.host_index),
+        RANK=str(member),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_size),
+        NODE_RANK=str(place.host_index),
+        GROUP_RANK=str(place.host_index),
         MASTER_ADDR=spec.master_addr,
         MASTER_PORT=str(spec.master_port),
         BAGUA_JOB_ID=spec.job_id,

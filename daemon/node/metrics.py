@@ -45,7 +45,7 @@ class NodeCollector(Collector):
         )
         yield GaugeMetricFamily("bagua_node_jobs", "Jobs that run here.", len(jobs))
         yield GaugeMetricFamily("bagua_node_ranks", "Ranks that run here.", sum(len(job.state.alive) for job in jobs))
-        stats = [(job.job_id, engine.stats()) for job in jobs if (engine := job.engine) is not None]
+        stats = [(job.job_id, engine.stats()) for job in jobs if (engine := job.engine.native) is not None]
         for name, text in _HELP.items():
             kind = GaugeMetricFamily if name == "segment_bytes" else CounterMetricFamily
             family = kind(f"bagua_engine_{name}", text, labels=["job"])

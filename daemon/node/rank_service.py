@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from bagua.daemon.node import events
 from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import EndedJob, Jobs
 from bagua.daemon.node.state import Phase
@@ -41,7 +42,7 @@ class RankService(RankServiceServicer):
         try:
             async with asyncio.timeout(patience):
                 job = self._jobs.find(request.job_id) or await self._jobs.arrival(request.job_id)
-                if isinstance(job, Job) and request.rank in job.spec.members:
+                if isinstance(job, Job) and job.holds(request.rank):
                     await job.prepared()
         except TimeoutError:
             if self._jobs.find(request.job_id) is None:
@@ -54,8 +55,8 @@ class RankService(RankServiceServicer):
         if isinstance(job, EndedJob):
             reason = job.snapshot().error or "it was stopped"
             await _refuse_ended(request.job_id, reason, context)
-        if request.rank not in job.spec.members:
-            has = list(job.spec.members)
+        if not job.holds(request.rank):
+            has = [rank.member for rank in job.state.present]
             text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {has}"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if job.state.failure or job.state.phase is not Phase.RUNNING:
@@ -65,14 +66,31 @@ class RankService(RankServiceServicer):
             text = f"rank {request.rank} of job {request.job_id} has joined already: "
             text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
+        try:
+            place = job.spec.place(request.rank)
+        except ValueError:
+            text = f"job {request.job_id} goes on without rank {request.rank}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        newcomer = request.rank in job.spec.joining
+        nodes = [job.state.node_id] if newcomer else [host.node_id for host in job.spec.hosts]
         return rank_pb2.JoinReply(
             generation=job.generation,
-            world_size=job.spec.world_size,
-            host_index=job.spec.host_index,
-            hosts=[rank_pb2.Host(node_id=host.node_id, ranks=host.ranks) for host in job.spec.hosts],
-            data_socket=str(job.data_socket),
+            world_size=place.world_size,
+            host_index=place.host_index,
+            hosts=[rank_pb2.Host(node_id=node, ranks=ranks) for node, ranks in zip(nodes, place.hosts, strict=True)],
+            data_socket=str(job.engine.data_socket),
             data_token=job.tokens[request.rank],
+            newcomer=newcomer,
         )
+
+    async def TakesNewcomers(
+        self, request: rank_pb2.TakesNewcomersRequest, context: Any
+    ) -> rank_pb2.TakesNewcomersReply:
+        job = self._jobs.find(request.job_id)
+        if not isinstance(job, Job) or not job.knows(request.rank):
+            await _no_such_job(request.job_id, context)
+        job.post(events.TakesNewcomers(request.rank))
+        return rank_pb2.TakesNewcomersReply()
 
     async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
         job = self._jobs.find(request.job_id)
@@ -88,8 +106,7 @@ class RankService(RankServiceServicer):
         job = self._jobs.find(request.job_id)
         if job is None:
             await _no_such_job(request.job_id, context)
-        engine = job.engine if isinstance(job, Job) else None
-        return rank_pb2.DescribeWaitsReply(waiting=engine.waiting(0.0) if engine else "")
+        return rank_pb2.DescribeWaitsReply(waiting=job.describe_waits() if isinstance(job, Job) else "")
 
 
 async def _no_such_job(job_id: str, context: Any) -> NoReturn:

@@ -73,9 +73,9 @@ class Endpoint:
 
 
 class Session:
-    """Keeps one stream open. ``hello`` makes the first message, ``snapshot`` the latest state of a job,
-    ``on_directive`` gets everything but Welcome and acknowledgements, which renew ``lease``; ``on_connection`` learns
-    of the stream's beginning and end."""
+    """Keeps one stream open. ``hello`` makes the first message, ``snapshot`` the latest state of a job, ``status`` that
+    of the node, ``on_directive`` gets everything but Welcome and acknowledgements, which renew ``lease``;
+    ``on_connection`` learns of the stream's beginning and end."""
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Session:
         *,
         hello: Callable[[], node_pb2.Hello],
         snapshot: Callable[[str], node_pb2.LocalJob | None],
+        status: Callable[[], node_pb2.NodeStatus],
         on_directive: Callable[[node_pb2.Directive], None],
         on_connection: Callable[[bool], None],
         lease: Lease,
@@ -93,12 +94,14 @@ class Session:
         self._endpoint = endpoint
         self._hello = hello
         self._snapshot = snapshot
+        self._status = status
         self._on_directive = on_directive
         self._on_connection = on_connection
         self._lease = lease
         self._log = log
         self._heartbeat_s = 1.0
         self._jobs: dict[str, None] = {}  # to be reported, in the order of their changes
+        self._status_changed = False
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
         self._wake = asyncio.Event()
@@ -110,6 +113,11 @@ class Session:
     def report(self, job_id: str) -> None:
         """The state of a job has changed."""
         self._jobs[job_id] = None
+        self._something_to_send()
+
+    def report_status(self) -> None:
+        """The state of the node has changed."""
+        self._status_changed = True
         self._something_to_send()
 
     def progress(self, progress: common_pb2.Progress) -> None:
@@ -191,6 +199,7 @@ class Session:
         """Hello, Welcome, then both directions at once until one of them ends."""
         self._drop_logs()
         self._jobs.clear()  # Hello says everything
+        self._status_changed = False
         self._lease.hello(boottime())
         await call.write(node_pb2.NodeFact(hello=self._hello()))
         async with asyncio.timeout(WELCOME_S):
@@ -231,7 +240,7 @@ class Session:
             self._wake.clear()
             while loop.time() < next_beat and (fact := self._take()) is not None:
                 await call.write(fact)
-            if self._ending and not self._jobs and not self._progress:
+            if self._ending and not (self._jobs or self._progress or self._status_changed):
                 await call.done_writing()
                 await self._over.wait()  # for ever: reading ends the stream
             try:
@@ -244,7 +253,10 @@ class Session:
                 self._wake.set()  # something may have been left for the beat
 
     def _take(self) -> node_pb2.NodeFact | None:
-        """The next fact: states of jobs first, then progress, then logs."""
+        """The next fact: that of the node first, then states of jobs, then progress, then logs."""
+        if self._status_changed:
+            self._status_changed = False
+            return node_pb2.NodeFact(status=self._status())
         while self._jobs:
             job_id = next(iter(self._jobs))
             del self._jobs[job_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
@@ -39,7 +40,7 @@ class WireSettings:
 @dataclass(frozen=True)
 class Settings:
     """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
-    ``pass_env``: see ``environment.passed_on``."""
+    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM."""
 
     coordinator: str
     name: str
@@ -56,6 +57,7 @@ class Settings:
     log_files: int
     wire: WireSettings
     pass_env: tuple[str, ...] = ()
+    drain_grace_s: float = 0.0
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
@@ -66,6 +68,8 @@ class Settings:
             raise ConfigError(f"--slots {self.slots} makes no sense: a node offers at least one.")
         if self.log_max_bytes < 1024 or self.log_files < 1:
             raise ConfigError("Logs of ranks need at least one file (--log-files) of 1024 bytes (--log-max-bytes).")
+        if not 0 <= self.drain_grace_s < math.inf:
+            raise ConfigError(f"--drain-grace {self.drain_grace_s:g} makes no sense: give seconds, 0 or more.")
         check_dial_address(self.coordinator, self.tls)
         _check_data_host(self.data_host)
         if self.tls is not None:

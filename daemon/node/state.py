@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 class Phase(enum.Enum):
@@ -35,6 +36,10 @@ class Rank:
     connected: bool = False  # the core has, or had, its connection
     lost: bool = False  # that connection broke
     left: bool = False  # it took leave of the core, in an elastic job
+    newcomer: bool = False  # it began beside the job, and does not train yet
+    outside: bool = False  # it has not been in a generation
+    ready: bool = False  # it waits for entry
+    ends_by: float | None = None  # it will end by itself, or is killed then
     exit_code: int = 0
     signal: int = 0
     error_tail: str = ""
@@ -52,8 +57,12 @@ class JobState:
     grace_s: float
     join_s: float
     elastic: bool = False  # the loss of a rank is no failure: the coordinator sends the next generation
-    generation: int = 1
+    generation: int = 1  # the newest that the coordinator has told
+    entered: int = 1  # that of the engine; 0: there are newcomers alone
+    lobby: tuple[Rank, ...] = ()  # newcomers that prepare to join
+    leaving: tuple[Rank, ...] = ()  # dismissed by a planned change: they end by themselves
     gone: tuple[Rank, ...] = ()  # ranks of former generations
+    takes_newcomers: bool = False
     phase: Phase = Phase.PREPARING
     engine: bool = False
     address: str = ""
@@ -62,30 +71,62 @@ class JobState:
     error: str = ""  # the part of it that the coordinator can't see from the ranks
     pending_error: str = ""
     waiting: str = ""
-    suspended: str = ""  # why the engine has suspended this generation
-    lost_hosts: tuple[int, ...] = ()  # indices in this generation of the hosts that it has lost
+    suspended: str = ""  # why the engine has suspended the generation that it is in
+    lost_hosts: tuple[int, ...] = ()  # indices of the hosts that it has lost, in the generation that it is in
+    lost_nodes: tuple[str, ...] = ()  # their nodes
     withdrawn: bool = False  # this node ends its part though nothing has failed
     aborted: bool = False
     deadline: float | None = None
 
     @property
+    def present(self) -> tuple[Rank, ...]:
+        """Everybody of whom the coordinator is told: ranks, newcomers, and those that it has dismissed."""
+        return (*self.ranks, *self.lobby, *self.leaving)
+
+    @property
+    def everybody(self) -> tuple[Rank, ...]:
+        """Those of former generations as well."""
+        return (*self.present, *self.gone)
+
+    @property
     def alive(self) -> tuple[Rank, ...]:
         """Ranks whose process this node has seen and not yet seen ending."""
-        return tuple(rank for rank in (*self.ranks, *self.gone) if rank.phase is RankPhase.RUNNING)
+        return tuple(rank for rank in self.everybody if rank.phase is RankPhase.RUNNING)
+
+    def find(self, member: int) -> Rank | None:
+        """The rank with that number, of whichever generation."""
+        return next((rank for rank in self.everybody if rank.member == member), None)
+
+    def update(self, member: int, **changes: Any) -> JobState:
+        """The state with the rank of that number changed, if there is one."""
+
+        def changed(group: tuple[Rank, ...]) -> tuple[Rank, ...]:
+            return tuple(replace(rank, **changes) if rank.member == member else rank for rank in group)
+
+        return replace(
+            self,
+            ranks=changed(self.ranks),
+            lobby=changed(self.lobby),
+            leaving=changed(self.leaving),
+            gone=changed(self.gone),
+        )
 
     @property
     def visible(self) -> tuple[object, ...]:
         """The part that the coordinator is told; a change of it is a report."""
         phase = self.phase if self.phase in (Phase.PREPARING, Phase.STOPPED) else Phase.RUNNING
-        ranks = tuple(replace(rank, connected=False, lost=self.elastic and rank.lost) for rank in self.ranks)
-        engine = self.generation, self.address, self.suspended, self.lost_hosts
-        return phase, self.error, self.withdrawn, ranks, self.waiting, engine
+        ranks = tuple(
+            replace(rank, connected=False, lost=self.elastic and rank.lost, ends_by=None) for rank in self.present
+        )
+        engine = self.generation, self.entered, self.address, self.suspended, self.lost_hosts
+        return phase, self.error, self.withdrawn, ranks, self.waiting, engine, self.takes_newcomers
 
 
 def new_job(
     node_id: str,
     ranks: tuple[int, ...],
     *,
+    joining: tuple[int, ...] = (),
     adopt: bool,
     grace_s: float,
     join_s: float = 0.0,
@@ -93,9 +134,24 @@ def new_job(
     generation: int = 1,
 ) -> JobState:
     """The state after the first RunJob, before anything was done. ``grace_s``: between SIGTERM and SIGKILL when nobody
-    says more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins."""
-    members = tuple(Rank(rank, rank) for rank in ranks)
-    return JobState(node_id, members, adopt, grace_s, join_s, elastic, generation)
+    says more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins. ``joining``:
+    members that are to join a job which goes on elsewhere; then there are no ranks."""
+    return JobState(
+        node_id=node_id,
+        ranks=tuple(Rank(rank, rank) for rank in ranks),
+        adopt=adopt,
+        grace_s=grace_s,
+        join_s=join_s,
+        elastic=elastic,
+        generation=generation,
+        entered=generation if ranks else 0,
+        lobby=newcomers(joining),
+    )
+
+
+def newcomers(members: tuple[int, ...]) -> tuple[Rank, ...]:
+    """Members that are to be started, and know of nobody else."""
+    return tuple(Rank(number, member, newcomer=True, outside=True) for number, member in enumerate(members))
 
 
 def describe_exit(rank: Rank, node_id: str) -> str:

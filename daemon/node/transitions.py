@@ -5,7 +5,7 @@ the first failure and either the coordinator's StopJob or the time that this nod
 none goes back.
 
 In an elastic job a death by signal is no failure: the engine suspends its generation, the job stays ``RUNNING``, and
-``Regrouped`` begins the next one with the ranks that are left.
+``Regrouped`` begins the next one (membership.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from bagua.daemon.node import membership
 from bagua.daemon.node.events import (
     Abort,
     CloseEngine,
     EngineClosed,
     EngineFailed,
     EngineReady,
+    Entered,
     Event,
     Instruction,
     PeersKnown,
@@ -31,6 +33,7 @@ from bagua.daemon.node.events import (
     RankLeft,
     RankLost,
     RankStarted,
+    ReadyToJoin,
     Regrouped,
     RegroupEngine,
     Report,
@@ -40,10 +43,11 @@ from bagua.daemon.node.events import (
     SpawnRanks,
     StopRequested,
     Suspended,
+    TakesNewcomers,
     TimerFired,
     WaitsChanged,
 )
-from bagua.daemon.node.state import JobState, Phase, Rank, RankPhase, describe_exit
+from bagua.daemon.node.state import JobState, Phase, RankPhase, describe_exit
 
 FAILING_S = 5.0
 """How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's
@@ -52,8 +56,6 @@ KILLING_S = 10.0
 """How long a process may take to die of SIGKILL before the job is given up as it is."""
 VERDICT_S = 0.5
 """How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then."""
-LOST_S = 5.0
-"""How long a rank of an elastic job that the engine has lost may take to end by itself: the next generation waits."""
 
 Step = tuple[JobState, list[Instruction]]
 Handler = Callable[[JobState, Any, float], Step]
@@ -69,17 +71,6 @@ def step(state: JobState, event: Event, now: float) -> Step:
     if after.visible != state.visible:
         instructions = [*instructions, Report()]
     return after, instructions
-
-
-def _find(state: JobState, rank: int) -> Rank | None:
-    return next((candidate for candidate in (*state.ranks, *state.gone) if candidate.member == rank), None)
-
-
-def _update(state: JobState, rank: int, **changes: Any) -> JobState:
-    def changed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
-        return tuple(replace(known, **changes) if known.member == rank else known for known in ranks)
-
-    return replace(state, ranks=changed(state.ranks), gone=changed(state.gone))
 
 
 def _fail(state: JobState, now: float, failure: str, error: str = "") -> Step:
@@ -116,6 +107,8 @@ def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
     instructions: list[Instruction] = [SetPeers(state.peers)] if state.peers else []
     if not state.adopt:
         instructions.append(SpawnRanks())
+    if state.generation > state.entered > 0:
+        instructions.append(RegroupEngine())
     deadline = now + state.join_s if state.adopt else None
     return replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline), instructions
 
@@ -143,48 +136,51 @@ def _late_engine(state: JobState, event: EngineReady, now: float) -> Step:
 
 
 def _started(state: JobState, event: RankStarted, now: float) -> Step:
-    rank = _find(state, event.rank)
+    rank = state.find(event.rank)
     if rank is None or state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
-    return _update(state, event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
+    return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
 def _spawn_failed(state: JobState, event: SpawnFailed, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is not None and rank.newcomer and state.ranks:
+        return membership.not_started(state, event, now)
     return _fail(state, now, event.text, error=event.text)
 
 
 def _joined(state: JobState, event: RankJoined, now: float) -> Step:
-    rank = _find(state, event.rank)
+    rank = state.find(event.rank)
     if rank is None or not state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
     if _nobody_joined(state):
         state = replace(state, deadline=None)
-    return _update(state, event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
+    return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
 def _connected(state: JobState, event: RankConnected, now: float) -> Step:
-    return _update(state, event.rank, connected=True), []
+    return state.update(event.rank, connected=True), []
 
 
 def _left(state: JobState, event: RankLeft, now: float) -> Step:
     """A farewell is an exit only of ranks that others started: the process of the rest is watched."""
-    rank = _find(state, event.rank)
+    rank = state.find(event.rank)
     if rank is None or rank.phase is not RankPhase.RUNNING:
         return state, []
     if not state.adopt:
-        return (_update(state, event.rank, left=True) if state.elastic else state), []
-    return _update(state, event.rank, phase=RankPhase.EXITED, exited_at=event.at), []
+        return (state.update(event.rank, left=True) if state.elastic else state), []
+    return state.update(event.rank, phase=RankPhase.EXITED, exited_at=event.at), []
 
 
 def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
-    rank = _find(state, event.rank)
+    rank = state.find(event.rank)
     if rank is None or rank.phase is RankPhase.WAITING:
         return state, []
     follows = event.after_error or _failed(state)
     if not state.adopt:
         if rank.lost or rank.phase is RankPhase.EXITED:
-            return _update(state, event.rank, lost=True), []
-        return _update(state, event.rank, lost=True, follows=follows), []
+            return state.update(event.rank, lost=True), []
+        return state.update(event.rank, lost=True, follows=follows), []
     if rank.phase is RankPhase.EXITED:
         return state, []
     gone = {
@@ -194,35 +190,33 @@ def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
         "exited_at": event.at,
         "follows": follows,
     }
-    return _update(state, event.rank, phase=RankPhase.EXITED, lost=True, **gone), []
+    return state.update(event.rank, phase=RankPhase.EXITED, lost=True, **gone), []
 
 
 def _lost(state: JobState, event: RankLost, now: float) -> Step:
     after, instructions = _mark_lost(state, event, now)
-    rank = _find(after, event.rank)
+    rank = after.find(event.rank)
     if after is not state and after.adopt and rank is not None:
         text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"
         return _fail(after, now, text)
-    if after.elastic and rank is not None and rank.phase is RankPhase.RUNNING:
-        after = replace(after, deadline=after.deadline or now + LOST_S)
-    return after, instructions
+    return (membership.lost(after, event, now) if after.elastic else after), instructions
 
 
 def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
-    rank = _find(state, event.rank)
+    rank = state.find(event.rank)
     if rank is None or rank.phase is RankPhase.EXITED:
         return state, []
     end = {"exit_code": event.exit_code, "signal": event.signal, "error_tail": event.error_tail, "exited_at": event.at}
     if not rank.lost:  # else the end of its connection has told more exactly
         end["follows"] = _failed(state)
-    return _update(state, event.rank, phase=RankPhase.EXITED, **end), []
+    return state.update(event.rank, phase=RankPhase.EXITED, **end), []
 
 
 def _exited(state: JobState, event: RankExited, now: float) -> Step:
     after, instructions = _mark_exited(state, event, now)
-    rank = _find(after, event.rank)
-    if after.elastic and rank is not None and (rank.signal or rank in after.gone):
-        return after, []
+    rank = after.find(event.rank)
+    if after.elastic and rank is not None and (rank.signal or rank.newcomer or rank not in after.ranks):
+        return _close(after) if membership.left_behind(after) else (after, [])
     if after is not state and rank is not None and (rank.exit_code or rank.signal):
         return _fail(after, now, describe_exit(rank, state.node_id))
     return after, instructions
@@ -236,40 +230,9 @@ def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
     return _fail(state, now, event.text, error=event.text)
 
 
-def _suspended(state: JobState, event: Suspended, now: float) -> Step:
-    if event.generation != state.generation:
-        return state, []
-    hosts = state.lost_hosts if event.host < 0 else tuple(sorted({*state.lost_hosts, event.host}))
-    return replace(state, suspended=state.suspended or event.text, lost_hosts=hosts), []
-
-
-def _renumber(state: JobState, event: Regrouped, now: float) -> Step:
-    """The next generation: whoever stays has another rank, whoever is not in it is out."""
-    if event.generation <= state.generation:
-        return state, []
-    rank_of = dict(zip(event.members, event.ranks, strict=True))
-    staying = [replace(rank, rank=rank_of[rank.member]) for rank in state.ranks if rank.member in rank_of]
-    out = tuple(rank for rank in state.ranks if rank.member not in rank_of)
-    after = replace(
-        state,
-        generation=event.generation,
-        ranks=tuple(sorted(staying, key=lambda rank: rank.rank)),
-        gone=(*state.gone, *out),
-        peers=event.addresses,
-        suspended="",
-        lost_hosts=(),
-        waiting="",
-    )
-    return after, []
-
-
-def _regroup(state: JobState, event: Regrouped, now: float) -> Step:
-    after, _ = _renumber(state, event, now)
-    if after is state:
-        return state, []
-    alive = tuple(rank.pid for rank in after.gone if rank.phase is RankPhase.RUNNING)
-    kill: list[Instruction] = [SignalRanks(alive, signal.SIGKILL)] if alive else []
-    return after, [*kill, RegroupEngine()]
+def _regrouped(state: JobState, event: Regrouped, now: float) -> Step:
+    after, instructions = membership.regroup(state, event, now)
+    return _close(after) if membership.left_behind(after) else (after, instructions)
 
 
 def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
@@ -286,8 +249,7 @@ def _running_timer(state: JobState, event: TimerFired, now: float) -> Step:
     if state.pending_error:
         return _verdict(state, now)
     if state.elastic:
-        lost = tuple(rank.pid for rank in state.alive if rank.lost)
-        return replace(state, deadline=None), [SignalRanks(lost, signal.SIGKILL)] if lost else []
+        return membership.overdue(state, event, now)
     if _nobody_joined(state):
         text = f"no rank joined on node {state.node_id} within {state.join_s:g} s"
         return _fail(state, now, text, error=text)
@@ -372,7 +334,10 @@ _BOOKKEEPING: dict[type[Event], Handler] = {
     RankLeft: _left,
     RankLost: _mark_lost,
     RankExited: _mark_exited,
-    Regrouped: _renumber,
+    Regrouped: membership.renumber,
+    Entered: membership.entered,
+    ReadyToJoin: membership.ready,
+    TakesNewcomers: membership.takes_newcomers,
 }
 _ENDING: dict[type[Event], Handler] = {kind: _close_when_empty(handler) for kind, handler in _BOOKKEEPING.items()}
 
@@ -381,6 +346,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         EngineReady: _prepared,
         PrepareFailed: _prepare_failed,
         PeersKnown: _peers_early,
+        Regrouped: membership.renumber,
         StopRequested: _stop_preparing,
     },
     Phase.RUNNING: {
@@ -393,8 +359,11 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         RankLost: _lost,
         RankExited: _exited,
         EngineFailed: _engine_failed,
-        Suspended: _suspended,
-        Regrouped: _regroup,
+        Suspended: membership.suspended,
+        Regrouped: _regrouped,
+        Entered: membership.entered,
+        ReadyToJoin: membership.ready,
+        TakesNewcomers: membership.takes_newcomers,
         WaitsChanged: _waits,
         TimerFired: _running_timer,
         StopRequested: _stop,
@@ -402,7 +371,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
     Phase.FAILING: {**_BOOKKEEPING, RankStarted: _started, TimerFired: _failing_timer, StopRequested: _stop},
     Phase.TERMINATING: {**_ENDING, RankStarted: _ending_started, TimerFired: _kill, StopRequested: _hurry},
     Phase.KILLING: {**_ENDING, RankStarted: _ending_started, TimerFired: _give_up},
-    Phase.CLOSING: {RankExited: _mark_exited, Regrouped: _renumber, EngineClosed: _closed},
+    Phase.CLOSING: {RankExited: _mark_exited, Regrouped: membership.renumber, EngineClosed: _closed},
     Phase.STOPPED: {EngineReady: _late_engine},
 }
 

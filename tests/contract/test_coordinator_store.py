@@ -114,7 +114,7 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
         1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25, True, member=7, left=True
     )
     more: dict[str, Any] = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken"}
-    more |= {"waiting": "waits for b", "suspended": "lost", "suspended_clock": 102.75, "lost_hosts": (0, 3)}
+    more |= {"waiting": "waits for b", "suspended": "lost", "suspended_clock": 102.75, "lost_hosts": ("b", "c")}
     more["withdrawn"] = True
     host = replace(old.hosts[0], **more, error_clock=102.5, ranks=(old.ranks[0], rank))
     with store.transaction() as tx:
@@ -145,7 +145,7 @@ def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
     away = replace(old.hosts[1], index=-2, phase=Phase.STARTED, last_generation=1, ranks=ranks[2:])
     with store.transaction() as tx:
         step = change(stored(tx), generation=2, hosts=(a,), former=(dead, away))
-        assert step.regroups and not step.places and not tx.save([step])
+        assert step.regroups and not step.placed and not tx.save([step])
     with store.read() as tx:
         assert stored(tx) == step.stored
         assert tx.used_slots() == {"a": 1, "b": 2}, "who is away may run it still"

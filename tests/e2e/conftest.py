@@ -190,9 +190,9 @@ class Service:
         self.coordinator, ready = self._start("coordinator", "--listen", self.address, *arguments)
         self.address, self._token = ready["address"], Path(ready["token_file"])
 
-    def start_node(self, name: str, slots: int) -> subprocess.Popen[str]:
+    def start_node(self, name: str, slots: int, *options: str) -> subprocess.Popen[str]:
         process, _ = self._start(
-            "daemon", "--name", name, "--node-id", name, "--slots", str(slots), "--coordinator", self.address
+            "daemon", "--name", name, "--node-id", name, "--slots", str(slots), "--coordinator", self.address, *options
         )
         return process
 

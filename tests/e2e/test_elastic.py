@@ -74,7 +74,7 @@ def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Ser
     ]
     assert [event["kind"] for event in job["events"]].count("regrouped") == 2
     shown = service.call("job", "show", job_id).out
-    assert "elastic    generation 3, 1 of 4 ranks, at least 1 node" in shown and "\ngone:\n" in shown
+    assert "elastic    generation 3, 1 rank on 1 node (from 1 to 2)" in shown and "\ngone:\n" in shown
 
     (sandbox.folder / "stop").touch()
     job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S * 4)  # until node-b is fenced
@@ -121,7 +121,7 @@ def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: San
 
     os.kill(pids[1], signal.SIGKILL)
     job = service.wait_for_state(job_id, ["failed"], within=SOON_S)
-    assert job["reason"].endswith("; 1 node is left, and the job needs at least 2")
+    assert job["reason"].endswith("1 node is left, and the job needs at least 2: its program takes no newcomers")
 
 
 def test_a_run_goes_on_without_a_killed_rank(sandbox: Sandbox) -> None:

@@ -1,7 +1,9 @@
-"""A program of a rank that goes on without whoever is lost. It speaks to the engine itself, not to the client library.
+"""A program of a rank that goes on without whoever is lost, and with whoever joins. It speaks to the engine itself,
+not to the client library.
 
 It adds up member numbers, over and over, and prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``.
-It ends well when there is a file ``stop`` in its folder."""
+With each sum all agree whether to go over to a planned generation. It ends well when there is a file ``stop`` in its
+folder, or when it is dismissed."""
 
 PROGRAM = """
 import os, sys, time, grpc
@@ -10,28 +12,47 @@ from bagua.proto import rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 core = bagua.csrc.load()
 me = int(os.environ["RANK"])
-with grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"]) as channel:
-    request = rank_pb2.JoinRequest(job_id=os.environ["BAGUA_JOB_ID"], rank=me, pid=os.getpid())
-    reply = RankServiceStub(channel).Join(request, timeout=60)
+channel = grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"])
+service, job = RankServiceStub(channel), os.environ["BAGUA_JOB_ID"]
+reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid()), timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
 segment = rank.alloc(4096)
 numbers = memoryview(segment).cast("f")
-common = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["SUM"], count=2)
-view, told = rank.view(), 0
-while True:
-    numbers[0], numbers[1] = me, os.path.exists("stop")
-    try:
-        rank.wait(rank.submit(**common, src=(segment.id, 0), dst=(segment.id, 0)))
-    except core.Regrouped:
-        view = rank.enter(60.0)
-        continue
-    if view["generation"] != told:
-        told = view["generation"]
-        mine = f"rank {view['rank']} of {len(view['members'])}"
-        print(f"generation {told} {mine} sum {numbers[0]:g}", flush=True)
-    if numbers[1]:
-        break
-    time.sleep(0.001)
+common = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["SUM"], count=3)
+
+def enter():
+    while (view := rank.enter(60.0)) is None:
+        pass
+    return view
+
+def main():
+    view, told = rank.view(), 0
+    if view["newcomer"]:
+        print(f"newcomer {view['rank']} of {len(view['members'])}", flush=True)
+        view = enter()
+    service.TakesNewcomers(rank_pb2.TakesNewcomersRequest(job_id=job, rank=me), timeout=60)
+    while True:
+        numbers[0], numbers[1] = me, os.path.exists("stop")
+        numbers[2] = rank.planned() > view["generation"]
+        try:
+            rank.wait(rank.submit(**common, src=(segment.id, 0), dst=(segment.id, 0)))
+        except core.Regrouped:
+            view = enter()
+            continue
+        if view["generation"] != told:
+            told = view["generation"]
+            mine = f"rank {view['rank']} of {len(view['members'])}"
+            print(f"generation {told} {mine} sum {numbers[0]:g}", flush=True)
+        if numbers[1]:
+            break
+        if numbers[2]:
+            view = enter()
+        time.sleep(0.001)
+
+try:
+    main()
+except core.Dismissed:
+    print("dismissed", flush=True)
 numbers.release()
 rank.close()
 """

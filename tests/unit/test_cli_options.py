@@ -69,6 +69,7 @@ def test_nodes() -> None:
         ((None, False, 2, 4), {"nnodes": 4, "elastic": True, "min_nodes": 2, "max_nodes": 4}),
         ((Nodes(3), False, 2, None), {"nnodes": 3, "elastic": True, "min_nodes": 2, "max_nodes": 3}),
         ((None, True, None, 3), {"nnodes": 3, "elastic": True, "min_nodes": 1, "max_nodes": 3}),
+        ((None, True, None, None, 2), {"nnodes": 1, "elastic": True, "respawn": 2}),
     ],
 )
 def test_elastic_jobs(given, fields) -> None:
@@ -86,6 +87,11 @@ def test_elastic_jobs(given, fields) -> None:
 def test_elastic_jobs_that_contradict_themselves(given, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         options.spec_nodes(*given)
+
+
+def test_ranks_of_a_job_that_ends_with_one_are_not_replaced() -> None:
+    with pytest.raises(UsageError, match="--respawn needs --elastic"):
+        options.spec_nodes(None, False, respawn=1)
 
 
 def test_names() -> None:

@@ -95,10 +95,10 @@ def test_what_the_nodes_are_told():
     assert wanted == Run("job-1", 2, ("::1:0", "::1:1")), "who stays listens where it did: peers come at once"
     assert [host.node_id for host in job.parts if concerns(wanted, host)] == ["a", "b", "c"]
     order = Order(wanted, job)
-    run = node_pb2.Directive.FromString(order.to(1)).run
+    run = node_pb2.Directive.FromString(order.to(job.hosts[1])).run
     assert [(list(host.ranks), list(host.members)) for host in run.hosts] == [([0], [1]), ([1, 2], [2, 3])]
     (out,) = [host for host in job.former if host.phase is not Phase.STOPPED]
-    stop = node_pb2.Directive.FromString(order.to(out.index)).stop
+    stop = node_pb2.Directive.FromString(order.to(out)).stop
     assert (out.node_id, stop.generation) == ("c", 2)
     assert stop.reason == "the job goes on without this node since generation 2"
     job = says(job, "c", phase=Phase.STOPPED, generation=1)
@@ -231,7 +231,8 @@ def test_below_the_minimum():
     job = step(says(job, "b", killed(3)))
     assert (job.state, job.outcome) == (JobState.STOPPING, JobState.FAILED)
     assert job.reason == (
-        "rank 2 (member 3) on node b was killed by SIGKILL; 2 nodes are left, and the job needs at least 3"
+        "rank 2 (member 3) on node b was killed by SIGKILL; 2 nodes are left, and the job needs at least 3: "
+        "its program takes no newcomers"
     )
 
 

@@ -56,7 +56,7 @@ def test_what_all_hosts_get_is_encoded_once_and_each_adds_its_index():
     assert isinstance(wanted, Run)
     order = Order(wanted, job)
     for index in (0, 1, 127, 128, 199):
-        run = node_pb2.Directive.FromString(order.to(index)).run
+        run = node_pb2.Directive.FromString(order.to(job.hosts[index])).run
         assert run.host_index == index and run.spec == wire and run.job_key == b"k" * 32
         assert [list(host.ranks) for host in run.hosts][index] == [3 * index, 3 * index + 1, 3 * index + 2]
 

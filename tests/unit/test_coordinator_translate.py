@@ -64,8 +64,8 @@ def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"min_nodes": 1}, "spec.min_nodes and spec.max_nodes need spec.elastic."),
-        ({"max_nodes": 4}, "spec.min_nodes and spec.max_nodes need spec.elastic."),
+        ({"min_nodes": 1}, "spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic."),
+        ({"max_nodes": 4}, "spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic."),
         ({"elastic": True, "min_nodes": 3}, "spec.min_nodes is 3, more than the 2 nodes that the job may have."),
         ({"elastic": True, "max_nodes": 1}, "spec.nnodes is 2: it must be from 1 to 1."),
         ({"elastic": True, "adopt": True}, "spec.elastic and spec.adopt exclude each other"),
@@ -143,7 +143,7 @@ def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
     answer = job_message(job)
     assert dict(answer.spec.env) == {"HF_TOKEN": "***", "LR": "1"} and b"s3cret" not in answer.SerializeToString()
     assert dict(answer.spec.secret_env) == {"WANDB_API_KEY": "/run/secrets/wandb"}
-    run = node_pb2.Directive.FromString(Order(Run("job-1", 1), job).to(0)).run
+    run = node_pb2.Directive.FromString(Order(Run("job-1", 1), job).to(job.hosts[0])).run
     assert dict(run.spec.env) == {"HF_TOKEN": "s3cret", "LR": "1"}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagua.daemon.node.job_specification import (
+    NO_HOST,
     Program,
     SpecificationError,
     clamp_grace,
@@ -32,8 +33,24 @@ def run_job(**changes):
 
 
 def test_a_plan():
-    parsed = parse_specification(run_job())
-    assert (parsed.node_id, parsed.ranks, parsed.world_size, parsed.stop_grace_s) == ("b", (2, 3), 4, 3.0)
+    parsed = parse_specification(run_job(), "b")
+    assert (parsed.host_index, parsed.ranks, parsed.world_size, parsed.stop_grace_s) == (1, (2, 3), 4, 3.0)
+
+
+def test_newcomers_begin_among_themselves():
+    joining = [node_pb2.HostPlan(node_id="c", members=[7, 9]), node_pb2.HostPlan(node_id="b", members=[8])]
+    spec = common_pb2.JobSpec(entry="train.py", elastic=True)
+    there = parse_specification(run_job(spec=spec, joining=joining), "b")
+    assert there.joining == (8,) and there.members == (2, 3)
+    alone = parse_specification(run_job(spec=spec, joining=joining, host_index=NO_HOST), "c")
+    assert alone.joining == (7, 9) and alone.ranks == alone.members == () and alone.all_members == (0, 1, 2, 3)
+    env = environment(alone, 9, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
+    told = [env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")]
+    assert told == ["9", "2", "1", "2", "0"]
+    with pytest.raises(SpecificationError, match="are not new"):
+        parse_specification(run_job(spec=spec, joining=[node_pb2.HostPlan(node_id="b", members=[3])]), "b")
+    with pytest.raises(SpecificationError, match="host index"):
+        parse_specification(run_job(host_index=NO_HOST), "c")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +77,7 @@ def test_a_plan():
 )
 def test_plans_that_make_no_sense(changes):
     with pytest.raises(SpecificationError):
-        parse_specification(run_job(**changes))
+        parse_specification(run_job(**changes), "b")
 
 
 def test_peers_and_numbers():
@@ -81,7 +98,7 @@ def test_commands():
 
 def test_environment_of_a_rank():
     spec = common_pb2.JobSpec(entry="x", env={"MINE": "1", "BOTH": "job", "RANK": "x", "MALLOC_TOP_PAD_": "1"})
-    parsed = parse_specification(run_job(spec=spec))
+    parsed = parse_specification(run_job(spec=spec), "b")
     base = {"BOTH": "daemon", "HOME": "/h", "WORLD_SIZE": "9", "PYTHONUNBUFFERED": ""}
     env = environment(parsed, 3, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert (env["MINE"], env["BOTH"], env["HOME"]) == ("1", "job", "/h")
@@ -95,7 +112,7 @@ def test_environment_of_a_rank():
     assert [env[name] for name in ("BAGUA_JOB_ID", "BAGUA_DAEMON_SOCKET", "BAGUA_CACHE_DIR")] == ["j-1", "/s", "/c"]
     assert env["OMP_NUM_THREADS"] == "1" and env["MALLOC_TOP_PAD_"] == "1" and env["PYTHONUNBUFFERED"] == ""
     assert "PYTHONSAFEPATH" not in env
-    alone = parse_specification(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]))
+    alone = parse_specification(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]), "b")
     assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     kept = environment(parsed, 2, base={"OMP_NUM_THREADS": "4"}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     assert kept["OMP_NUM_THREADS"] == "4"
@@ -103,11 +120,11 @@ def test_environment_of_a_rank():
 
 def test_scripts_import_what_lies_beside_them_unless_the_job_says_otherwise():
     base = {"PYTHONSAFEPATH": "1"}
-    parsed = parse_specification(run_job())
+    parsed = parse_specification(run_job(), "b")
     assert "PYTHONSAFEPATH" not in environment(
         parsed, 2, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c")
     )
-    asked = parse_specification(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)))
+    asked = parse_specification(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)), "b")
     assert environment(asked, 2, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
 
 
@@ -118,7 +135,7 @@ def test_secrets_come_from_files_of_this_node_that_are_closed_to_others(tmp_path
     program = Program("x", env={"A": "1"}, secret_env={"HF_TOKEN": str(file)})
     secrets = read_secrets(program, "n")
     assert secrets == {"HF_TOKEN": "s3cret"}
-    parsed = parse_specification(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})))
+    parsed = parse_specification(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})), "b")
     env = environment(parsed, 2, base={"HF_TOKEN": "x"}, secrets=secrets, rank_socket=Path("/s"), cache=Path("/c"))
     assert env["HF_TOKEN"] == "s3cret" and parsed.program.secret_env == {"HF_TOKEN": str(file)}
 

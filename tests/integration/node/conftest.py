@@ -35,6 +35,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.jobs: dict[str, node_pb2.LocalJob] = {}
         self.history: list[node_pb2.LocalJob] = []
         self.progress: list[common_pb2.Progress] = []
+        self.statuses: list[node_pb2.NodeStatus] = []
         self.heartbeats = 0
         self.logs: dict[int, bytes] = {}
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
@@ -108,6 +109,8 @@ class CoordinatorEnd(NodeServiceServicer):
             case "job":
                 self.jobs[fact.job.job_id] = fact.job
                 self.history.append(fact.job)
+            case "status":
+                self.statuses.append(fact.status)
             case "progress":
                 self.progress.append(fact.progress)
             case "log":

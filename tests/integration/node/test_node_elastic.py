@@ -22,7 +22,8 @@ class Elastic:
         self.end = end
         self.script = script
 
-    async def run(self, members, generation=1):
+    async def run(self, members, generation=1, joining=(), **how):
+        """``members`` are those of this node; none: the job goes on elsewhere."""
         await self.end.send(
             run=node_pb2.RunJob(
                 job_id="job",
@@ -35,23 +36,42 @@ class Elastic:
                     stop_grace_s=5.0,
                     elastic=True,
                 ),
-                hosts=[node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(len(members)), members=members)],
+                host_index=0 if members else 0xFFFFFFFF,
+                hosts=[
+                    node_pb2.HostPlan(
+                        node_id="n" if members else "elsewhere",
+                        address="127.0.0.1",
+                        ranks=range(len(members) or 1),
+                        members=members or [99],
+                    )
+                ],
+                joining=[node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)],
                 job_key=bytes(32),
                 master_addr="127.0.0.1",
                 master_port=12345,
+                **how,
             )
         )
 
     async def until(self, condition):
-        return await self.end.job_until("job", condition)
+        """The job as it then is. It must not fail meanwhile."""
+        job = await self.end.job_until("job", lambda job: condition(job) or (job.error and not job.withdrawn))
+        assert condition(job), job.error
+        return job
 
     async def all_running(self):
         return await self.until(lambda job: job.ranks and all(rank.state == RUNNING for rank in job.ranks))
 
 
 @pytest.fixture
-def elastic(end, daemon, script):
+def elastic_on(end, script):
+    """Without a daemon yet."""
     return Elastic(end, script(PROGRAM))
+
+
+@pytest.fixture
+def elastic(daemon, elastic_on):
+    return elastic_on
 
 
 def printed(rank):
@@ -123,8 +143,9 @@ async def test_a_rank_that_is_out_is_ended(end, daemon, elastic, until_gone):
 
 
 async def test_an_exception_ends_the_job(end, daemon, elastic):
-    end_of_step = "    if numbers[1]:"
-    elastic.script.write_text(PROGRAM.replace(end_of_step, f"    if me == 1: raise ValueError('no')\n{end_of_step}"))
+    end_of_step = "        if numbers[1]:"
+    failure = "        if me == 1: raise ValueError('no')\n"
+    elastic.script.write_text(PROGRAM.replace(end_of_step, failure + end_of_step))
     await elastic.run([0, 1, 2])
     job = await end.exited("job")
     assert job.ranks[1].exit_code == 1 and "ValueError: no" in job.ranks[1].error_tail
@@ -157,3 +178,130 @@ async def test_a_daemon_that_is_stopped_withdraws(end, daemon, elastic):
     job = await elastic.until(lambda job: job.withdrawn)
     assert "was stopped (SIGTERM)" in job.error
     assert await daemon.wait() == 0
+
+
+async def begin(elastic, end):
+    """Members 0, 1 and 2, in the first generation."""
+    await elastic.run([0, 1, 2])
+    job = await elastic.all_running()
+    await until_printed(end, job.ranks, lambda rank: f"generation 1 rank {rank.rank} of 3 sum 3")
+    return job
+
+
+def of(job, member):
+    return next(rank for rank in job.ranks if rank.member == member)
+
+
+async def test_a_newcomer_joins_beside_those_that_go_on(end, daemon, elastic):
+    """It prepares while the others train; nobody's process is another one afterwards."""
+    pids = {rank.member: rank.pid for rank in (await begin(elastic, end)).ranks}
+    await elastic.until(lambda job: job.takes_newcomers and job.entered == 1)
+    await elastic.run([0, 1, 2], joining=[3])
+    job = await elastic.until(lambda job: len(job.ranks) == 4 and of(job, 3).ready_to_join)
+    assert of(job, 3).newcomer and (job.generation, job.entered, job.suspended) == (1, 1, "")
+    assert printed(of(job, 3)) == ["newcomer 0 of 1"]
+    await elastic.run([0, 1, 2, 3], generation=2, planned=True)
+    job = await elastic.until(lambda job: job.entered == 2 and not of(job, 3).newcomer)
+    await until_printed(end, job.ranks, lambda rank: f"generation 2 rank {rank.rank} of 4 sum 6")
+    assert {rank.member: rank.pid for rank in job.ranks}.items() >= pids.items()
+    os.kill(of(job, 3).pid, signal.SIGKILL)
+    await elastic.until(lambda job: job.suspended)
+    await elastic.run([0, 1, 2], generation=3)
+    job = await elastic.until(lambda job: job.entered == 3)
+    await until_printed(end, job.ranks, lambda rank: f"generation 3 rank {rank.rank} of 3 sum 3")
+    await end.stop_job("job", generation=3)
+    await end.stopped("job")
+
+
+async def test_a_newcomer_that_fails_hurts_nobody(end, daemon, elastic, until_gone):
+    job = await begin(elastic, end)
+    pids = [rank.pid for rank in job.ranks]
+    elastic.script.write_text(
+        PROGRAM.replace('    if view["newcomer"]:', "    if me == 3: raise ValueError('no')\n    if view['newcomer']:")
+    )
+    await elastic.run([0, 1, 2], joining=[3])
+    job = await elastic.until(lambda job: len(job.ranks) == 4 and of(job, 3).state == EXITED)
+    assert of(job, 3).exit_code == 1 and "ValueError: no" in of(job, 3).error_tail and of(job, 3).newcomer
+    elastic.script.unlink()
+    await elastic.run([0, 1, 2], joining=[4])
+    job = await elastic.until(
+        lambda job: len(job.ranks) == 4 and job.ranks[3].member == 4 and job.ranks[3].state == EXITED
+    )
+    assert "script.py does not exist" in of(job, 4).error_tail
+    assert (job.error, job.suspended, job.phase) == ("", "", node_pb2.LOCAL_PHASE_STARTED)
+    assert [rank.pid for rank in job.ranks[:3]] == pids
+    elastic.script.write_text(PROGRAM)
+    await elastic.run([0, 1, 2], joining=[5])
+    job = await elastic.until(lambda job: of(job, job.ranks[-1].member).ready_to_join)
+    await elastic.run([0, 1, 2])
+    await until_gone([job.ranks[3].pid])
+    job = await elastic.until(lambda job: len(job.ranks) == 3)
+    assert [rank.state for rank in job.ranks] == [RUNNING] * 3
+    await end.stop_job("job")
+    await end.stopped("job")
+
+
+async def test_a_node_that_joins_alone(end, daemon, elastic):
+    """Nothing of the job was here before. Its newcomers know of nobody else, and have an engine that others reach."""
+    await elastic.run([], generation=4, joining=[7, 8])
+    job = await elastic.until(lambda job: len(job.ranks) == 2 and all(rank.ready_to_join for rank in job.ranks))
+    assert (job.generation, job.entered, [rank.rank for rank in job.ranks]) == (4, 0, [0, 1])
+    assert job.engine_address and printed(job.ranks[1]) == ["newcomer 1 of 2"]
+    await elastic.run([], generation=5, joining=[7, 8])
+    await elastic.until(lambda job: (job.generation, job.entered) == (5, 0))
+    await elastic.run([7, 8], generation=6, planned=True)
+    job = await elastic.until(lambda job: job.entered == 6)
+    await until_printed(end, job.ranks, lambda rank: f"generation 6 rank {rank.rank} of 2 sum 15")
+    await end.stop_job("job", generation=6)
+    await end.stopped("job")
+
+
+async def test_who_leaves_as_planned_ends_well(end, daemon, elastic):
+    """Scaled down or drained: after a step, all of them, and the node has nothing left."""
+    await begin(elastic, end)
+    await elastic.run([], generation=2, planned=True)
+    job = await end.stopped("job")
+    assert [(rank.state, rank.exit_code, rank.signal) for rank in job.ranks] == [(EXITED, 0, 0)] * 3
+    assert (job.error, job.withdrawn) == ("", False)
+    assert all(printed(rank)[-1] == "dismissed" for rank in job.ranks)
+    await elastic.run([], generation=2, joining=[3])
+    job = await elastic.until(lambda job: len(job.ranks) == 1 and job.ranks[0].ready_to_join)
+    assert job.phase == node_pb2.LOCAL_PHASE_STARTED, "it may come again"
+    await end.stop_job("job", generation=2)
+    await end.stopped("job")
+
+
+async def test_a_pause(end, daemon, elastic):
+    job = await begin(elastic, end)
+    await elastic.run([0, 1, 2], generation=2, planned=True, hold=True)
+    await elastic.until(lambda job: job.generation == 2)
+    await elastic.run([0, 1, 2], generation=3, planned=True)
+    job = await elastic.until(lambda job: job.entered == 3)
+    await until_printed(end, job.ranks, lambda rank: f"generation 3 rank {rank.rank} of 3 sum 3")
+    assert all("generation 2" not in line for rank in job.ranks for line in printed(rank))
+    await end.stop_job("job", generation=3)
+    await end.stopped("job")
+
+
+async def test_drain(end, start_daemon, elastic_on):
+    """The daemon waits for its jobs, says so, and goes."""
+    daemon = await start_daemon("--drain-grace", "300")
+    elastic = elastic_on
+    await begin(elastic, end)
+    assert not end.hellos[-1].status.draining
+    daemon.process.send_signal(signal.SIGTERM)
+    await end.until(lambda: end.statuses and end.statuses[-1].draining)
+    assert [rank.state for rank in end.jobs["job"].ranks] == [RUNNING] * 3
+    await elastic.run([], generation=2, planned=True)
+    assert await daemon.wait() == 0
+    assert (end.jobs["job"].phase, end.jobs["job"].error) == (node_pb2.LOCAL_PHASE_STOPPED, "")
+
+
+async def test_a_second_signal_ends_a_drain(end, start_daemon, elastic_on):
+    daemon = await start_daemon("--drain-grace", "300")
+    await begin(elastic_on, end)
+    daemon.process.send_signal(signal.SIGTERM)
+    await end.until(lambda: end.statuses)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert await daemon.wait() == 0
+    assert end.jobs["job"].withdrawn

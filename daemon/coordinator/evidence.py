@@ -1,0 +1,120 @@
+"""Finds who is out of an elastic job: pure functions of facts and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bagua.daemon.coordinator.causes import Nodes, describe_exit, silent_since
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Options, Phase, Plan, RankRecord, RankState
+
+_SHOWN = 3  # losses that are named in one sentence
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``lost``: hosts that are out, and why; ``dead``: ranks that have ended on the others; ``suspended``: hosts whose
+    engine has lost somebody; ``away``: a node that is not lost has no session; ``wake``: when silence tells more."""
+
+    lost: dict[str, str]
+    dead: tuple[RankRecord, ...]
+    suspended: tuple[HostRecord, ...]
+    away: bool
+    wake: float | None
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.dead or self.suspended)
+
+    @property
+    def words(self) -> str:
+        """The losses, in one sentence without a full stop."""
+        losses = [*self.lost.values(), *(describe_exit(rank) for rank in self.dead)]
+        more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
+        return f"{'; '.join(loss.rstrip('.') for loss in losses[:_SHOWN])}{more}"
+
+
+def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence:
+    """Everything that speaks against a member of the current generation."""
+    lost: dict[str, str] = {}
+    wake: list[float] = []
+    away = False
+    for host in job.hosts:
+        words, at = host_loss(job, host, nodes, now, options)
+        if words:
+            lost[host.node_id] = words
+        elif at is not None:
+            wake.append(at)
+            away = away or silent_since(host, nodes, options) is not None
+    dead = [rank for host in job.hosts if host.node_id not in lost for rank in host.ranks if _is_loss(rank)]
+    suspended = tuple(host for host in job.hosts if host.suspended)
+    return Evidence(lost, tuple(dead), suspended, away, min(wake, default=None))
+
+
+def failed_by_itself(host: HostRecord) -> bool:
+    """True if an error of its engine or an exception of a rank will end the job. Newcomers fail alone."""
+    if host.withdrawn or host.new:
+        return False
+    return bool(host.error) or any(not rank.signal and not rank.newcomer for rank in host.failed)
+
+
+def host_loss(job: JobRecord, host: HostRecord, nodes: Nodes, now: float, options: Options) -> tuple[str, float | None]:
+    """(why the whole host is out, None), or (empty, when to look again)."""
+    if host.withdrawn or (host.new and host.error):
+        return host.error_text, None
+    if host.phase is Phase.STOPPED:
+        return ("" if host.exited else f"node {host.name} has nothing left of the job"), None
+    accuser = next((other for other in job.hosts if _has_lost(other, host, nodes, options)), None)
+    node = nodes.get(host.node_id)
+    heard = silent_since(host, nodes, options)
+    if heard is None:
+        if accuser is None or node is None or not node.heard_clock:
+            return "", None
+        if now < node.heard_clock + options.silence_s:
+            return "", node.heard_clock + options.silence_s
+        return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
+    if now >= heard + options.lease_s:
+        return f"node {host.name} has not been heard of for {options.lease_s:g} s", None
+    if accuser is not None and node is not None and node.hung_up:
+        return f"node {host.name} is gone: its session ended, and node {accuser.node_id} has lost it, too", None
+    return "", heard + options.lease_s
+
+
+def leaving(job: JobRecord, lost: Iterable[str] = ()) -> bool:
+    """True if a rank has taken leave in good order, and its process has not ended yet: it can't be a member, and the
+    job must not end while it does."""
+    there = (host for host in job.hosts if host.node_id not in lost)
+    return any(rank.left and rank.state is not RankState.EXITED for host in there for rank in host.ranks)
+
+
+def ending(job: JobRecord) -> bool:
+    """True if the program comes to its end: some rank has left, or has ended well."""
+    return any(
+        rank.left or (rank.state is RankState.EXITED and not rank.failed) for host in job.hosts for rank in host.ranks
+    )
+
+
+def settled(job: JobRecord) -> bool:
+    """True if every host has entered the current generation, and has state; or if the job holds."""
+    return job.plan.holds or all(
+        (host.entered == job.generation and not any(rank.newcomer for rank in host.ranks))
+        or host.phase is Phase.STOPPED
+        for host in job.hosts
+    )
+
+
+def passed(job: JobRecord) -> bool:
+    """True if the step after which the current generation was to begin is over, as far as is known: somebody with
+    state has entered it."""
+    if job.plan is not Plan.PLANNED:
+        return True
+    return any(host.entered == job.generation and not host.new for host in job.hosts)
+
+
+def _is_loss(rank: RankRecord) -> bool:
+    """Also of a newcomer that has ended in any way. An exception of others ends the job: see ``causes``."""
+    return rank.failed or (rank.newcomer and rank.state is RankState.EXITED)
+
+
+def _has_lost(witness: HostRecord, host: HostRecord, nodes: Nodes, options: Options) -> bool:
+    """True if the engine of ``witness``, of which the coordinator hears, has lost ``host``."""
+    return host.node_id in witness.lost_hosts and silent_since(witness, nodes, options) is None

@@ -1,0 +1,183 @@
+"""The engine of one job on this node: made, taken from generation to generation, closed. Its news become events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bagua.daemon.node import events
+from bagua.daemon.node.context import NodeContext
+from bagua.daemon.node.engine_host import in_thread, make_engine
+from bagua.daemon.node.job_specification import Host, JobSpecification
+from bagua.daemon.node.runtime_dir import data_socket, remove_sockets
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from bagua.csrc import core
+
+
+class JobEngine:
+    """``on_event`` gets what the engine tells, as events of the state machine."""
+
+    def __init__(
+        self,
+        spec: JobSpecification,
+        node: NodeContext,
+        log: FilteringBoundLogger,
+        on_event: Callable[[events.Event], None],
+    ) -> None:
+        self.data_socket = data_socket(node.socket_folder, spec.job_id, spec.generation)
+        self._node = node
+        self._log = log
+        self._on_event = on_event
+        self._engine: core.Engine | None = None
+        self._failed = False
+        self._told = spec.generation
+        # Of the generation that the engine is in, and of later ones:
+        self._places: dict[int, tuple[Host, ...]] = {spec.generation: spec.hosts}
+        self._changing = asyncio.Lock()
+
+    async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes]) -> str:
+        """The address at which other hosts reach it. Raises core.CoreError or OSError."""
+        self._engine = await make_engine(
+            core,
+            spec,
+            data_socket=self.data_socket,
+            data_host=self._node.data_host,
+            wire=self._node.wire,
+            tokens=tokens,
+        )
+        asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
+        return self._engine.address()
+
+    @property
+    def native(self) -> core.Engine | None:
+        """None before it is made and after its end."""
+        return self._engine
+
+    def waiting(self, longer_than_s: float) -> str:
+        """See ``Engine.waiting``."""
+        return self._engine.waiting(longer_than_s) if self._engine is not None else ""
+
+    def abort(self, reason: str) -> None:
+        """Fails all operations, with this reason."""
+        if self._engine is not None:
+            self._engine.abort(reason)
+
+    def set_peers(self, addresses: tuple[str, ...]) -> None:
+        """Where the engines of all hosts are."""
+        if self._engine is None:
+            return
+        try:
+            self._engine.set_peers(list(addresses))
+        except (RuntimeError, ValueError) as error:
+            text = f"node {self._node.node_id}: the other hosts can't be reached: {error}"
+            self._on_event(events.EngineFailed(text))
+
+    async def follow(self, newest: Callable[[], tuple[JobSpecification, tuple[str, ...]]]) -> None:
+        """Goes over to the newest generation, which ``newest`` tells with the addresses of its engines: others may have
+        been decided while an older one was being formed. One that is planned is entered when the ranks are there."""
+        async with self._changing:
+            engine, (spec, peers) = self._engine, newest()
+            if engine is None or spec.generation <= self._told or (spec.host_index < 0 and spec.joining):
+                return
+            self._places[spec.generation] = spec.hosts
+            try:
+                if spec.planned:
+                    await in_thread(lambda: _plan(engine, spec, peers))
+                else:
+                    await in_thread(lambda: _regroup(engine, spec))
+            except (RuntimeError, ValueError) as error:
+                self._on_event(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
+                return
+            self._told = spec.generation
+            if not spec.planned:
+                self._entered(spec.generation)
+                now, peers = newest()
+                if now is spec and peers:
+                    self.set_peers(peers)
+
+    async def open_lobby(self, tokens: dict[int, bytes]) -> None:
+        """Lets newcomers in, beside the generation that goes on. Raises core.CoreError."""
+        async with self._changing:
+            if (engine := self._engine) is not None:
+                await in_thread(lambda: engine.open_lobby(members=list(tokens), tokens=tokens))
+
+    def _entered(self, generation: int) -> None:
+        hosts = self._places.get(generation, ())
+        self._on_event(events.Entered(generation, tuple(member for host in hosts for member in host.members)))
+        self._places = {number: hosts for number, hosts in self._places.items() if number >= generation}
+
+    def _node_of(self, generation: int, host: int) -> str:
+        hosts = self._places.get(generation, ())
+        return hosts[host].node_id if 0 <= host < len(hosts) else ""
+
+    async def close(self) -> None:
+        """Returns when it is gone, and its socket."""
+        async with self._changing:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            asyncio.get_running_loop().remove_reader(engine.event_fd())
+            await in_thread(engine.close)
+            remove_sockets(self.data_socket.parent, self.data_socket.stem)
+
+    def take_events(self) -> None:
+        """Hands on what has happened by now."""
+        if self._engine is None:
+            return
+        happened = self._engine.events()
+        after_error: set[int] = set()  # members that were lost when the engine had failed already
+        for event in happened:
+            if event["kind"] == "error":
+                self._failed = True
+            elif event["kind"] == "lost" and self._failed:
+                after_error.add(int(event["rank"]))
+        for event in sorted(happened, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
+            for translated in self._translate(event, after_error):
+                self._on_event(translated)
+
+    def _translate(self, event: dict[str, Any], after_error: set[int]) -> Iterator[events.Event]:
+        member, text = int(event.get("rank", -1)), str(event.get("text", ""))
+        match event["kind"]:
+            case "joined":
+                yield events.RankConnected(member)
+            case "left":
+                yield events.RankLeft(member, time.time())
+            case "lost":
+                yield events.RankLost(member, text or "its connection broke", time.time(), member in after_error)
+            case "error":
+                yield events.EngineFailed(text)
+            case "suspended":
+                generation, host = int(event["generation"]), int(event["host"])
+                yield events.Suspended(generation, host, text, self._node_of(generation, host))
+            case "regrouped":
+                self._entered(int(event["generation"]))
+            case "ready_to_join":
+                yield events.ReadyToJoin(member)
+            case "ring":
+                self._log.info("order of the hosts in rings", order=text)
+
+
+def _regroup(engine: core.Engine, spec: JobSpecification) -> None:
+    engine.regroup(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+    )
+
+
+def _plan(engine: core.Engine, spec: JobSpecification, peers: tuple[str, ...]) -> None:
+    if spec.hold:
+        engine.plan(generation=spec.generation, hold=True)
+        return
+    engine.plan(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+        peers=peers or [engine.address()],  # one host
+    )

@@ -1,0 +1,137 @@
+"""The processes of one job's ranks on this node, with their output, by member number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bagua.base.memory_kills import MemoryWatch
+from bagua.daemon.node import launch
+from bagua.daemon.node.context import NodeContext
+from bagua.daemon.node.engine_host import in_thread, wanted_plugin
+from bagua.daemon.node.job_specification import JobSpecification
+from bagua.daemon.node.log_file import LogFile, log_path
+from bagua.daemon.node.logs import RankOutput
+from bagua.daemon.node.proc import marks_of, start_time
+from bagua.daemon.node.process import ProcessWatch, kill_members
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+LEFTOVER_KILL_S = 5.0
+
+
+class RankProcesses:
+    """``on_exit(member, code)``: a process that was started here has ended; code -N: by signal N."""
+
+    def __init__(
+        self, job_id: str, node: NodeContext, log: FilteringBoundLogger, on_exit: Callable[[int, int], None]
+    ) -> None:
+        self._job_id = job_id
+        self._node = node
+        self._log = log
+        self._on_exit = on_exit
+        self.folder = node.jobs_folder / job_id
+        self._secrets: dict[str, str] = {}  # until the ranks have them
+        self._plugin: Path | None = None
+        self._outputs: dict[int, RankOutput] = {}
+        self._watches: dict[int, ProcessWatch] = {}
+        self._leaders: dict[int, int] = {}  # pid -> start time
+        self._memory: dict[int, MemoryWatch] = {}
+
+    async def prepare(self, spec: JobSpecification) -> None:
+        """Checks that the program can be started, reads its secrets. Raises LaunchError, ConfigError, BuildError."""
+        await in_thread(lambda: launch.check_program(spec.program, self._node.environment))
+        self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
+        self._plugin = await wanted_plugin(spec, self._node.environment)
+
+    def spawn(self, core: Any, spec: JobSpecification, member: int) -> int:
+        """Starts the process of ``member``; its pid. Raises OSError."""
+        output = RankOutput(LogFile(log_path(self.folder, member), self._node.log_limits), self._log.warning)
+        self._outputs[member] = output
+        stdout, stderr = output.open()
+        try:
+            pid: int = core.spawn(
+                launch.command(spec.program),
+                launch.environment(
+                    spec,
+                    member,
+                    base=self._node.environment,
+                    secrets=self._secrets,
+                    rank_socket=self._node.rank_socket,
+                    cache=self._node.cache,
+                    plugin=self._plugin,
+                ),
+                str(launch.work_folder(spec.program)),
+                stdout,
+                stderr,
+            )
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        self._watches[member] = self._node.reaper.watch_child(pid, lambda code: self._exited(member, code))
+        self._leaders[pid] = start_time(pid)
+        self._memory[member] = MemoryWatch(pid)
+        return pid
+
+    def forget_secrets(self) -> None:
+        """All ranks that were to have them were started."""
+        self._secrets.clear()
+
+    def watch(self, member: int, pid: int, on_exit: Callable[[], None] | None) -> None:
+        """Another's process has become ``member``. ``on_exit``, if any, is called at its end, until ``unwatch``."""
+        self._memory.setdefault(member, MemoryWatch(pid))
+        if on_exit is None or member in self._watches:
+            return
+        with contextlib.suppress(OSError):  # it has died already, or lives in another pid namespace: the core will know
+            self._watches[member] = ProcessWatch(pid, lambda code: on_exit())
+
+    def unwatch(self, member: int) -> None:
+        """From now on the core's connection tells of the end of that process."""
+        if watch := self._watches.pop(member, None):
+            watch.close()
+
+    def start_time(self, pid: int) -> int:
+        """Clock ticks since boot; 0 if it was not started here."""
+        return self._leaders.get(pid, 0)
+
+    def log_of(self, member: int) -> LogFile | None:
+        """The log of a rank that was started here."""
+        output = self._outputs.get(member)
+        return output.log if output else None
+
+    def error_tail(self, member: int) -> str:
+        """The last words of a rank that has ended. See ``logs.error_tail``."""
+        return self._outputs[member].error_tail()
+
+    def memory_kill(self, member: int) -> str:
+        """Whether the kernel has killed the process for want of memory, in words; empty if that is not known."""
+        memory = self._memory.get(member)
+        return memory.explain() if memory is not None and memory.killed else ""
+
+    def explain_kill(self, member: int) -> str:
+        """What is known of a SIGKILL that nobody here has sent."""
+        return self._memory[member].explain()
+
+    async def kill_all(self) -> None:
+        """SIGKILL to every process of the job that is left; what they have written is taken, and their logs end."""
+        left = await kill_members(self._leaders, marks_of(self._job_id, self._node.rank_socket), LEFTOVER_KILL_S)
+        if left:
+            self._log.error("processes do not die", pids=left)
+
+    def close_outputs(self) -> None:
+        """Takes what is in the pipes; logs end."""
+        for output in self._outputs.values():
+            output.close()
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        for watch in self._watches.values():
+            watch.close()
+
+    def _exited(self, member: int, code: int | None) -> None:
+        self._outputs[member].drain()
+        self._on_exit(member, 0 if code is None else code)
