@@ -122,6 +122,7 @@ class AllReduceAction(OneOperation):
         self.codec = step.codec if bucket.dtype is torch.float32 else None
         self.encodings: dict[Members, Encoding] = {}
         self.used: Members | None = None  # in the last run
+        self.followed = NO_ENGINE_RESIDUAL  # that of the other ranks
         self.fetches_tail = first and self.source != GRADIENT
 
     def request(self, members: Members, side: int) -> Request:
@@ -138,11 +139,15 @@ class AllReduceAction(OneOperation):
             return AS_IT_IS
         if members not in self.encodings:
             repeats = self.codec.error_feedback and self.around.repeats
+            residual, sides = self.followed
+            if not (residual and members.grows):
+                residual = self.around.new_residual(members) if self.codec.error_feedback else 0
+                sides = 1 if repeats else 0
             self.encodings[members] = Encoding(
                 self.around.connection.codecs[self.codec.name],
                 self.codec.density_units,
-                residual=self.around.new_residual(members) if self.codec.error_feedback else 0,
-                residual_sides=1 if repeats else 0,
+                residual=residual,
+                residual_sides=sides,
                 exact=self.carried,
             )
             if repeats:
@@ -156,10 +161,7 @@ class AllReduceAction(OneOperation):
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``."""
-        members = self.around.communicator(self.step.over)
-        if residual != NO_ENGINE_RESIDUAL and members is not None and members.grows:
-            number, sides = residual
-            self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
+        self.followed = residual
 
     def _turn(self) -> None:
         """The next operation that counts reads the residuals that this one wrote."""
