@@ -79,7 +79,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
 
     def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
         if world not in known:
+            known[world] = []  # where it fails, it fails once
             known[world] = train(tmp_path_factory.mktemp("joins"), world, list(CASES))
+        if not known[world]:
+            pytest.skip("the ranks of this world failed before")
         return known[world]
 
     return results

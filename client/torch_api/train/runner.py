@@ -124,6 +124,8 @@ class Runner:
         return [host[0] for host in hosts]
 
     def _new_communicator(self, place: str) -> Communicator | None:
+        if place == EVERYONE:
+            return self._group.new_communicator(shrinks=True)
         members = self._members_of(place)
         return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
 
