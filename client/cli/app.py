@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import bench, bench_accuracy, bench_net, doctor, job, membership, net, run
+from bagua.cli import bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -58,6 +58,7 @@ def certs(context: typer.Context) -> None:
 
 
 app.command()(doctor.doctor)
+app.command()(chaos.chaos)
 
 
 @app.callback(invoke_without_command=True)

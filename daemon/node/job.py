@@ -14,7 +14,8 @@ from typing import Any
 
 from bagua.base.disk import FULL, disk_words
 from bagua.base.errors import BaguaError
-from bagua.daemon.node import events, launch, state, transitions
+from bagua.base.late import late_words
+from bagua.daemon.node import events, late_ranks, launch, state, transitions
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
@@ -65,6 +66,7 @@ class Job:
         self._prepared = asyncio.Event()
         self._finished = asyncio.Event()
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
+        self._late: dict[int, str] = {}  # members that were ended for it, and why
         self.engine = JobEngine(spec, node, self._log, self._take_engine_event)
         self._processes = RankProcesses(spec.job_id, node, self._log, self._rank_exited)
         self._record = JobRecord(spec.job_id, node.journal, self._journal_entry, self._log)
@@ -227,6 +229,8 @@ class Job:
             self._prepared.set()
         if now is Phase.RUNNING:
             self._run(self._watch_waits())
+            if self.spec.elastic:
+                self._run(self._watch_late_ranks())
         if now is Phase.STOPPED:
             self._run(self._finish())
 
@@ -305,7 +309,8 @@ class Job:
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         tail = self._processes.error_tail(member) if code else ""
         if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:  # not ours
-            tail = "\n".join(filter(None, (tail, self._processes.explain_kill(member))))
+            why = self._late.get(member) or self._processes.explain_kill(member)
+            tail = "\n".join(filter(None, (tail, why)))
         self._log.info("rank exited", rank=member, exit_code=code)
         self.post(events.RankExited(member, code, max(0, -code), tail, time.time()))
         self._run(self._record.save())
@@ -328,6 +333,20 @@ class Job:
             await asyncio.sleep(WAITS_EVERY_S)
             if self.state.phase is Phase.RUNNING:
                 self.post(events.WaitsChanged(self.engine.waiting(WAITS_LONGER_THAN_S)))
+
+    async def _watch_late_ranks(self) -> None:
+        """Ends ranks that are stopped while others would wait for them."""
+        late = late_ranks.LateRanks()
+        while self.state.phase is Phase.RUNNING:
+            await asyncio.sleep(late_ranks.LOOK_EVERY_S)
+            pids = {rank.member: rank.pid for rank in self.state.ranks if rank.phase is RankPhase.RUNNING and rank.pid}
+            stopped = [member for member, pid in pids.items() if late_ranks.is_stopped(pid)]
+            if len(stopped) == sum(len(host.members) for host in self.spec.hosts):
+                continue  # nobody waits, and nobody else has the state
+            for member, seconds in late.look(self._loop.time(), stopped).items():
+                self._late[member] = late_words(seconds)
+                self._log.warning("a rank is ended", member=member, why=self._late[member])
+                signal_group(pids[member], signal.SIGKILL)
 
     # ── end ──
 

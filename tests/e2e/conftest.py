@@ -217,6 +217,11 @@ class Service:
         with Client(self.address, token=self._token.read_text()) as client:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
 
+    def connected_nodes(self) -> set[str]:
+        """Those that the coordinator hears."""
+        with Client(self.address, token=self._token.read_text()) as client:
+            return {node.node_id for node in client.nodes() if node.connected}
+
     def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> Any:
         """The output of ``bagua job show`` once the job is in one of the states."""
         show = ("job", "show", job_id)

@@ -141,9 +141,10 @@ MODEL = """
 LAYER_BYTES = 2048 * 2048 * 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("nodes", "ranks"),
-    [pytest.param(1, 2, marks=pytest.mark.full), (2, 1), pytest.param(2, 2, marks=pytest.mark.full)],
+    [(1, 2), (2, 1), (2, 2)],
     ids=["1 x 2", "2 x 1", "2 x 2"],
 )
 def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes: int, ranks: int) -> None:

@@ -112,8 +112,8 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     [
         pytest.param("static", ["after"], marks=pytest.mark.full),
         pytest.param("static", ["before"], marks=pytest.mark.full),
-        pytest.param("standalone", ["after"], marks=pytest.mark.full),
-        ("c10d", ["before", "after"]),
+        ("standalone", ["after"]),
+        pytest.param("c10d", ["before", "after"], marks=pytest.mark.full),
     ],
 )
 def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[str]) -> None:

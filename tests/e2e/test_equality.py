@@ -76,8 +76,8 @@ CHARLM = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [10, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.full  # tests/contract compares every algorithm with one process
+@pytest.mark.parametrize("steps", [10, 50])
 def test_losses(sandbox: Sandbox, steps: int) -> None:
     script = sandbox.script("train.py", HEAD + TRAIN.format(**DIGITS) + TRAIN.format(**CHARLM))
     found = []

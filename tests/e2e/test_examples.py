@@ -13,18 +13,20 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_digits_on_two_nodes(sandbox: Sandbox) -> None:
-    done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", "-m", "bagua.examples.digits")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_digits_on_two_nodes(sandbox: Sandbox, ranks: int) -> None:
+    done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", str(ranks), "-m", "bagua.examples.digits")
     assert done.code == 0, done.text
     table = dict(line.removeprefix("[rank 0] ").split("  ", 1) for line in done.out.splitlines() if "  " in line)
     assert float(table["held-out accuracy"].strip().rstrip("%")) >= 97
-    assert table["replicas (4)"].strip() == "yes, all bit-identical"
+    assert table[f"replicas ({2 * ranks})"].strip() == "yes, all bit-identical"
     assert {"steps per second", "moved inside hosts", "moved between hosts"} <= set(table)
     assert "behind computation" in table["communication hidden"]
     assert "step" in done.err
     sandbox.assert_all_gone(within=SOON_S)
 
 
+@pytest.mark.full  # bench/test_smoke.py names algorithms, too
 def test_algorithm_by_name(sandbox: Sandbox) -> None:
     command = ("run", "--nnodes", "2", "--algorithm", "one_bit_adam:codec=int4")
     done = sandbox.bagua(*command, "-m", "bagua.examples.digits", "--epochs", "1", "--output", "json")

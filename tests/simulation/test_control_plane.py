@@ -55,7 +55,7 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 5_000
+    usual = 100_000 if config.getoption("--full") or os.environ.get("CI") else 2_500
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 
@@ -115,7 +115,7 @@ def test_promises_hold_where_the_coordinator_has_faults() -> None:
 def test_the_same_over_sqlite() -> None:
     """The store in memory is no better than a real one."""
 
-    for seed in range(60):
+    for seed in range(20):
         play(drawn(seed, make_store=WatchedStore))
 
 

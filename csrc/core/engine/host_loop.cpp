@@ -83,9 +83,12 @@ int HostLoop::lost_host() const {
   return peer < 0 ? -1 : comm_->job_hosts()[static_cast<size_t>(peer)];
 }
 
+// Bytes that changed on their way have cost a connection, as a broken one would: the next generation has new ones, with
+// new keys. Nothing of them was used.
 Status HostLoop::network_failed(const Status& status) const {
   const std::string operation = parts_.exchange->oldest();
-  return {status.code(), (operation.empty() ? "" : operation + ": ") + status.message()};
+  const Code code = status.code() == Code::kCorrupt ? Code::kUnavailable : status.code();
+  return {code, (operation.empty() ? "" : operation + ": ") + status.message()};
 }
 
 Status HostLoop::on_completion(const Mesh::Completion& completion) {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_relay import Relay
 from rig.engines import ENGINE_MAIN, Program
 
 from bagua.csrc import load
@@ -66,6 +68,46 @@ def test_the_same_members_go_on(make_world: Callable[..., Any]) -> None:
         for member in range(3):
             assert f"generation {generation} follows" in world.line(member)["regrouped"]
         expect_views(world, generation, [0, 1, 2])
+
+
+class Flipper(Relay):
+    """Changes one bit of the first large piece once it was told to."""
+
+    def __init__(self, target: str) -> None:
+        self.armed = threading.Event()
+        super().__init__(target)
+
+    def change(self, data: bytes) -> bytes:
+        if len(data) < 1000 or not self.armed.is_set():
+            return data
+        self.armed.clear()
+        return data[:500] + bytes([data[500] ^ 1]) + data[501:]
+
+
+@pytest.mark.parametrize("encryption", ["always", "never"])
+def test_a_changed_bit_between_hosts_costs_no_member(make_world: Callable[..., Any], encryption: str) -> None:
+    """The results that the next generation has are right ones: a rank checks each of them."""
+    world = make_world([[0], [1]], elastic=True, encryption=encryption)
+    relay = Flipper(world.engines[1].address())
+    try:
+        for generation in (1, 2):
+            world.engines[0].set_peers([world.engines[0].address(), relay.address])
+            world.engines[1].set_peers([engine.address() for engine in world.engines])
+            if generation == 1:
+                world.start("through", count=COUNT)
+            for member in (0, 1):
+                assert world.line(member)["view"]["generation"] == generation
+            if generation == 2:
+                break
+            relay.armed.set()
+            assert all(world.line(member)["regrouped"] for member in (0, 1))
+            kinds = {event["kind"] for engine in world.engines for event in engine.events()}
+            assert "suspended" in kinds and "error" not in kinds
+            assert sum(engine.stats()["frames_refused"] for engine in world.engines) >= 1
+            for index, engine in enumerate(world.engines):
+                engine.regroup(generation=2, host_index=index, hosts=[[0], [1]], members=[0, 1], tokens={})
+    finally:
+        relay.close()
 
 
 class Hosts:

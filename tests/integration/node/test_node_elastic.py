@@ -108,6 +108,17 @@ async def test_the_others_go_on_without_a_killed_rank(end, daemon, elastic):
     assert (await end.stopped("job")).error == ""
 
 
+async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
+    """Those that wait for it are not, however long that takes."""
+    await elastic.run([0, 1, 2])
+    job = await elastic.all_running()
+    await until_printed(end, job.ranks, lambda rank: f"generation 1 rank {rank.rank} of 3 sum 3")
+    os.kill(job.ranks[1].pid, signal.SIGSTOP)
+    job = await elastic.until(lambda job: job.ranks[1].state == EXITED and job.suspended)
+    assert [rank.state for rank in job.ranks] == [RUNNING, EXITED, RUNNING]
+    assert job.ranks[1].signal == 9 and job.ranks[1].error_tail.startswith("It was stopped (SIGSTOP) for 5 s")
+
+
 async def test_two_losses_down_to_one_rank(end, daemon, elastic):
     await elastic.run([0, 1, 2])
     job = await elastic.all_running()

@@ -69,7 +69,10 @@ def rank_digits() -> dict[str, dict[str, float]]:
     return {name: train_digits(codec) for name, (codec, _) in CODECS.items()}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=["2 hosts, 1 rank each", pytest.param("2 hosts, 2 ranks each", marks=pytest.mark.full)],
+)
 def trained(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[dict[str, dict[str, float]]]:
     """The findings of every rank with every codec."""
     with make_ranks(tmp_path_factory.mktemp("ranks")) as ranks:

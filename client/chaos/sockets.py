@@ -1,0 +1,82 @@
+"""Faults of single connections of another process: a child of this one, or anybody's as root.
+
+The kernel hands out a copy of a process's descriptor (pidfd_getfd). What is done to the copy happens to the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_PIDFD_GETFD = 438  # number of a system call that Python does not have
+_SO_MAX_PACING_RATE = 47
+_ESTABLISHED = "01"
+UNLIMITED = -1
+
+
+def connections(pid: int, ports: set[int]) -> list[int]:
+    """Descriptors of the process's TCP connections that begin or end at one of these ports."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            ends = {int(end.rpartition(":")[2], 16) for end in words[1:3]}
+            if words[3] == _ESTABLISHED and ends & ports:
+                inodes.add(f"socket:[{words[9]}]")
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(entry) in inodes:
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def copies(pid: int, ports: set[int]) -> Iterator[list[socket.socket]]:
+    """Copies of the process's connections at these ports. Raises OSError if the process is gone, or not ours."""
+    process = os.pidfd_open(pid)
+    found: list[socket.socket] = []
+    try:
+        for descriptor in connections(pid, ports):
+            copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
+            if copy >= 0:
+                found.append(socket.socket(fileno=copy))
+            elif ctypes.get_errno() == 1:
+                raise PermissionError(f"The connections of process {pid} can't be reached: run this as root.")
+        yield found
+    finally:
+        for one in found:
+            one.close()
+        os.close(process)
+
+
+def cut(pid: int, ports: set[int]) -> int:
+    """Ends the process's connections at these ports; returns how many there were."""
+    with copies(pid, ports) as found:
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        return len(found)
+
+
+def pace(pid: int, ports: set[int], bytes_per_s: int) -> int:
+    """Lets the process send no faster than that on each of these connections."""
+    with copies(pid, ports) as found:
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
+        return len(found)
+
+
+def corrupt(pid: int, ports: set[int], garbage: bytes) -> int:
+    """Sends garbage on the first of these connections that takes it, as if it came from the process."""
+    with copies(pid, ports) as found:
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.send(garbage, socket.MSG_DONTWAIT)
+                return 1
+        return 0

@@ -1,0 +1,107 @@
+"""The program that is trained while faults are played: ``python -m bagua.chaos.training FOLDER WORKERS``.
+
+It counts what is used. Each sample has an entry of a parameter, whose gradient is 1 in the steps that use it. Gradients
+are summed, and the parameter goes down by its gradient. So after an epoch the parameter tells how often each sample was
+in a committed step, whoever was lost. A small network beside it has real gradients and an optimizer with memory.
+
+It ends after the epoch in which somebody makes the file ``stop`` in FOLDER.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+
+SAMPLES, BATCH, WIDTH = 480, 4, 64
+REST_S = 0.004
+"""Between two steps: services on the same processors must have their turn."""
+
+
+class Counting(nn.Module):
+    """A network, and how often each sample was used: ``used`` is minus that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.zeros(SAMPLES))
+        self.network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    def forward(self, inputs: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch. ``inputs``: batch x WIDTH; ``indices``: batch."""
+        loss: torch.Tensor = self.used[indices].sum() + self.network(inputs).square().mean()
+        return loss
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A hash of parameters and the optimizer's memory."""
+    found = hashlib.sha256()
+    tensors: list[torch.Tensor] = [*model.parameters()]
+    tensors += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    for tensor in tensors:
+        found.update(tensor.detach().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def lost_and_doubled(model: Counting, epochs: int, most_left: int) -> tuple[int, int]:
+    """Samples that were used too rarely, and too often, in so many epochs. Fewer samples than ranks may be left for
+    the next epoch."""
+    used = (-model.used.detach()).round().to(torch.int64)
+    missing = int((epochs - used).clamp(min=0).sum())
+    return (missing if missing > most_left else 0), int((used - epochs).clamp(min=0).sum())
+
+
+def train(folder: Path, workers: int, tell: Any) -> None:
+    """Trains until it is told to stop."""
+    torch.manual_seed(0)
+    inputs = torch.randn(SAMPLES, WIDTH)
+    dataset = torch.utils.data.TensorDataset(inputs, torch.arange(SAMPLES))
+    sampler = bagua.contrib.ElasticSampler(dataset, batch_size=BATCH)
+    loader = sampler.loader(num_workers=workers, **({"multiprocessing_context": "fork"} if workers else {}))
+    model: Any = Counting()
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [model.used], "lr": 1.0, "momentum": 0.0},
+            {"params": model.network.parameters(), "lr": 1e-3, "momentum": 0.9},
+        ]
+    )
+    model = model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=False))
+    largest, whole = bagua.get_world_size(), True
+    stop = bagua.empty(1)
+    for epoch in sampler.epochs(1_000_000):
+        for values, indices in loader:
+            optimizer.zero_grad()
+            model(values, indices).backward()
+            optimizer.step()
+            whole = whole and bagua.get_world_size() == largest
+            tell(f"step {time.monotonic_ns()} {bagua.get_world_size()}")
+            time.sleep(REST_S)
+        largest = max(largest, bagua.get_world_size())
+        lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
+        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {int(whole)}")
+        stop.fill_(float((folder / "stop").exists()))
+        bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)
+        if stop.item():
+            break
+    tell("end")
+
+
+def main() -> None:
+    """Runs one rank."""
+    folder, workers = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    bagua.init_process_group()
+    with (folder / f"diary-{os.getpid()}").open("a", buffering=1) as diary:
+        train(folder, workers, lambda line: diary.write(f"{line}\n"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""``bagua chaos``: faults by chance, and a look whether the promises hold."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bagua.base.text import json_text
+from bagua.cli import options
+from bagua.cli.options import Output, UsageError
+
+if TYPE_CHECKING:
+    from bagua.cli.chaos_run import Findings, Wanted
+
+PROMISES = {"lost": "samples lost", "doubled": "samples doubled", "different": "replicas different", "stuck": "stuck"}
+
+
+def chaos(
+    minutes: float = typer.Option(1.0, "--minutes", min=0.01, help="For how long."),
+    seed: int = typer.Option(0, "--seed", help="Of the faults: the same seed, the same faults."),
+    faults: int = typer.Option(0, "--faults", min=0, help="End after so many. 0: when the time is over."),
+    kinds: str = typer.Option("", "--kinds", help="With commas. Default: all.", show_default=False),
+    nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),
+    nproc_per_node: options.NprocOption = 2,
+    workers: int = typer.Option(0, "--workers", min=0, help="Processes that load samples, for each rank."),
+    output: options.OutputOption = Output.text,
+    list_kinds: Annotated[bool, typer.Option("--list", help="Say which faults there are, and end.")] = False,
+) -> None:
+    """Kills, stops and cuts what an elastic job needs, and checks that it goes on.
+
+    Starts a cluster of its own on this machine and trains a small model that
+    counts how often each sample was used. Nobody else's processes are touched.
+
+    Exit code 1: a sample was lost or used twice, replicas differ, or a job did
+    not go on. A pause is the longest time between two steps of a rank that is
+    left, beyond the step, and beyond the fault itself where nobody can train
+    during it.
+    """
+    from bagua.base.errors import ConfigError
+    from bagua.chaos.plan import KINDS, choose
+    from bagua.cli.chaos_run import Wanted, rooted
+    from bagua.cli.tables import table
+
+    if list_kinds:
+        table(("kind", "fault"), [(name, kind.words) for name, kind in KINDS.items()])
+        return
+    try:
+        chosen, left_out = choose(kinds, rooted())
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}", file=sys.stderr)
+    wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers)
+    found = _run(wanted)
+    if output is Output.json:
+        print(json_text({"settings": vars(wanted), **found.document()}))
+    else:
+        _show(found)
+    raise typer.Exit(1 if found.broken else 0)
+
+
+def _run(wanted: Wanted) -> Findings:
+    from bagua.chaos.plan import KINDS
+    from bagua.cli.chaos_cluster import ChaosCluster, private_disk
+    from bagua.cli.chaos_run import Chaos
+    from bagua.cli.embedded import StateFolder, forget_other_service
+    from bagua.cli.native import CoreBuild
+
+    forget_other_service()
+    state = StateFolder()
+    try:
+        if any(KINDS[kind].root for kind in wanted.kinds):
+            private_disk(state.path)
+        with (
+            tempfile.TemporaryDirectory(prefix="bagua-chaos-") as folder,
+            ChaosCluster(state.path, wanted.nproc_per_node) as cluster,
+            CoreBuild() as build,
+        ):
+            build.wait()
+            tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+            return Chaos(wanted, cluster, Path(folder), tell).run()
+    finally:
+        state.remove()
+
+
+def _show(found: Findings) -> None:
+    from bagua.chaos.plan import KINDS
+    from bagua.cli.tables import table
+
+    rows = []
+    for kind in KINDS:
+        pauses = sorted(one.pause_s * 1e3 for one in found.played if one.kind == kind)
+        if pauses:
+            rows.append(
+                (kind, KINDS[kind].words, str(len(pauses)), f"{statistics.median(pauses):.0f}", f"{pauses[-1]:.0f}")
+            )
+    table(("kind", "fault", "times", "median pause, ms", "longest"), rows)
+    print(
+        f"\n{len(found.played)} faults in {found.seconds / 60:.1f} minutes; {found.jobs} jobs, {found.steps} steps, "
+        f"{found.epochs} epochs. "
+        + ", ".join(f"{words} {len(found.broken.get(kind, ()))}" for kind, words in PROMISES.items())
+        + "."
+    )
+    for words in found.broken.values():
+        for line in words:
+            print(f"BROKEN: {line}")

@@ -1,0 +1,218 @@
+"""The course of ``bagua chaos``: jobs are trained one after the other, and faults are done to each until too few ranks
+are left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bagua.base.errors import ServiceError
+from bagua.chaos.diary import longest_pause, read_all, usual_step, violations, whole_epochs
+from bagua.chaos.plan import KINDS, Fault, Plan
+from bagua.cli.chaos_cluster import ChaosCluster
+from bagua.cli.chaos_faults import Injector, Trained, alive, until
+from bagua.cli.describe import ENDED, SUCCEEDED, job_state
+from bagua.proto import common_pb2
+
+STEPS_BETWEEN = 10
+"""Steps of every rank before the next fault."""
+PLACED_S = 120.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How long, how many (0: no limit), which, and on what."""
+
+    seconds: float
+    faults: int
+    seed: int
+    kinds: tuple[str, ...]
+    nnodes: int
+    nproc_per_node: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """One fault. ``pause_s``: of the ranks that are left, less a step."""
+
+    kind: str
+    target: str
+    at_s: float
+    pause_s: float
+    ranks_left: int
+
+
+@dataclass
+class Findings:
+    """Of the whole run. ``broken``: promises that were not kept, in words."""
+
+    seconds: float = 0.0
+    jobs: int = 0
+    steps: int = 0
+    epochs: int = 0
+    played: list[Played] = field(default_factory=list)
+    broken: dict[str, list[str]] = field(default_factory=dict)
+
+    def breach(self, kind: str, words: str) -> None:
+        self.broken.setdefault(kind, []).append(words)
+
+    def document(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Chaos:
+    """A run. ``tell`` shows a line."""
+
+    def __init__(self, wanted: Wanted, cluster: ChaosCluster, folder: Path, tell: Callable[[str], None]) -> None:
+        self.wanted = wanted
+        self.findings = Findings()
+        self._cluster = cluster
+        self._folder = folder
+        self._tell = tell
+        self._plan = Plan(wanted.seed, wanted.kinds)
+        self._diaries = folder
+        self._injector = Injector(cluster, self._goes_on)
+        self._jobs: list[str] = []
+        self._began = time.monotonic()
+        self._whole: dict[int, tuple[str, str]] = {}  # epoch -> (hash, job) of the first job that came to its end
+
+    def run(self) -> Findings:
+        """Until the time is over or all faults were played. Raises ServiceError if services can't be started."""
+        self._cluster.start_coordinator()
+        while not self._over():
+            self._one_job()
+        for job_id in self._jobs:
+            self._check_end(job_id)
+        self.findings.seconds = time.monotonic() - self._began
+        return self.findings
+
+    def _over(self) -> bool:
+        enough = self.wanted.faults and len(self.findings.played) >= self.wanted.faults
+        return bool(enough) or time.monotonic() - self._began > self.wanted.seconds
+
+    def _one_job(self) -> None:
+        while len(self._cluster.nodes) < self.wanted.nnodes:
+            self._cluster.start_node()
+        trained = self._start_job()
+        try:
+            while not self._over():
+                fault = self._plan.next({node: len(pids) for node, pids in trained.ranks.items()})
+                if fault is None:
+                    break
+                self._play(fault, trained)
+        except ServiceError as error:
+            self._broke(trained, str(error))
+        self._end_job(trained)
+
+    def _play(self, fault: Fault, trained: Trained) -> None:
+        """Raises ServiceError if the ranks that are left do not go on."""
+        until(lambda: self._cluster.connected(trained.ranks), "daemons are connected to the coordinator")
+        before = len(trained.pids())
+        target, began, ended = self._injector.play(fault, trained)
+        self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
+        left = trained.pids()
+        diaries = [diary for pid, diary in read_all(self._diaries).items() if pid in left]
+        pause = longest_pause(diaries, began, time.monotonic()) - usual_step(diaries, began)
+        if KINDS[fault.kind].halts:
+            pause -= ended - began
+        self.findings.played.append(Played(fault.kind, target, began - self._began, max(0.0, pause), len(left)))
+        lost = before - len(left)
+        words = f"ranks lost: {lost}, left: {len(left)}" if lost else "nobody lost"
+        number = len(self.findings.played)
+        self._tell(f"{number:4}  {fault.kind} {target}: pause {max(0.0, pause) * 1e3:.0f} ms; {words}")
+
+    def _start_job(self) -> Trained:
+        self._diaries = self._folder / f"job-{len(self._jobs)}"
+        self._diaries.mkdir()
+        wanted = self.wanted
+        spec = common_pb2.JobSpec(
+            name="chaos",
+            entry="bagua.chaos.training",
+            is_module=True,
+            args=[str(self._diaries), str(wanted.workers)],
+            env={"OMP_NUM_THREADS": "1"},
+            workdir=str(self._folder),
+            nnodes=wanted.nnodes,
+            nproc_per_node=wanted.nproc_per_node,
+            elastic=True,
+            python=sys.executable,
+            placement_timeout_s=PLACED_S,
+            stop_grace_s=2.0,
+        )
+        job_id = self._cluster.call(lambda client: client.submit(spec)).job_id
+        self._jobs.append(job_id)
+        self.findings.jobs += 1
+        trained = Trained(job_id, {})
+        ranks = wanted.nnodes * wanted.nproc_per_node
+        deadline = time.monotonic() + PLACED_S
+        while len(read_all(self._diaries)) < ranks or not self._goes_on(list(read_all(self._diaries)), 0.0):
+            job = self._cluster.job(job_id)
+            if job.state in ENDED or time.monotonic() > deadline:
+                raise ServiceError(f"The job did not begin: it is {job_state(job.state)}. {job.reason}")
+            time.sleep(0.1)
+        for rank in self._cluster.job(job_id).ranks:
+            trained.ranks.setdefault(rank.node_id, []).append(rank.pid)
+        return trained
+
+    def _goes_on(self, pids: list[int], since: float) -> bool:
+        """All of these ranks have made some steps since then."""
+        diaries = read_all(self._diaries)
+        return all(
+            pid in diaries and sum(at > since for at in diaries[pid].steps[-STEPS_BETWEEN:]) == STEPS_BETWEEN
+            for pid in pids
+        )
+
+    def _wait_steps(self, trained: Trained, since: float, what: str) -> None:
+        """Raises ServiceError if a rank that should be there has ended, or does not go on."""
+
+        def go_on_or_end() -> bool:
+            return self._goes_on(trained.pids(), since) or not all(map(alive, trained.pids()))
+
+        until(go_on_or_end, what)
+        if gone := [pid for pid in trained.pids() if not alive(pid)]:
+            raise ServiceError(f"{what}: ranks ended that should go on (processes {gone}).")
+
+    def _broke(self, trained: Trained, words: str) -> None:
+        job = self._cluster.job(trained.job_id)
+        self.findings.breach("stuck", f"{words} The job is {job_state(job.state)}: {job.reason}")
+        self._tell(f"BROKEN: {self.findings.broken['stuck'][-1]}")
+
+    def _end_job(self, trained: Trained) -> None:
+        """Asks for the end, waits for it, and judges what the ranks have written."""
+        (self._diaries / "stop").touch()
+        try:
+            until(lambda: not any(map(alive, trained.pids())), "ranks end when they are asked to")
+        except ServiceError as error:
+            self._broke(trained, str(error))
+            self._cluster.call(lambda client: client.cancel(trained.job_id, reason="chaos: it hangs"))
+        diaries = read_all(self._diaries)
+        for pid in trained.pids():
+            if not (pid in diaries and diaries[pid].ended):
+                self.findings.breach("stuck", f"process {pid} of job {trained.job_id} did not come to its end")
+        for kind, words in violations(diaries).items():
+            for one in words:
+                self.findings.breach(kind, f"job {trained.job_id}: {one}")
+        for number, digest in whole_epochs(diaries).items():
+            first, job_id = self._whole.setdefault(number, (digest, trained.job_id))
+            if first != digest:
+                differ = f"{first} in job {job_id}, {digest} in job {trained.job_id}, and nobody was lost in either"
+                self.findings.breach("different", f"after epoch {number} the state is {differ}")
+        self.findings.epochs += max((len(diary.epochs) for diary in diaries.values()), default=0)
+        self.findings.steps += max((len(diary.steps) for diary in diaries.values()), default=0)
+
+    def _check_end(self, job_id: str) -> None:
+        """Every job ends well, also where a host that was lost had to be fenced first."""
+        until(lambda: self._cluster.job(job_id).state in ENDED, f"job {job_id} has ended")
+        job = self._cluster.job(job_id)
+        if job.state != SUCCEEDED:
+            self.findings.breach("stuck", f"job {job_id} is {job_state(job.state)}: {job.reason}")
+
+
+def rooted() -> bool:
+    """Whether this user may mount disks."""
+    return os.geteuid() == 0

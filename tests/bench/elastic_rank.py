@@ -1,0 +1,143 @@
+"""One rank of ``elastic_peers.py``: trains a model of so many megabytes with one system until it is killed.
+
+``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY``
+
+Each rank writes a line for each step that counts into a file of its own in FOLDER: ``steps-PID``, with the monotonic
+time in nanoseconds, the number of the step, how many ranks take part, and how many steps it has tried in all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH, BATCH = 1000, 4
+Tell = Callable[[int, int], None]
+"""Number of a step that counts, ranks that take part."""
+
+
+class Diary:
+    """The lines of this rank. A line is written at once, so that it stays when the rank is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / f"steps-{os.getpid()}").open("w", buffering=1)
+        self.tried = 0
+
+    def tell(self, step: int, ranks: int) -> None:
+        self._file.write(f"{time.monotonic_ns()} {step} {ranks} {self.tried}\n")
+
+
+def make_model(megabytes: int) -> nn.Sequential:
+    """Layers of 4 MB each."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(megabytes // 4)))
+
+
+def backward(model: nn.Module, inputs: torch.Tensor) -> None:
+    functional.mse_loss(model(inputs), inputs).backward()
+
+
+def bagua(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    model = make_model(megabytes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = model.with_bagua([optimizer])
+    inputs, step = torch.randn(BATCH, WIDTH), 0
+    while True:
+        diary.tried += 1
+        optimizer.zero_grad()
+        backward(model, inputs)
+        optimizer.step()
+        step += 1
+        diary.tell(step, bagua.get_world_size())
+
+
+def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
+    """As its documentation says: rank 0 saves a checkpoint from time to time, and all begin with the last one."""
+    import torch.distributed as dist
+
+    # With plain init_process_group("gloo") ranks that were started again may find addresses of the former attempt in
+    # torchrun's store (torch 2.13), and fail.
+    store: dist.Store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    model, checkpoint, step = make_model(megabytes), folder / "checkpoint.pt", 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        step = saved["step"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    inputs = torch.randn(BATCH, WIDTH)
+    while True:
+        diary.tried += 1
+        optimizer.zero_grad()
+        backward(wrapped, inputs)
+        optimizer.step()
+        step += 1
+        diary.tell(step, dist.get_world_size())
+        if step % every == 0 and dist.get_rank() == 0:
+            torch.save({"model": model.state_dict(), "step": step}, folder / "new.pt")
+            (folder / "new.pt").replace(checkpoint)
+
+
+def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
+    """As in its train_ddp.py: each rank is a replica group of its own."""
+    from torch.distributed import TCPStore
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+    model = make_model(megabytes)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        min_replica_size=1,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        replica_id=f"rank_{os.environ['RANK']}",
+        timeout=timedelta(seconds=30),
+        hostname="127.0.0.1",
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+    )
+    wrapped, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
+    inputs, committed = torch.randn(BATCH, WIDTH), 0
+    while True:
+        diary.tried += 1
+        optimizer.zero_grad()
+        backward(wrapped, inputs)
+        optimizer.step()
+        if manager.current_step() > committed:
+            committed = manager.current_step()
+            diary.tell(committed, manager.num_participants())
+
+
+SYSTEMS = {"bagua": bagua, "torchrun": torchrun, "torchft": torchft}
+
+
+def main() -> None:
+    system, folder, megabytes, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    SYSTEMS[system](Diary(folder), folder, megabytes, every)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The promises of the README about elastic jobs, as they are written there.
+
+The program counts in which committed steps each sample was (client/chaos/training.py), and hashes its state.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rig.limits import SOON_S
+
+from bagua.chaos.diary import Diary, read_all, violations, whole_epochs
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox, Service
+
+PROGRAM = ("-m", "bagua.chaos.training")
+
+
+class Training:
+    """A job that trains, and its diaries."""
+
+    def __init__(self, service: Service, folder: Path, *options: str, workers: int = 0) -> None:
+        self.service = service
+        self.folder = folder
+        folder.mkdir()
+        self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers))
+        job = service.wait_for_state(self.id, ["running"], within=SOON_S)
+        self.nodes = {rank["pid"]: rank["node_id"] for rank in job["ranks"]}
+        self.pids = [rank["pid"] for rank in job["ranks"]]  # by rank
+        self.wait_for_steps(self.pids)
+
+    def diaries(self) -> dict[int, Diary]:
+        return read_all(self.folder)
+
+    def wait_for_steps(self, pids: list[int], more: int = 5) -> None:
+        """Until each of these processes has made so many steps more."""
+        before = {pid: len(diary.steps) for pid, diary in self.diaries().items()}
+
+        def enough() -> bool:
+            now = self.diaries()
+            return all(pid in now and len(now[pid].steps) >= before.get(pid, 0) + more for pid in pids)
+
+        self.service.sandbox.wait_until(enough, SOON_S, lambda: str(self.service.json("job", "show", self.id)))
+
+    def finish(self) -> dict[int, Diary]:
+        """Asks for the end. The job must come to a good one; the diaries of those that are left."""
+        (self.folder / "stop").touch()
+        job = self.service.wait_for_state(self.id, ["succeeded", "failed"], within=2 * SOON_S)
+        assert job["state"] == "succeeded", job["reason"]
+        found = self.diaries()
+        assert not any(violations(found).values()), "samples lost 0, samples doubled 0, replicas different 0"
+        return {pid: diary for pid, diary in found.items() if diary.ended}
+
+
+def test_a_lost_member_costs_no_sample_and_restarts_nobody(idle_service: Service, sandbox: Sandbox) -> None:
+    """Rank 0 first, then its host, whose address is MASTER_ADDR; with a coordinator that was away in between."""
+    service = idle_service
+    service.start_coordinator("--fence-after", "10")
+    nodes = {name: service.start_node(name, 2) for name in ("node-a", "node-b")}
+    shape = ("--nnodes", "2", "--nproc-per-node", "2")
+    training = Training(service, sandbox.folder / "diaries", *shape, workers=1)
+    first = training.nodes[training.pids[0]]
+
+    os.kill(training.pids[0], signal.SIGKILL)
+    training.wait_for_steps(training.pids[1:])
+    assert {diary.world for pid, diary in training.diaries().items() if pid != training.pids[0]} == {3}
+
+    assert service.coordinator is not None
+    service.coordinator.kill()
+    service.coordinator.wait()
+    training.wait_for_steps(training.pids[1:], more=20)
+    service.start_coordinator("--fence-after", "10")
+    sandbox.wait_until(lambda: service.connected_nodes() == {"node-a", "node-b"}, SOON_S)
+
+    nodes[first].kill()
+    left = [pid for pid in training.pids if training.nodes[pid] != first]
+    training.wait_for_steps(left)
+    ended = training.finish()
+    assert sorted(ended) == sorted(left), "the processes of before, and no others"
+    assert {diary.world for diary in ended.values()} == {2}
+
+
+def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, tmp_path: Path) -> None:
+    """A rank is stopped for a while, the coordinator is killed: the same hash after each epoch as without."""
+    hashes = []
+    for name in ("undisturbed", "disturbed"):
+        training = Training(service, tmp_path / name, "--nproc-per-node", "2")
+        if name == "disturbed":
+            os.kill(training.pids[1], signal.SIGSTOP)
+            assert service.coordinator is not None
+            service.coordinator.kill()
+            service.coordinator.wait()
+            os.kill(training.pids[1], signal.SIGCONT)
+            training.wait_for_steps(training.pids)
+            service.start_coordinator()
+        training.wait_for_steps(training.pids, more=60)  # an epoch
+        ended = training.finish()
+        assert sorted(ended) == sorted(training.pids)
+        hashes.append(whole_epochs(ended))
+    common = hashes[0].keys() & hashes[1].keys()
+    assert common and all(hashes[0][epoch] == hashes[1][epoch] for epoch in common)
+
+
+def test_an_exception_of_the_program_ends_the_job_with_its_words(service: Service, sandbox: Sandbox) -> None:
+    script = service.sandbox.script("wrong.py", "raise ValueError('the learning rate is negative')")
+    job_id = service.submit("--elastic", "--nproc-per-node", "2", script)
+    job = service.wait_for_state(job_id, ["failed"], within=SOON_S)
+    assert job["reason"].endswith("exited with code 1: ValueError: the learning rate is negative")

@@ -1,0 +1,50 @@
+"""Ranks that are stopped are out after a while; nobody else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from bagua.daemon.node.late_ranks import LateRanks, is_stopped
+
+
+def test_a_rank_is_late_after_five_seconds() -> None:
+    late = LateRanks()
+    found = [late.look(float(now), [3]) for now in range(7)]
+    assert found == [{}, {}, {}, {}, {}, {3: 5.0}, {3: 6.0}]
+
+
+def test_long_steps_give_more_time() -> None:
+    late = LateRanks()
+    found = [bool(late.look(float(now), [3], step_s=1.0)) for now in range(10)]
+    assert found.index(True) == 8
+
+
+def test_who_goes_on_begins_anew() -> None:
+    late = LateRanks()
+    for now in range(5):
+        assert not late.look(float(now), [3, 4])
+    assert not late.look(5.0 - 1e-9, [4]), "member 3 goes on"
+    assert late.look(6.0, [3, 4]).keys() == {4}
+    assert not any(3 in late.look(6.0 + second, [3]) for second in range(1, 5))
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The daemon was stopped, too, or the machine slept."""
+    late = LateRanks()
+    assert not late.look(0.0, [3])
+    assert not late.look(1000.0, [3])
+    assert not late.look(1003.0, [3])
+    assert late.look(1005.0, [3]).keys() == {3}
+
+
+def test_stopped_is_told_from_waiting() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)
