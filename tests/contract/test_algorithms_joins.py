@@ -107,9 +107,10 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
         sim.optimizers.append(case.optimizers(sim.models[-1]))
         for mine, first in zip(sim.optimizers[-1], sim.optimizers[0], strict=True):
             mine.load_state_dict(copy.deepcopy(first.state_dict()))
-    for value in sim.state.values():
+    for name, value in sim.state.items():
         if isinstance(value, list) and len(value) == sim.n:
-            value += [torch.zeros_like(value[0]) for _ in range(count)]
+            make = torch.clone if name.startswith("copied") else torch.zeros_like
+            value += [None if value[0] is None else make(value[0]) for _ in range(count)]
     hosts = [[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)]
     sim.world = World(sim.world.name, tuple(map(tuple, hosts)))
     sim.n = sim.world.n

@@ -363,6 +363,10 @@ class _Guarded:
         """See ``Action``."""
         self._action.follow(residual)
 
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return self._action.shared()
+
     def _commit(self) -> None:
         if self._action.commit is not None:
             self._action.commit()

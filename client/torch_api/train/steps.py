@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +58,10 @@ class OneOperation:
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``: there is none."""
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -224,6 +228,10 @@ class EverywhereAction(AllReduceAction):
             self._transcoder.encode(result, self._message, self._lost_of_result.begin(), result)
             self._encodes_result = False
 
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``: what results have lost. What contributions have is each rank's own."""
+        return self._lost_of_result.kept()
+
     def _turn(self) -> None:
         super()._turn()
         self._lost.turn()
@@ -242,6 +250,10 @@ class Residual:
         if len(self._sides) > 1:
             self._sides[1].copy_(self._sides[0])
         return self._sides[-1]
+
+    def kept(self) -> Sequence[torch.Tensor]:
+        """What the next encoding reads."""
+        return self._sides[:1]
 
     def turn(self) -> None:
         """The last encoding counts."""
@@ -273,6 +285,10 @@ class NeighboursAction:
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``."""
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
