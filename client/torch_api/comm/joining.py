@@ -74,7 +74,7 @@ def wait_to_join() -> None:
     running = units(session)
     running.take_newcomers()
     if session.newcomer:
-        running.join()
+        running.join(marked=True)
     else:
         running.between_steps()
 

@@ -75,6 +75,7 @@ class ModelState:
             *(tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)),
             *of_optimizers,
             *(slot for bucket in model.bagua_buckets for slot in bucket.slots_for_newcomers),
+            *(one for bucket in model.bagua_buckets for action in bucket.execution.actions for one in action.shared()),
             *model.bagua_algorithm.tensors_for_newcomers(),
         ]
 
