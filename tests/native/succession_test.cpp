@@ -44,7 +44,7 @@ struct Host {
   uint64_t planned = 0;
 };
 
-// What the coordinator wants, told to every host.
+// The coordinator's wish, told to every host.
 struct Order {
   uint64_t generation = 1;
   std::vector<int> members;
@@ -168,7 +168,7 @@ class Search {
     if (known_.insert(std::move(key)).second) left_.push_back(std::move(world));
   }
 
-  // What nobody will look at any more: fewer states.
+  // Nobody will look at these any more: fewer states.
   void forget(World* world) const {
     for (int unit = 0; unit <= scenario_.units; ++unit) {
       const bool needed = std::any_of(world->members.begin(), world->members.end(),
@@ -314,7 +314,8 @@ class Search {
     if (unit == scenario_.units) return;
     member->done_in[unit] = member->ready_in[unit];
     ++member->committed;
-    // What was committed by the dead alone is as if it had never been, and so it is for those that leave as planned.
+    // A unit that the dead alone have committed is as if it had never been, and so it is for those that leave as
+    // planned.
     const auto& newest = world->orders.back().members;
     for (const Member& other : world->members) {
       if (!other.alive() || !is_in(newest, other.number) || !is_in(newest, member->number)) continue;

@@ -25,7 +25,7 @@ class Follower(Protocol):
 
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What one member told, by name."""
+"""Words of one member, by name."""
 
 
 class Followers:

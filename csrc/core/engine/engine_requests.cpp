@@ -1,4 +1,4 @@
-// What local ranks ask of the engine, on the channel server's thread.
+// Requests of local ranks to the engine, on the channel server's thread.
 #include "engine/engine.h"
 
 namespace bagua {
