@@ -57,6 +57,7 @@ class Succession {
   void open_lobby(const std::vector<int>& members);
   // kInvalid: it can't follow.
   Status plan(Plan plan);
+  void forget_plan() { plan_.reset(); }
   // Whether a generation that follows a loss may begin now.
   Status check_next(uint64_t generation) const;
   // The plan whose time has come; nullptr: none.
@@ -87,7 +88,6 @@ class Succession {
 
   Group* group_of(int member);
   bool awaited(int member) const { return here_.count(member) > 0 && waiting_.count(member) == 0; }
-  void drop_plan(uint64_t up_to);
 
   Group present_;
   Group lobby_;  // beside the present generation; no members: there is none

@@ -97,7 +97,7 @@ def test_hosts_come_and_go(make_world: Callable[..., Any]) -> None:
     world = make_world([[0, 1]], elastic=True)
     world.start("boundaries", count=COUNT)
     expect_entered(world, 1, [0, 1])
-    world.add_host([2], newcomers=True, generation=1)
+    world.add_host([2])
     world.start("boundaries", only=[2], count=COUNT)
     assert world.line(2)["view"]["newcomer"] is True and world.line(2)["steps"] == 1
     await_event(world.engines[1], "ready_to_join", rank=2)
