@@ -69,9 +69,10 @@ class Admission:
         for name in [name for name, one in self._carriers.items() if one is carrier]:
             del self._carriers[name]
 
-    def run(self, followers: Sequence[str], extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
-        """All members of the generation call it. ``whole``: ranks that hold the state; ``extra``: more of it. Returns
-        that of the first of them. Raises Unfit on a newcomer, which does not join then."""
+    def run(self, followers: Mapping[str, Any], extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
+        """All members of the generation call it. ``followers``: as they describe themselves. ``whole``: ranks that hold
+        the state; ``extra``: more of it. Returns that of the first of them. Raises Unfit on a newcomer, which does not
+        join then."""
         rank = self._session.membership.rank
         newcomer = rank not in whole
         carriers = dict(self._carriers)
@@ -111,10 +112,10 @@ class Admission:
                 return {"error": f"Nobody can join this job: the state of {name} can't be told. {error}"}
         return {"carriers": found, "extra": extra}
 
-    def _compare(self, followers: Sequence[str], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
+    def _compare(self, followers: Mapping[str, Any], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
         description = {
             "version": bagua.__version__,
-            "samplers": list(followers),
+            "samplers": followers,
             "carriers": {name: one.describe() for name, one in carriers.items()},
         }
         text = json.dumps(description, sort_keys=True).encode()
@@ -142,4 +143,7 @@ def _difference(mine: Mapping[str, Any], other: Mapping[str, Any], carriers: Map
     for name, one in carriers.items():
         if mine["carriers"][name] != other["carriers"][name]:
             return f"Its {name} differs. {one.difference(mine['carriers'][name], other['carriers'][name])}"
-    return "Its program differs from that of the others."
+    return (
+        f"Its samplers were made as {mine['samplers']}, and those of the others as {other['samplers']}: all have the "
+        "same dataset, and the same arguments."
+    )

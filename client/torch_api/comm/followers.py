@@ -11,6 +11,10 @@ class Follower(Protocol):
 
     given: int
 
+    def describe(self) -> Any:
+        """What must be the same on all members, as plain data."""
+        ...
+
     def commit(self) -> None:
         """A training step was committed."""
         ...
@@ -36,9 +40,9 @@ class Followers:
         self._told: dict[str, list[Mapping[str, Any]]] = {}  # in the generation that was entered last
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._all)
+    def describe(self) -> dict[str, Any]:
+        """What must be the same on all members, by name."""
+        return {name: one.describe() for name, one in self._all.items()}
 
     @property
     def given(self) -> int:

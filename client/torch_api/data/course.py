@@ -120,6 +120,10 @@ class Course:
 
     # Changes of membership
 
+    def describe(self) -> dict[str, Any]:
+        """What must be the same on all members."""
+        return asdict(self.setting)
+
     def tell(self) -> dict[str, Any]:
         """State for the other members, in JSON's types."""
         return {
