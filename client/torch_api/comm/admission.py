@@ -107,7 +107,7 @@ class Admission:
         for name, one in carriers.items():
             try:
                 found[name] = one.give(tensors)
-            except TypeError as error:
+            except Exception as error:  # of the program's, too: the others go on
                 tensors.clear()
                 return {"error": f"Nobody can join this job: the state of {name} can't be told. {error}"}
         return {"carriers": found, "extra": extra}
