@@ -35,24 +35,37 @@ class Diary:
     ended: bool = False
 
 
-def read(path: Path) -> Diary:
-    """The file of a rank that may be writing: a line without its end does not count."""
-    found = Diary()
-    for line in path.read_text().splitlines(keepends=True):
-        match line.split() if line.endswith("\n") else []:
-            case ["step", at, world]:
-                found.steps.append(int(at) / 1e9)
-                found.world = int(world)
-            case ["epoch", number, digest, lost, doubled, whole]:
-                found.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), whole == "1")
-            case ["end"]:
-                found.ended = True
-    return found
+class Diaries:
+    """Of all ranks of a job that write into ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}  # bytes
+        self._found: dict[int, Diary] = {}
+
+    def read(self) -> dict[int, Diary]:
+        """By pid, as they are now. Only what is new is read; a line without its end does not count yet."""
+        for path in self._folder.glob("diary-*"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                lines, _, _ = file.read().rpartition(b"\n")
+            diary = self._found.setdefault(int(path.name.removeprefix("diary-")), Diary())
+            if lines:
+                self._read[path] = self._read.get(path, 0) + len(lines) + 1
+                for line in lines.decode().split("\n"):
+                    _note(diary, line)
+        return self._found
 
 
-def read_all(folder: Path) -> dict[int, Diary]:
-    """All diaries by pid."""
-    return {int(path.name.removeprefix("diary-")): read(path) for path in folder.glob("diary-*")}
+def _note(diary: Diary, line: str) -> None:
+    match line.split():
+        case ["step", at, world]:
+            diary.steps.append(int(at) / 1e9)
+            diary.world = int(world)
+        case ["epoch", number, digest, lost, doubled, whole]:
+            diary.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), whole == "1")
+        case ["end"]:
+            diary.ended = True
 
 
 def usual_step(diaries: Iterable[Diary], before: float) -> float:

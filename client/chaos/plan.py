@@ -9,6 +9,9 @@ from typing import Literal
 
 from bagua.base.errors import ConfigError
 
+ALONE = 0.7
+"""So likely a fault is over, with all its consequences, before the next one comes."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -28,6 +31,7 @@ KINDS = {
     "stop-rank": Kind("SIGSTOP of a rank for 1 s", lasts_s=1.0, halts=True),
     "kill-daemon": Kind("SIGKILL of a daemon", takes="node"),
     "stop-daemon": Kind("SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
+    "silent-rank": Kind("SIGSTOP of a rank until it is out", takes="rank"),
     "silent-daemon": Kind("SIGSTOP of a daemon until it is out", takes="node", hosts=2),
     "kill-coordinator": Kind("SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0),
     "stop-coordinator": Kind("SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
@@ -39,13 +43,19 @@ KINDS = {
 }
 
 
+JOIN = "join"
+"""Not a fault, but shown like one: those that were lost are replaced."""
+
+
 @dataclass(frozen=True)
 class Fault:
-    """``node`` and ``rank``: which of the nodes, and which of its ranks, in the order of the job."""
+    """``node`` and ``rank``: which of the nodes, and which of its ranks, in the order of the job. ``alone``: the next
+    one waits until all that are lost were replaced; else it may come while they join."""
 
     kind: str
     node: int
     rank: int
+    alone: bool
 
 
 class Plan:
@@ -57,9 +67,8 @@ class Plan:
         self._bag: list[str] = []
 
     def next(self, ranks: Mapping[str, int]) -> Fault | None:
-        """The next fault in a job that has so many ``ranks`` on its nodes. None: too few are left for what comes next.
-
-        One node with a rank stays."""
+        """The next fault in a job that has so many ``ranks`` on its nodes. None: too few are left for those that come
+        next. One node with a rank stays."""
         if not self._bag:
             self._bag = self._random.sample(self._kinds, len(self._kinds))
         sizes = tuple(ranks.values())
@@ -68,7 +77,7 @@ class Plan:
             return None
         self._bag.remove(possible)
         node = self._random.randrange(len(sizes))
-        return Fault(possible, node, self._random.randrange(sizes[node]))
+        return Fault(possible, node, self._random.randrange(sizes[node]), self._random.random() < ALONE)
 
 
 def _possible(kind: Kind, sizes: Sequence[int]) -> bool:

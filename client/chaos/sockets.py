@@ -18,14 +18,14 @@ _ESTABLISHED = "01"
 UNLIMITED = -1
 
 
-def connections(pid: int, ports: set[int]) -> list[int]:
-    """Descriptors of the process's TCP connections that begin or end at one of these ports."""
+def connections(pid: int, but: int) -> list[int]:
+    """Descriptors of the process's TCP connections, but for those that begin or end at port ``but``."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             ends = {int(end.rpartition(":")[2], 16) for end in words[1:3]}
-            if words[3] == _ESTABLISHED and ends & ports:
+            if words[3] == _ESTABLISHED and but not in ends:
                 inodes.add(f"socket:[{words[9]}]")
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -36,12 +36,12 @@ def connections(pid: int, ports: set[int]) -> list[int]:
 
 
 @contextlib.contextmanager
-def copies(pid: int, ports: set[int]) -> Iterator[list[socket.socket]]:
-    """Copies of the process's connections at these ports. Raises OSError if the process is gone, or not ours."""
+def copies(pid: int, but: int) -> Iterator[list[socket.socket]]:
+    """Copies of these connections. Raises OSError if the process is gone, or not ours."""
     process = os.pidfd_open(pid)
     found: list[socket.socket] = []
     try:
-        for descriptor in connections(pid, ports):
+        for descriptor in connections(pid, but):
             copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
             if copy >= 0:
                 found.append(socket.socket(fileno=copy))
@@ -54,27 +54,27 @@ def copies(pid: int, ports: set[int]) -> Iterator[list[socket.socket]]:
         os.close(process)
 
 
-def cut(pid: int, ports: set[int]) -> int:
-    """Ends the process's connections at these ports; returns how many there were."""
-    with copies(pid, ports) as found:
+def cut(pid: int, but: int) -> int:
+    """Ends these connections of the process; returns how many there were."""
+    with copies(pid, but) as found:
         for one in found:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         return len(found)
 
 
-def pace(pid: int, ports: set[int], bytes_per_s: int) -> int:
+def pace(pid: int, but: int, bytes_per_s: int) -> int:
     """Lets the process send no faster than that on each of these connections."""
-    with copies(pid, ports) as found:
+    with copies(pid, but) as found:
         for one in found:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
         return len(found)
 
 
-def corrupt(pid: int, ports: set[int], garbage: bytes) -> int:
+def corrupt(pid: int, but: int, garbage: bytes) -> int:
     """Sends garbage on the first of these connections that takes it, as if it came from the process."""
-    with copies(pid, ports) as found:
+    with copies(pid, but) as found:
         for one in found:
             with contextlib.suppress(OSError):
                 one.send(garbage, socket.MSG_DONTWAIT)

@@ -4,7 +4,7 @@ It counts what is used. Each sample has an entry of a parameter, whose gradient 
 are summed, and the parameter goes down by its gradient. So after an epoch the parameter tells how often each sample was
 in a committed step, whoever was lost. A small network beside it has real gradients and an optimizer with memory.
 
-It ends after the epoch in which somebody makes the file ``stop`` in FOLDER.
+Whoever was lost may be replaced. It ends after the epoch in which somebody makes the file ``stop`` in FOLDER.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def train(folder: Path, workers: int, tell: Any) -> None:
         ]
     )
     model = model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=False))
-    largest, whole = bagua.get_world_size(), True
+    largest, whole = bagua.get_world_size(), not bagua.is_newcomer()
     stop = bagua.empty(1)
     for epoch in sampler.epochs(1_000_000):
         for values, indices in loader:

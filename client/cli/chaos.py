@@ -89,23 +89,23 @@ def _run(wanted: Wanted) -> Findings:
 
 
 def _show(found: Findings) -> None:
-    from bagua.chaos.plan import KINDS
+    from bagua.chaos.plan import JOIN, KINDS
     from bagua.cli.tables import table
 
+    words = {name: kind.words for name, kind in KINDS.items()} | {JOIN: "those that were lost are replaced"}
     rows = []
-    for kind in KINDS:
+    for kind in (*KINDS, JOIN):
         pauses = sorted(one.pause_s * 1e3 for one in found.played if one.kind == kind)
         if pauses:
-            rows.append(
-                (kind, KINDS[kind].words, str(len(pauses)), f"{statistics.median(pauses):.0f}", f"{pauses[-1]:.0f}")
-            )
+            rows.append((kind, words[kind], str(len(pauses)), f"{statistics.median(pauses):.0f}", f"{pauses[-1]:.0f}"))
     table(("kind", "fault", "times", "median pause, ms", "longest"), rows)
+    count = sum(one.kind != JOIN for one in found.played)
     print(
-        f"\n{len(found.played)} faults in {found.seconds / 60:.1f} minutes; {found.jobs} jobs, {found.steps} steps, "
+        f"\n{count} faults in {found.seconds / 60:.1f} minutes; {found.jobs} jobs, {found.steps} steps, "
         f"{found.epochs} epochs. "
-        + ", ".join(f"{words} {len(found.broken.get(kind, ()))}" for kind, words in PROMISES.items())
+        + ", ".join(f"{promise} {len(found.broken.get(kind, ()))}" for kind, promise in PROMISES.items())
         + "."
     )
-    for words in found.broken.values():
-        for line in words:
+    for lines in found.broken.values():
+        for line in lines:
             print(f"BROKEN: {line}")

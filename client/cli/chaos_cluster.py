@@ -95,11 +95,10 @@ class ChaosCluster:
         nodes = self.call(lambda client: list(client.nodes()))
         return {node.node_id for node in nodes if node.connected} >= set(names)
 
-    def ports(self, job_id: str) -> set[int]:
-        """Where the engines of a job listen, as its events tell."""
-        events = self.call(lambda client: list(client.events(job_id)))
-        ends = [event.reason.rpartition(":")[2] for event in events if event.kind == "engine_ready"]
-        return {int(end) for end in ends if end.isdecimal()}
+    @property
+    def port(self) -> int:
+        """The coordinator's."""
+        return int(self._address.rpartition(":")[2])
 
 
 def private_disk(folder: Path) -> None:

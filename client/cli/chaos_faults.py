@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.errors import ServiceError
@@ -24,11 +24,12 @@ TO_NOTICE_S = 60.0
 
 @dataclass
 class Trained:
-    """The job that is at work. ``ranks``: pids of ranks that are thought to be alive, by the name of their node."""
+    """The job that is at work. ``folder``: of its diaries. ``ranks``: pids of ranks that are members and thought to be
+    alive, by the name of their node."""
 
     job_id: str
+    folder: Path
     ranks: dict[str, list[int]]
-    ports: set[int] = field(default_factory=set)
 
     def pids(self) -> list[int]:
         return [pid for pids in self.ranks.values() for pid in pids]
@@ -52,6 +53,11 @@ class Injector:
                 os.kill(pid, signal.SIGKILL)
                 self._lose(trained, node, pid)
                 return f"process {pid} on {node}", began, began
+            case "silent-rank":
+                os.kill(pid, signal.SIGSTOP)
+                self._lose(trained, node, pid)
+                until(lambda: not alive(pid), "a rank that is stopped is ended by its daemon")
+                return f"process {pid} on {node}", began, began
             case "stop-rank":
                 with stopped(pid):
                     time.sleep(KINDS[fault.kind].lasts_s)
@@ -66,7 +72,7 @@ class Injector:
                 with stopped(self._cluster.nodes[node].process.pid):
                     time.sleep(KINDS[fault.kind].lasts_s)
             case "cut-link" | "corrupt-link" | "slow-link":
-                self._disturb(fault.kind, self._cluster.nodes[node].process.pid, trained)
+                self._disturb(fault.kind, self._cluster.nodes[node].process.pid)
             case _:
                 with self._service_fault(fault.kind):
                     time.sleep(KINDS[fault.kind].lasts_s)
@@ -87,18 +93,18 @@ class Injector:
         until(lambda: not any(alive(pid) for pid in out), "ranks of a daemon that was out have ended")
         service.process.kill()
 
-    def _disturb(self, kind: str, pid: int, trained: Trained) -> None:
-        trained.ports = trained.ports or self._cluster.ports(trained.job_id)
+    def _disturb(self, kind: str, pid: int) -> None:
+        port = self._cluster.port
         if kind == "cut-link":
-            found = sockets.cut(pid, trained.ports)
+            found = sockets.cut(pid, port)
         elif kind == "corrupt-link":
-            found = sockets.corrupt(pid, trained.ports, GARBAGE)
+            found = sockets.corrupt(pid, port, GARBAGE)
         else:
-            found = sockets.pace(pid, trained.ports, SLOW_BYTES_PER_S)
+            found = sockets.pace(pid, port, SLOW_BYTES_PER_S)
             time.sleep(KINDS[kind].lasts_s)
-            sockets.pace(pid, trained.ports, sockets.UNLIMITED)
+            sockets.pace(pid, port, sockets.UNLIMITED)
         if not found:
-            raise ServiceError(f"Process {pid} has no connection to another host at the ports {trained.ports}.")
+            raise ServiceError(f"Process {pid} has no connection to another host.")
 
     @contextlib.contextmanager
     def _service_fault(self, kind: str) -> Iterator[None]:
@@ -164,10 +170,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits. Raises ServiceError after a minute."""
-    deadline = time.monotonic() + TO_NOTICE_S
+def until(condition: Callable[[], bool], what: str, within_s: float = TO_NOTICE_S) -> None:
+    """Waits. Raises ServiceError if that takes too long."""
+    deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ServiceError(f"Not within {TO_NOTICE_S:g} s: {what}.")
-        time.sleep(0.02)
+            raise ServiceError(f"Not within {within_s:g} s: {what}.")
+        time.sleep(0.05)

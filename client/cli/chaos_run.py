@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bagua.base.errors import ServiceError
-from bagua.chaos.diary import longest_pause, read_all, usual_step, violations, whole_epochs
-from bagua.chaos.plan import KINDS, Fault, Plan
+from bagua.chaos.diary import Diaries, longest_pause, usual_step, violations, whole_epochs
+from bagua.chaos.plan import JOIN, KINDS, Fault, Plan
 from bagua.cli.chaos_cluster import ChaosCluster
 from bagua.cli.chaos_faults import Injector, Trained, alive, until
 from bagua.cli.describe import ENDED, SUCCEEDED, job_state
@@ -21,6 +21,10 @@ from bagua.proto import common_pb2
 STEPS_BETWEEN = 10
 """Steps of every rank before the next fault."""
 PLACED_S = 120.0
+JOINED_S = 120.0
+RESPAWN = 1000
+FAULTS_OF_A_JOB = 25
+LAST_EVENTS = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Chaos:
         self._folder = folder
         self._tell = tell
         self._plan = Plan(wanted.seed, wanted.kinds)
-        self._diaries = folder
+        self._diaries = Diaries(folder)
         self._injector = Injector(cluster, self._goes_on)
         self._jobs: list[str] = []
         self._began = time.monotonic()
@@ -92,16 +96,15 @@ class Chaos:
         return self.findings
 
     def _over(self) -> bool:
-        enough = self.wanted.faults and len(self.findings.played) >= self.wanted.faults
+        enough = self.wanted.faults and self.faults >= self.wanted.faults
         return bool(enough) or time.monotonic() - self._began > self.wanted.seconds
 
     def _one_job(self) -> None:
-        while len(self._cluster.nodes) < self.wanted.nnodes:
-            self._cluster.start_node()
+        self._start_nodes()
         trained = self._start_job()
         try:
-            while not self._over():
-                fault = self._plan.next({node: len(pids) for node, pids in trained.ranks.items()})
+            for _ in range(FAULTS_OF_A_JOB):
+                fault = None if self._over() else self._plan.next({n: len(p) for n, p in trained.ranks.items()})
                 if fault is None:
                     break
                 self._play(fault, trained)
@@ -109,37 +112,76 @@ class Chaos:
             self._broke(trained, str(error))
         self._end_job(trained)
 
+    def _start_nodes(self) -> None:
+        while len(self._cluster.nodes) < self.wanted.nnodes:
+            self._cluster.start_node()
+
     def _play(self, fault: Fault, trained: Trained) -> None:
         """Raises ServiceError if the ranks that are left do not go on."""
         until(lambda: self._cluster.connected(trained.ranks), "daemons are connected to the coordinator")
         before = len(trained.pids())
         target, began, ended = self._injector.play(fault, trained)
         self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
-        left = trained.pids()
-        diaries = [diary for pid, diary in read_all(self._diaries).items() if pid in left]
-        pause = longest_pause(diaries, began, time.monotonic()) - usual_step(diaries, began)
-        if KINDS[fault.kind].halts:
-            pause -= ended - began
-        self.findings.played.append(Played(fault.kind, target, began - self._began, max(0.0, pause), len(left)))
-        lost = before - len(left)
-        words = f"ranks lost: {lost}, left: {len(left)}" if lost else "nobody lost"
-        number = len(self.findings.played)
-        self._tell(f"{number:4}  {fault.kind} {target}: pause {max(0.0, pause) * 1e3:.0f} ms; {words}")
+        halted = ended - began if KINDS[fault.kind].halts else 0.0
+        lost = before - len(trained.pids())
+        self._note(fault.kind, trained, began, halted, f"{target} ({lost} ranks)" if lost else target)
+        if not lost:
+            return
+        self._start_nodes()
+        if fault.alone:
+            began = time.monotonic()
+            self._wait_until_whole(trained)
+            self._note(JOIN, trained, began, 0.0, f"{len(trained.pids())} ranks again")
+
+    def _note(self, kind: str, trained: Trained, began: float, halted: float, target: str) -> None:
+        diaries = [diary for pid, diary in self._diaries.read().items() if pid in trained.pids()]
+        pause = longest_pause(diaries, began, time.monotonic()) - usual_step(diaries, began) - halted
+        played = Played(kind, target, began - self._began, max(0.0, pause), len(trained.pids()))
+        self.findings.played.append(played)
+        self._tell(f"{self.faults:4}  {kind} {target}: pause {played.pause_s * 1e3:.0f} ms")
+
+    @property
+    def faults(self) -> int:
+        return sum(played.kind != JOIN for played in self.findings.played)
+
+    def _wait_until_whole(self, trained: Trained) -> None:
+        """Until those that were lost are replaced, and the new ones train."""
+        ranks = self.wanted.nnodes * self.wanted.nproc_per_node
+        began = time.monotonic()
+
+        def whole() -> bool:
+            self._look(trained)
+            return len(trained.pids()) == ranks and self._goes_on(trained.pids(), began)
+
+        until(whole, f"{ranks} ranks train again", JOINED_S)
+
+    def _look(self, trained: Trained) -> None:
+        """Takes in who is a member now."""
+        job = self._cluster.job(trained.job_id)
+        found = self._diaries.read()
+        trained.ranks.clear()
+        for rank in job.ranks:
+            if rank.node_id in self._cluster.nodes and rank.pid in found and found[rank.pid].steps and alive(rank.pid):
+                trained.ranks.setdefault(rank.node_id, []).append(rank.pid)
 
     def _start_job(self) -> Trained:
-        self._diaries = self._folder / f"job-{len(self._jobs)}"
-        self._diaries.mkdir()
+        folder = self._folder / f"job-{len(self._jobs)}"
+        folder.mkdir()
+        self._diaries = Diaries(folder)
         wanted = self.wanted
         spec = common_pb2.JobSpec(
             name="chaos",
             entry="bagua.chaos.training",
             is_module=True,
-            args=[str(self._diaries), str(wanted.workers)],
+            args=[str(folder), str(wanted.workers)],
             env={"OMP_NUM_THREADS": "1"},
             workdir=str(self._folder),
             nnodes=wanted.nnodes,
             nproc_per_node=wanted.nproc_per_node,
             elastic=True,
+            min_nodes=1,
+            max_nodes=wanted.nnodes,
+            respawn=RESPAWN,
             python=sys.executable,
             placement_timeout_s=PLACED_S,
             stop_grace_s=2.0,
@@ -147,21 +189,20 @@ class Chaos:
         job_id = self._cluster.call(lambda client: client.submit(spec)).job_id
         self._jobs.append(job_id)
         self.findings.jobs += 1
-        trained = Trained(job_id, {})
+        trained = Trained(job_id, folder, {})
         ranks = wanted.nnodes * wanted.nproc_per_node
         deadline = time.monotonic() + PLACED_S
-        while len(read_all(self._diaries)) < ranks or not self._goes_on(list(read_all(self._diaries)), 0.0):
+        while len(self._diaries.read()) < ranks or not self._goes_on(list(self._diaries.read()), 0.0):
             job = self._cluster.job(job_id)
             if job.state in ENDED or time.monotonic() > deadline:
                 raise ServiceError(f"The job did not begin: it is {job_state(job.state)}. {job.reason}")
             time.sleep(0.1)
-        for rank in self._cluster.job(job_id).ranks:
-            trained.ranks.setdefault(rank.node_id, []).append(rank.pid)
+        self._look(trained)
         return trained
 
     def _goes_on(self, pids: list[int], since: float) -> bool:
         """All of these ranks have made some steps since then."""
-        diaries = read_all(self._diaries)
+        diaries = self._diaries.read()
         return all(
             pid in diaries and sum(at > since for at in diaries[pid].steps[-STEPS_BETWEEN:]) == STEPS_BETWEEN
             for pid in pids
@@ -179,18 +220,22 @@ class Chaos:
 
     def _broke(self, trained: Trained, words: str) -> None:
         job = self._cluster.job(trained.job_id)
-        self.findings.breach("stuck", f"{words} The job is {job_state(job.state)}: {job.reason}")
+        events = self._cluster.call(lambda client: list(client.events(trained.job_id)))
+        newest = "".join(f"\n    {event.kind}: {event.reason}" for event in events[-LAST_EVENTS:])
+        waits = f" It waits: {job.waiting}." if job.waiting else ""
+        state = f"The job is {job_state(job.state)}: {job.reason}.{waits} Its newest events:{newest}"
+        self.findings.breach("stuck", f"{words} {state}")
         self._tell(f"BROKEN: {self.findings.broken['stuck'][-1]}")
 
     def _end_job(self, trained: Trained) -> None:
         """Asks for the end, waits for it, and judges what the ranks have written."""
-        (self._diaries / "stop").touch()
+        (trained.folder / "stop").touch()
         try:
             until(lambda: not any(map(alive, trained.pids())), "ranks end when they are asked to")
         except ServiceError as error:
             self._broke(trained, str(error))
             self._cluster.call(lambda client: client.cancel(trained.job_id, reason="chaos: it hangs"))
-        diaries = read_all(self._diaries)
+        diaries = self._diaries.read()
         for pid in trained.pids():
             if not (pid in diaries and diaries[pid].ended):
                 self.findings.breach("stuck", f"process {pid} of job {trained.job_id} did not come to its end")

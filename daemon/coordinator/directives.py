@@ -7,7 +7,7 @@ protobuf messages that are concatenated are one message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, Phase, Plan
@@ -79,9 +79,7 @@ class Order:
         if host.index < 0 and not host.joining and not host.dismissed:
             return self._leave
         own = node_pb2.RunJob(host_index=host.index if host.index >= 0 else NOWHERE)
-        if host.dismissed:
-            own.planned = True
-        body = self._shared + own.SerializeToString()
+        body = (self._dismissal if host.dismissed else self._shared) + own.SerializeToString()
         return _RUN_TAG + _varint(len(body)) + body
 
     @cached_property
@@ -89,6 +87,12 @@ class Order:
         if isinstance(self.wish, Stop):
             return _stop_message(self.wish)
         return _run_message(self.wish, self._job).SerializeToString()
+
+    @cached_property
+    def _dismissal(self) -> bytes:
+        """Its ranks leave after their step, also where others wait then, or have begun another generation since."""
+        assert isinstance(self.wish, Run)
+        return _run_message(replace(self.wish, plan=Plan.PLANNED), self._job).SerializeToString()
 
     @cached_property
     def _leave(self) -> bytes:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import NodeRecord, Stored
 
+RESYNC_S = 0.5  # how often to look for what other coordinators have changed
+
 
 class Neighbours:
     """``lease_s``: so long after its last beat a coordinator's sessions don't count; ``job_lease_s``: and others may

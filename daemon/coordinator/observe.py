@@ -78,6 +78,8 @@ def _observe_part(
         return job, ()  # the fact is older than this part
     if old.boot_id != boot_id:
         fact = replace(fact, phase=Phase.STOPPED, error=fact.error or RESTARTED.format(old.node_id), withdrawn=True)
+    if beside and not old.joining and not _named(old, fact):  # the node has ended them, and speaks of them no more
+        fact = replace(fact, phase=Phase.STOPPED)
     if old.joining and not beside:
         host = _merge_host(old, replace(fact, suspended="", suspended_nodes=(), entered=0), now)
     else:

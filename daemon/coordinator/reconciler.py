@@ -32,7 +32,7 @@ from bagua.daemon.coordinator.domain import (
 )
 from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.intake import Intake
-from bagua.daemon.coordinator.neighbours import Neighbours
+from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
 from bagua.daemon.coordinator.store import Store
@@ -43,7 +43,6 @@ from bagua.proto import node_pb2
 FIRST_RETRY_S = 0.1  # after an error of the database
 MAX_RETRY_S = 2.0
 _BEAT_S = 3.0
-_RESYNC_S = 1.0  # how often to look for what other coordinators have changed
 _MOST_FACTS = 500  # in one round: the event loop must not stand still for long
 _YIELD_EVERY = 5  # facts or jobs, for the same reason
 _MOST_SHOWN = 4_000  # characters of a fact in the log
@@ -68,7 +67,7 @@ class Reconciler:
         watchers: Watchers,
         counters: Counters,
         on_end: Callable[[], None],
-        job_lease_s: float = 10.0,
+        job_lease_s: float = 3.0,
     ) -> None:
         self._intake = intake
         self._worker = worker
@@ -82,7 +81,7 @@ class Reconciler:
         self._counters = counters
         self._on_end = on_end
         self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
-        self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4)
+        self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
         self._orphans: set[str] = set()
         self._next_beat = 0.0
         self._next_sync = 0.0
@@ -160,7 +159,7 @@ class Reconciler:
         taken = self._intake.take(now, _MOST_FACTS)
         try:
             if self._neighbours is not None and now >= self._next_sync:
-                self._next_sync = now + _RESYNC_S
+                self._next_sync = now + RESYNC_S
                 await self._sync(self._neighbours)
             if self._in_doubt:
                 await self._compare(await self._worker.read(self._live))
@@ -310,10 +309,11 @@ class Reconciler:
         for call in taken.cancellations:
             self._answer_cancellation(call, ended, outcome)
         self._answer_submissions(taken.submissions, outcome)
+        self._intake.inbox.requests += [request for request in taken.requests if request.job_id in again]
+        taken.requests = [request for request in taken.requests if request.job_id not in again]
         for request in taken.requests:
-            stale = UnavailableError("Another coordinator has changed the job meanwhile: try again.")
             found = None if request.job_id in refused else self._board.job(request.job_id)
-            settle(request.done, found, error=outcome.failed.get(request.job_id, stale))
+            settle(request.done, found, error=outcome.failed.get(request.job_id, NotFoundError(request.job_id)))
         for mark in taken.marks:
             if self._board.mark_node(mark.node_id, mark.draining, mark.leaving):
                 self._intake.inbox.room = True

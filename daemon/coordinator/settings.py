@@ -29,8 +29,9 @@ class Settings(BaseSettings):
     # A node says something every heartbeat; after a lease without a word it counts as lost.
     heartbeat_s: float = Field(3.0, gt=0, le=600)
     lease_s: float = Field(10.0, gt=0, le=3600)
-    # The right to decide about a job, where several coordinators share a database.
-    job_lease_s: float = Field(10.0, gt=0, le=3600)
+    # The right to decide about a job, where several coordinators share a database: another one leads after so long,
+    # and twice ``neighbours.RESYNC_S``.
+    job_lease_s: float = Field(3.0, gt=0, le=3600)
     # A connection that shows no token is shut down after so long.
     stranger_s: float = Field(10.0, gt=0, le=3600)
     settle_s: float = Field(1.0, ge=0, le=60)

@@ -184,8 +184,7 @@ class Jobs:
         self._held.pop(spec.job_id, None)  # the newest last
         self._held[spec.job_id] = job
         job.start()
-        if peers := parse_peers(directive):
-            job.post(events.PeersKnown(peers))
+        _tell_peers(job, directive)
         self._on_report(spec.job_id)
         self._spawn_task(self._announce())
 
@@ -209,8 +208,7 @@ class Jobs:
         """The same generation once more, with what has become known meanwhile."""
         if directive.spec.elastic:
             self._go_on(held, directive)
-        if peers := parse_peers(directive):
-            held.post(events.PeersKnown(peers))
+        _tell_peers(held, directive)
         self._on_report(directive.job_id)
 
     def _go_on(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
@@ -269,6 +267,12 @@ class Jobs:
             del self._held[job_id]
             self._node.journal.remove(job_id)
             shutil.rmtree(self._node.jobs_folder / job_id, ignore_errors=True)
+
+
+def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
+    """A node that has newcomers alone is none of these hosts, and its engine has no others yet."""
+    if directive.host_index != NO_HOST and (peers := parse_peers(directive)):
+        job.post(events.PeersKnown(peers))
 
 
 def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJob:

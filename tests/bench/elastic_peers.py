@@ -111,7 +111,7 @@ def judge(diaries: dict[int, list[Step]], victim: int, killed_at: float) -> Foun
 
 def available(system: str, python: str) -> bool:
     probe = subprocess.run(
-        [python, "-P", "-c", f"import {MODULES[system.partition(',')[0]]}"], capture_output=True, check=False
+        [python, "-P", "-c", f"import {MODULES[system.partition('-')[0]]}"], capture_output=True, check=False
     )
     return probe.returncode == 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from rig.elastic import PROGRAM
+from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: San
     service.start_coordinator()
     first = service.start_node("node-a", 1)
     service.start_node("node-b", 1)
-    job_id = service.submit("--nnodes", "2:2", sandbox.script("train.py", PROGRAM))
+    job_id = service.submit("--nnodes", "2:2", sandbox.script("train.py", CLOSED))
     job = service.wait_for_state(job_id, ["running"], within=60)
     sandbox.wait_until(lambda: printed(job, "generation 1 rank {} of 2 sum 1"), SOON_S)
     pids = [rank["pid"] for rank in job["ranks"]]

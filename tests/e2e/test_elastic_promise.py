@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rig.limits import SOON_S
 
-from bagua.chaos.diary import Diary, read_all, violations, whole_epochs
+from bagua.chaos.diary import Diaries, Diary, violations, whole_epochs
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
@@ -27,6 +27,7 @@ class Training:
         self.service = service
         self.folder = folder
         folder.mkdir()
+        self._diaries = Diaries(folder)
         self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers))
         job = service.wait_for_state(self.id, ["running"], within=SOON_S)
         self.nodes = {rank["pid"]: rank["node_id"] for rank in job["ranks"]}
@@ -34,7 +35,7 @@ class Training:
         self.wait_for_steps(self.pids)
 
     def diaries(self) -> dict[int, Diary]:
-        return read_all(self.folder)
+        return self._diaries.read()
 
     def wait_for_steps(self, pids: list[int], more: int = 5) -> None:
         """Until each of these processes has made so many steps more."""

@@ -11,7 +11,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.chaos import sockets
-from bagua.chaos.diary import Diary, Epoch, longest_pause, read, usual_step, violations, whole_epochs
+from bagua.chaos.diary import Diaries, Diary, Epoch, longest_pause, usual_step, violations, whole_epochs
 from bagua.chaos.plan import KINDS, Plan, choose
 
 
@@ -48,9 +48,12 @@ def test_what_can_be_chosen() -> None:
 
 
 def test_diaries(tmp_path: Path) -> None:
-    lines = ["step 1000000000 4", "step 1100000000 4", "step 1200000000 4", "step 2200000000 3", "epoch 0 ab 0 0 1"]
-    (tmp_path / "diary-1").write_text("\n".join([*lines, "end"]) + "\nstep 23")
-    found = read(tmp_path / "diary-1")
+    path, diaries = tmp_path / "diary-1", Diaries(tmp_path)
+    path.write_text("step 1000000000 4\nstep 1100000000 4\nstep 12000")
+    assert diaries.read()[1].steps == [1.0, 1.1]
+    with path.open("a") as file:
+        file.write("00000 4\nstep 2200000000 3\nepoch 0 ab 0 0 1\nend\nstep 23")
+    found = diaries.read()[1]
     assert (found.steps, found.world, found.ended) == ([1.0, 1.1, 1.2, 2.2], 3, True)
     assert found.epochs == {0: Epoch("ab", 0, 0, True)}
     assert usual_step([found], 1.25) == pytest.approx(0.1)
@@ -72,16 +75,20 @@ def test_what_is_broken_is_named() -> None:
 
 def test_faults_of_a_connection() -> None:
     """Of this very process: what is done to the copy happens to the connection."""
+    me, before = os.getpid(), set(sockets.connections(os.getpid(), but=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-    port = {far.getsockname()[1]}
     with near, far:
-        assert sorted(sockets.connections(os.getpid(), port)) == sorted([near.fileno(), far.fileno()])
-        assert sockets.corrupt(os.getpid(), port, b"garbage") == 1
+        port = far.getsockname()[1]
+        assert set(sockets.connections(me, but=0)) - before == {near.fileno(), far.fileno()}
+        assert set(sockets.connections(me, but=port)) == before
+        if before:
+            return  # connections of the test runner: they are left alone
+        assert sockets.corrupt(me, 0, b"garbage") == 1
         near.settimeout(10.0)
         far.settimeout(10.0)
-        assert sockets.pace(os.getpid(), port, 1000) == sockets.pace(os.getpid(), port, sockets.UNLIMITED) == 2
-        assert sockets.cut(os.getpid(), port) == 2
+        assert sockets.pace(me, 0, 1000) == sockets.pace(me, 0, sockets.UNLIMITED) == 2
+        assert sockets.cut(me, 0) == 2
         assert sorted([near.recv(100) + near.recv(100), far.recv(100) + far.recv(100)]) == [b"", b"garbage"]
-        assert sockets.connections(os.getpid(), port) == []
+        assert sockets.connections(me, but=0) == []

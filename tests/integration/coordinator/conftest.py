@@ -179,7 +179,7 @@ class Peer:
         run: node_pb2.RunJob | node_pb2.StopJob,
         phase: int,
         states: dict[int, common_pb2.RankStatus] | None = None,
-        **more: str,
+        **more: Any,
     ) -> None:
         ranks = [
             common_pb2.RankStatus(rank=rank, node_id=self.node_id, **status) for rank, status in (states or {}).items()

@@ -204,3 +204,37 @@ def test_two_coordinators_over_one_postgresql_place_a_job_once(start, connect, u
         until(other, job.job_id, c.JOB_STATE_SUCCEEDED)
         kinds = [event.kind for event in other.events(job.job_id)]
         assert kinds.count("placed") == 1
+
+
+def test_a_coordinator_that_was_replaced_meanwhile_is_refused(start, connect, until, tmp_path, postgres_url):
+    one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
+    two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
+    a, b = connect(one, "a"), connect(one, "b")
+    with one.client() as client, two.client() as other:
+        job = submit(client, 2, elastic=True)
+        run = a.expect(n.RunJob)
+        b.expect(n.RunJob)
+        for peer, rank in ((a, 0), (b, 1)):
+            status = {**RUNNING, "member": rank}
+            peer.report(run, n.LOCAL_PHASE_STARTED, {rank: status}, engine_address=f"127.0.0.1:{1000 + rank}")
+        until(other, job.job_id, c.JOB_STATE_RUNNING)
+        one.process.send_signal(signal.SIGSTOP)
+        held = [
+            n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[c.RankStatus(rank=r, member=r, **RUNNING)])
+            for r in (0, 1)
+        ]
+        held[1].ranks[0].MergeFrom(c.RankStatus(state=c.RANK_STATE_EXITED, exit_code=-9, signal=9))
+        a2 = connect(two, "a", jobs=(held[0],))
+        connect(two, "b", jobs=(held[1],))
+        while (newer := a2.expect(n.RunJob)).generation < 2:
+            pass
+        assert [list(host.members) for host in newer.hosts] == [[0]]
+        a2.report(newer, n.LOCAL_PHASE_STARTED, {0: {**RUNNING, "member": 0}}, entered=2)
+        # The first one wakes, and finds what its nodes said before, and that their streams are gone.
+        one.process.send_signal(signal.SIGCONT)
+        with one.client() as woken:
+            assert woken.pause(job.job_id).generation >= 2, "it acts on what it finds, not on what it knew"
+        until(other, job.job_id, c.JOB_STATE_WAITING)
+        events = list(other.events(job.job_id))
+        assert [event.kind for event in events].count("regrouped") == 1
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))

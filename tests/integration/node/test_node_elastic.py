@@ -12,6 +12,17 @@ from rig.elastic import PROGRAM
 
 from bagua.proto import common_pb2, node_pb2
 
+ELSEWHERE = [
+    node_pb2.HostPlan(
+        node_id=f"elsewhere-{host}",
+        address="127.0.0.1",
+        engine_address=f"127.0.0.1:{9 + host}",
+        ranks=[host],
+        members=[98 + host],
+    )
+    for host in (0, 1)
+]
+"""Two hosts without this node. Nobody listens there."""
 RUNNING, EXITED = common_pb2.RANK_STATE_RUNNING, common_pb2.RANK_STATE_EXITED
 
 
@@ -37,14 +48,9 @@ class Elastic:
                     elastic=True,
                 ),
                 host_index=0 if members else 0xFFFFFFFF,
-                hosts=[
-                    node_pb2.HostPlan(
-                        node_id="n" if members else "elsewhere",
-                        address="127.0.0.1",
-                        ranks=range(len(members) or 1),
-                        members=members or [99],
-                    )
-                ],
+                hosts=[node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(len(members)), members=members)]
+                if members
+                else ELSEWHERE,
                 joining=[node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)],
                 job_key=bytes(32),
                 master_addr="127.0.0.1",

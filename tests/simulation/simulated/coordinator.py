@@ -27,7 +27,8 @@ from simulated.network import Stream
 OWNER = "the-coordinator"
 LEASE_S = 10.0
 TICK_S = 2.0
-OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0, max_stalls=2)
+JOINS = {"join_s": 15.0, "join_wait_s": 1.0, "rejoin_s": 2.0, "most_rejoin_s": 8.0}
+OPTIONS = Options(lease_s=LEASE_S, settle_s=0.5, stop_margin_s=15.0, start_s=25.0, fence_s=20.0, max_stalls=2, **JOINS)
 WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPTIONS.fence_s, sole=True)
 
 

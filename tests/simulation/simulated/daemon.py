@@ -6,11 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua.daemon.node.lease import Lease
 from bagua.proto import common_pb2, node_pb2
 from simulated.network import Link, Stream
+
+if TYPE_CHECKING:
+    from simulated.training import Training
 
 HEARTBEAT_S = 4.0
 KEEPALIVE_S = 6.0  # so long without a sign from the other side, and a daemon gives its stream up
@@ -34,7 +37,12 @@ class Part:
     ended_well: bool = False
     dirty: bool = True  # the coordinator may not know all of it
     elastic: bool = False
-    nodes: tuple[str, ...] = ()  # of this generation, by index
+    nodes: tuple[str, ...] = ()  # of the generation that the engine is in
+    run: node_pb2.RunJob | None = None  # the newest
+    present: frozenset[int] = frozenset()  # members that are in that generation
+    known: set[int] = field(default_factory=set)  # members that were ever started here
+    boundary: bool = False  # all ranks here have ended their step, and wait
+    stepping: bool = False  # a step may be under way, which a loss makes it repeat
     token: object = field(default_factory=object)
 
 
@@ -42,14 +50,13 @@ class SimulatedDaemon:
     """``net`` gives streams: None while nobody listens. ``on_death`` hears of elastic parts that end while others go
     on."""
 
-    def __init__(
-        self, node_id: str, slots: int, rng: random.Random, net: Any, on_death: Callable[[str, str, Part], None]
-    ) -> None:
+    def __init__(self, node_id: str, slots: int, rng: random.Random, net: Any, world: Any) -> None:
         self.node_id = node_id
         self.slots = slots
         self._rng = rng
         self._net = net
-        self._on_death = on_death
+        self._on_death: Callable[[str, str, Part], None] = world.part_died
+        self._training: Training = world.training
         self._loop = asyncio.get_running_loop()
         self.link = Link(self._loop)
         self.frozen_until = 0.0
@@ -116,37 +123,148 @@ class SimulatedDaemon:
         left = [] if part is None else [rank for rank in part.fact.ranks if rank.state == RUNNING]
         if part is None or not part.elastic or not part.computing or not left:
             return False
-        self._end(left[0], -9)
+        dead = self._rng.choice(left)
+        self._end(dead, -9)
         part.computing = len(left) > 1
-        self.suspend(job_id, part.fact.generation, "a rank is gone")
-        return True
+        if dead.member in part.present:
+            self.suspend(job_id, part.fact.entered, "a rank is gone")
+        self.changed(part)
+        return dead.member in part.present
 
-    def suspend(self, job_id: str, generation: int, text: str, lost: str = "") -> None:
+    def suspend(self, job_id: str, entered: int, text: str, lost: str = "") -> None:
         """The engine of that generation has lost a rank, or the node ``lost``; or others have."""
         part = self.parts.get(job_id)
-        if not self.alive or part is None or part.fact.generation != generation or part.fact.phase == STOPPED:
+        if not self.alive or part is None or part.fact.entered != entered or part.fact.phase == STOPPED or not entered:
             return
         part.fact.suspended = part.fact.suspended or text
-        if lost in part.nodes and part.nodes.index(lost) not in part.fact.suspended_hosts:
-            part.fact.suspended_hosts.append(part.nodes.index(lost))
-        self._changed(part)
+        if lost in part.nodes and lost != self.node_id and lost not in part.fact.suspended_nodes:
+            part.fact.suspended_nodes.append(lost)
+        self.changed(part)
+        self._plan(part)  # who is dismissed has nothing to repeat
 
-    def _regroup(self, part: Part, run: node_pb2.RunJob) -> None:
-        """Members go on; all others have died before."""
-        mine = run.hosts[run.host_index]
+    def _follow_run(self, part: Part, run: node_pb2.RunJob) -> None:
+        """A newer generation of a job that is here, or other newcomers."""
+        part.run = run
         part.fact.generation = run.generation
-        part.nodes = tuple(host.node_id for host in run.hosts)
+        mine, lobby = _plans(run, self.node_id)
+        wanted = {*mine, *lobby} - (part.present - set(mine) if mine else set())
+        if part.present and not mine and not lobby and run.planned:  # dismissed, after the step
+            wanted = {rank.member for rank in part.fact.ranks}
+        for rank in list(part.fact.ranks):
+            if rank.member not in wanted:
+                if rank.state != EXITED:
+                    self._end(rank, -9)
+                if rank.member in part.present and rank.member not in lobby:
+                    part.fact.ranks.remove(rank)
+        self._add_newcomers(part, [member for member in lobby if member not in part.known])
+        if mine and not run.planned and part.fact.entered < run.generation:
+            self._enter(part, at_once=True)
+        elif not mine and part.present and lobby:  # a plan was overtaken: its newcomers are back in the lobby
+            self._back(part)
+        self._plan(part)
+        if run.planned and part.present:
+            self._training.plan_is_known(run.job_id, part.fact.entered)
+        self.changed(part)
+
+    def _back(self, part: Part) -> None:
+        """Into a lobby of its own; or the newcomers are ended, and others come."""
+        part.present, part.fact.entered, part.boundary = frozenset(), 0, True
+        part.fact.suspended = ""
+        del part.fact.suspended_nodes[:]
+        if self._rng.random() < 0.5:
+            self._stop(part, code=-9, error="")
+
+    def at_boundary(self, part: Part) -> None:
+        """All ranks here have ended their step, and wait for the next generation."""
+        part.boundary = True
+        self._plan(part)
+
+    def _plan(self, part: Part) -> None:
+        """A planned change takes place once everybody here waits for it."""
+        run = part.run
+        if run is None or not run.planned or run.hold or part.fact.entered >= run.generation or not self.alive:
+            return
+        mine, lobby = _plans(run, self.node_id)
+        if part.fact.phase == STOPPED:
+            return
+        if not mine and not lobby and part.present and (part.boundary or part.fact.suspended):
+            self._stop(part, code=0, error="")
+        elif mine and (part.boundary or not part.present):
+            new = [rank for rank in part.fact.ranks if rank.member in mine and rank.member not in part.present]
+            if all(rank.ready_to_join for rank in new) and part.computing:
+                self._enter(part, at_once=False)
+
+    def _enter(self, part: Part, at_once: bool) -> None:
+        run = part.run
+        assert run is not None
+        mine = run.hosts[run.host_index]
+        held = {rank.member: rank for rank in part.fact.ranks}
         if part.fact.phase != STOPPED:
-            held = {rank.member: rank for rank in part.fact.ranks}
-            assert held.keys() >= set(mine.members)
-            staying = [held[member] for member in mine.members]
-            for number, rank in zip(mine.ranks, staying, strict=True):
-                rank.rank = number
-            del part.fact.ranks[:]
-            part.fact.ranks.extend(staying)
-            part.fact.suspended = ""
-            del part.fact.suspended_hosts[:]
-        self._changed(part)
+            assert held.keys() >= set(mine.members), (held.keys(), mine.members)
+        self._training.enters(self, part, at_once)
+        part.present = frozenset(mine.members)
+        part.fact.entered = run.generation
+        part.boundary = False
+        part.nodes = tuple(host.node_id for host in run.hosts)
+        for number, member in zip(mine.ranks, mine.members, strict=True):
+            if member in held:
+                held[member].rank = number
+        part.fact.suspended = ""
+        del part.fact.suspended_nodes[:]
+        self.changed(part)
+
+    def slots_of(self, part: Part) -> int:
+        """Of ranks that are members, or may become members."""
+        if part.run is None or not part.elastic:
+            return len(part.fact.ranks)
+        mine, lobby = _plans(part.run, self.node_id)
+        return sum(rank.member in {*mine, *lobby} for rank in part.fact.ranks)
+
+    def newcomers_fail(self, part: Part) -> None:
+        """They have another model."""
+        for rank in part.fact.ranks:
+            if rank.state != EXITED:
+                self._end(rank, 1)
+        part.computing = False
+        self._on_death(part.fact.job_id, self.node_id, part)
+        self.changed(part)
+
+    def _add_newcomers(self, part: Part, members: list[int]) -> None:
+        for number, member in enumerate(members):
+            part.fact.ranks.add(rank=number, node_id=self.node_id, state=WAITING, member=member, newcomer=True)
+        part.known |= set(members)
+        if members:
+            self._loop.call_later(self._rng.uniform(0.0, 2.0), self._newcomers_start, part, members, self.boot_id)
+
+    def _newcomers_start(self, part: Part, members: list[int], boot_id: str) -> None:
+        if boot_id != self.boot_id or not self.alive or part.fact.phase == STOPPED:
+            return
+        part.fact.phase = node_pb2.LOCAL_PHASE_STARTED
+        part.fact.engine_address = "127.0.0.1:1"
+        for rank in part.fact.ranks:
+            if rank.member in members and rank.state == WAITING:
+                rank.state, rank.pid = RUNNING, 1 + rank.member
+                part.computing = True
+        self._loop.call_later(self._rng.uniform(0.0, 3.0), self._newcomers_ready, part, members, boot_id)
+        self.changed(part)
+
+    def _newcomers_ready(self, part: Part, members: list[int], boot_id: str) -> None:
+        if boot_id != self.boot_id or not self.alive or part.fact.phase == STOPPED:
+            return
+        fate = self._rng.random() / self._training.clumsy if self._training.clumsy else 1.0
+        if fate < 0.1:
+            return  # it never gets ready
+        for rank in part.fact.ranks:
+            if rank.member in members and rank.state == RUNNING:
+                if fate < 0.25:
+                    self._end(rank, self._rng.choice((0, 1, -9)))
+                else:
+                    rank.ready_to_join = True
+        if not part.present:
+            part.boundary = True
+            part.computing = any(rank.state == RUNNING for rank in part.fact.ranks)
+        self._plan(part)
+        self.changed(part)
 
     def _die(self, job_id: str, part: Part) -> None:
         if part.elastic and part.fact.phase != STOPPED:
@@ -256,30 +374,45 @@ class SimulatedDaemon:
             elif part.fact.phase != STOPPED and directive.stop.generation >= part.fact.generation:
                 token = part.token
                 self._loop.call_later(self._rng.uniform(0.0, 1.0), self._stop_if, part, token)
-            self._changed(part)
+            self.changed(part)
 
     def _begin(self, run: node_pb2.RunJob) -> None:
         held = self.parts.get(run.job_id)
-        if held is not None and held.fact.generation >= run.generation:
-            self._changed(held)
+        mine, lobby = _plans(run, self.node_id)
+        anew = held is not None and held.fact.phase == STOPPED and not held.computing
+        if anew and held is not None and held.elastic and lobby and not held.known & set(lobby):
+            held = None
+        if held is not None and held.elastic and held.run is not None and run.generation >= held.fact.generation:
+            if held.fact.phase == STOPPED:
+                held.fact.generation = run.generation
+                self.changed(held)
+            else:
+                self._follow_run(held, run)
             return
-        if held is not None and held.elastic:
-            self._regroup(held, run)
+        if held is not None and held.fact.generation >= run.generation:
+            self.changed(held)
             return
         assert held is None or not held.computing
-        mine = run.hosts[run.host_index]
-        assert mine.node_id == self.node_id
         fact = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
-        part = self.parts[run.job_id] = Part(fact, elastic=run.spec.elastic)
+        fact.takes_newcomers = "takes" in run.spec.args
+        part = self.parts[run.job_id] = Part(fact, elastic=run.spec.elastic, run=run)
+        if lobby:
+            self.history.append((run.job_id, part))
+            self._add_newcomers(part, lobby)
+            self.changed(part)
+            return
+        assert run.hosts[run.host_index].node_id == self.node_id
         part.nodes = tuple(host.node_id for host in run.hosts)
         if part.elastic and run.generation > 1:  # an earlier life of this daemon had it
             fact.phase = STOPPED
-            self._changed(part)
+            self.changed(part)
             return
-        for rank in mine.ranks:
+        part.present, part.known, part.stepping = frozenset(mine), set(mine), True
+        fact.entered = run.generation
+        for rank in run.hosts[run.host_index].ranks:
             fact.ranks.add(rank=rank, node_id=self.node_id, state=WAITING, member=rank)
         self.history.append((run.job_id, part))
-        self._changed(part)
+        self.changed(part)
         self._loop.call_later(self._rng.uniform(0.0, 2.0), self._started, part, self.boot_id)
 
     def _started(self, part: Part, boot_id: str) -> None:
@@ -293,7 +426,7 @@ class SimulatedDaemon:
         part.fact.engine_address = "127.0.0.1:1"
         for rank in part.fact.ranks:
             rank.state, rank.pid = RUNNING, 1 + rank.rank
-        self._changed(part)
+        self.changed(part)
 
     def _stop_if(self, part: Part, token: object) -> None:
         if part.token is token and part.fact.phase != STOPPED and self.alive:
@@ -306,9 +439,9 @@ class SimulatedDaemon:
         for rank in part.fact.ranks:
             if rank.state != EXITED:
                 self._end(rank, code)
-        self._changed(part)
+        self.changed(part)
 
-    def _changed(self, part: Part) -> None:
+    def changed(self, part: Part) -> None:
         part.dirty = True
         self._loop.call_soon(self._report)
 
@@ -339,3 +472,14 @@ class SimulatedDaemon:
                 self._die(job_id, part)
                 part.fact.withdrawn = True
                 self._stop(part, code=-9, error="could not reach the coordinator")
+
+
+NOWHERE = 0xFFFFFFFF
+
+
+def _plans(run: node_pb2.RunJob, node_id: str) -> tuple[list[int], list[int]]:
+    """(members of the generation, newcomers that prepare) on a node."""
+    mine = list(run.hosts[run.host_index].members) if run.host_index != NOWHERE else []
+    if run.host_index != NOWHERE and not run.spec.elastic:
+        mine = list(run.hosts[run.host_index].ranks)
+    return mine, [member for plan in run.joining if plan.node_id == node_id for member in plan.members]

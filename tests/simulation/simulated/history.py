@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from bagua.daemon.coordinator import wishes
 from simulated.coordinator import Life
 from simulated.database import Trouble
 from simulated.loop import VirtualLoop
 from simulated.store import MemoryStore
-from simulated.world import World
+from simulated.world import Elastic, World
 
 MakeStore = Callable[[Callable[[], None]], Any]
 
@@ -47,13 +48,15 @@ async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: Ma
     await world.start_coordinator()
     dead: set[str] = set()
     if elastic:
-        world.submit(nodes, rng.randint(1, world.daemons[0].slots), elastic=True)
+        size = rng.randint(1, nodes)
+        world.submit(size, rng.randint(1, world.daemons[0].slots), Elastic.drawn(rng, size, nodes))
         await asyncio.sleep(rng.choice((0.0, 3.0)))
     else:
         world.submit(*_shape(rng))
-    for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
+    for _ in range(rng.choice((1, 2, 3, 5, 7) if elastic else (1, 1, 2, 2, 3, 5))):
         await asyncio.sleep(rng.choice((0.0, 0.01, 0.5, 3.0, 12.0)) * rng.random())
-        rng.choice(LOSSES if elastic and rng.random() < 0.5 else ACTIONS)(world, rng, dead)
+        usual = ACTIONS if not elastic else rng.choice((ACTIONS, LOSSES, LOSSES, WISHES, WISHES))
+        rng.choice(usual)(world, rng, dead)
     await asyncio.sleep(rng.choice((0.0, 0.0, 3.0, 12.0, 25.0)))
     await _end_well(world, dead)
     return trouble.asked
@@ -183,7 +186,7 @@ def _rank_killed(world: World, rng: random.Random, dead: set[str]) -> None:
         job_id, daemon = rng.choice(world.submitted), rng.choice(world.daemons)
         part = daemon.parts.get(job_id)
         if daemon.rank_killed(job_id) and part is not None:
-            world.suspend_others(job_id, daemon.node_id, part.fact.generation)
+            world.suspend_others(job_id, daemon.node_id, part.fact.entered)
 
 
 def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None:
@@ -193,11 +196,29 @@ def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None
         one, other = rng.sample(world.daemons, 2)
         part = one.parts.get(job_id)
         if part is not None and part.elastic and part.computing and other.node_id in part.nodes:
-            one.suspend(job_id, part.fact.generation, f"{other.node_id} hung up", other.node_id)
+            one.suspend(job_id, part.fact.entered, f"{other.node_id} hung up", other.node_id)
             if rng.random() < 0.7:
-                other.suspend(job_id, part.fact.generation, f"{one.node_id} hung up", one.node_id)
+                other.suspend(job_id, part.fact.entered, f"{one.node_id} hung up", one.node_id)
 
 
+def _scale(world: World, rng: random.Random, dead: set[str]) -> None:
+    wanted = rng.randint(1, len(world.daemons))
+    world.ask(lambda job: wishes.scale(job, wanted))
+
+
+def _pause(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.ask(wishes.pause)
+
+
+def _resume(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.ask(wishes.resume)
+
+
+def _drain(world: World, rng: random.Random, dead: set[str]) -> None:
+    world.drain(rng.choice(world.daemons).node_id, rng.random() < 0.6)
+
+
+WISHES = (_scale, _scale, _pause, _resume, _resume, _drain, _drain)
 LOSSES = (_rank_killed, _rank_killed, _connection_breaks, _kill, _tear, _silence)
 ACTIONS = (
     _submit,

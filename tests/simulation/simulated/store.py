@@ -96,7 +96,15 @@ class MemoryTransaction:
         return dict(self._store.beats)
 
     def put_node(self, node: NodeRecord) -> None:
-        self._store.nodes[node.node_id] = node
+        known = self._store.nodes.get(node.node_id)
+        self._store.nodes[node.node_id] = node if known is None else replace(node, draining=known.draining)
+
+    def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
+        known = self._store.nodes.get(node_id)
+        if known is not None:
+            draining = known.draining if draining is None else draining
+            leaving = known.leaving if leaving is None else leaving
+            self._store.nodes[node_id] = replace(known, draining=draining, leaving=leaving)
 
     def node(self, node_id: str, lock: bool = False) -> NodeRecord | None:
         return self._store.nodes.get(node_id)

@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.errors import ServiceError
-from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.evidence import ending
+from bagua.daemon.coordinator.membership import next_generation
 from bagua.daemon.coordinator.placement import Placement, place
 from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.wishes import Wished
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
 from simulated.daemon import STOPPED, Part, SimulatedDaemon
 from simulated.database import Trouble
 from simulated.network import Stream
+from simulated.training import Training
 
 GRACE_S = 2.0
 # Everything must have come to rest so long after the last trouble: whatever waits, waits for one of these.
 REST_S = OPTIONS.start_s + OPTIONS.gone_s + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
 
-SPECS = {
-    (nnodes, nproc, elastic): checked_spec(
-        common_pb2.JobSpec(
-            name="sim",
-            entry="sim.py",
-            nnodes=nnodes,
-            nproc_per_node=nproc,
-            placement_timeout_s=10_000.0,
-            stop_grace_s=GRACE_S,
-            elastic=elastic,
-        )
+
+@dataclass(frozen=True)
+class Elastic:
+    """The part of a specification that tells how a job grows and shrinks."""
+
+    least: int
+    most: int
+    respawn: int
+    takes: bool
+
+    @classmethod
+    def drawn(cls, rng: random.Random, nodes: int, most: int) -> Elastic:
+        return cls(rng.choice((0, 0, nodes)), rng.choice((nodes, most)), rng.choice((0, 3)), rng.random() < 0.8)
+
+
+@functools.cache
+def spec_of(nnodes: int, nproc: int, elastic: Elastic | None) -> JobSpec:
+    """What somebody submits."""
+    spec = common_pb2.JobSpec(
+        name="sim",
+        entry="sim.py",
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        placement_timeout_s=10_000.0,
+        stop_grace_s=GRACE_S,
+        elastic=elastic is not None,
     )
-    for nnodes, nproc in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2))
-    for elastic in (False, True)
-}
+    if elastic is not None:
+        spec.min_nodes, spec.max_nodes, spec.respawn = elastic.least, elastic.most, elastic.respawn
+        spec.args.extend(["takes"] if elastic.takes else [])
+    return checked_spec(spec)
 
 
 class BrokenPromiseError(AssertionError):
@@ -70,9 +92,9 @@ class World:
         self.cancelled: set[str] = set()  # and those that are to end, as somebody was told
         self._seen_ended: set[str] = set()
         self._generations: dict[str, tuple[int, set[int]]] = {}  # elastic job -> the last one stored, its members
-        self.daemons = [
-            SimulatedDaemon(f"n{number}", slots, rng, self._connect, self._part_died) for number in range(nodes)
-        ]
+        self.daemons: list[SimulatedDaemon] = []
+        self.training = Training(rng, self.daemons, self.broken)
+        self.daemons += [SimulatedDaemon(f"n{number}", slots, rng, self._connect, self) for number in range(nodes)]
 
     # ---- what happens
 
@@ -99,7 +121,7 @@ class World:
         async with self._folder:
             await (life.stop() if gently else life.kill())
 
-    def submit(self, nnodes: int, nproc: int, elastic: bool = False) -> None:
+    def submit(self, nnodes: int, nproc: int, elastic: Elastic | None = None) -> None:
         """Somebody submits a job; its answer comes later."""
         life = self.life
         if life is None or not life.listens:
@@ -108,7 +130,7 @@ class World:
         self.submitted.append(job_id)
         job = JobRecord(
             job_id,
-            SPECS[nnodes, nproc, elastic],
+            spec_of(nnodes, nproc, elastic),
             created_at=self._loop.time(),
             reason="submitted",
             submitted_clock=life.clock.now(),
@@ -123,16 +145,30 @@ class World:
 
         self._call(call())
 
-    def suspend_others(self, job_id: str, node_id: str, generation: int, lost: str = "") -> None:
+    def suspend_others(self, job_id: str, node_id: str, entered: int, lost: str = "") -> None:
         """The engines of a job hear from each other, soon."""
         for daemon in self.daemons:
             if daemon.node_id != node_id:
                 seconds = self.rng.choice((0.0, 0.05, 1.0)) * self.rng.random()
                 words = f"{lost or node_id} has lost somebody"
-                self._loop.call_later(seconds, daemon.suspend, job_id, generation, words, lost)
+                self._loop.call_later(seconds, daemon.suspend, job_id, entered, words, lost)
 
-    def _part_died(self, job_id: str, node_id: str, part: Part) -> None:
-        self.suspend_others(job_id, node_id, part.fact.generation, lost=node_id)
+    def part_died(self, job_id: str, node_id: str, part: Part) -> None:
+        """The others notice."""
+        if part.fact.entered:
+            self.suspend_others(job_id, node_id, part.fact.entered, lost=node_id)
+
+    def ask(self, wish: Callable[[JobRecord], Wished]) -> None:
+        """Somebody wants a job otherwise."""
+        life = self.life
+        if life is not None and life.listens and self.acknowledged:
+            self._call(life.intake.request(self.rng.choice(self.acknowledged), wish))
+
+    def drain(self, node_id: str, draining: bool) -> None:
+        """Somebody wants a node empty, or not any more."""
+        life = self.life
+        if life is not None and life.listens and node_id in life.board.views:
+            self._call(life.intake.drain(node_id, draining))
 
     def cancel(self, job_id: str) -> None:
         """Somebody cancels a job."""
@@ -221,15 +257,22 @@ class World:
         """Nobody comes back, and nobody changes his number."""
         generation, before = self._generations.get(job.job_id, (0, set()))
         members = {rank.number for rank in job.ranks}
+        lobby = {rank.number for part in job.joining for rank in part.ranks}
         gone = {rank.number for host in job.former for rank in host.ranks}
-        self._generations[job.job_id] = job.generation, members
+        self._generations[job.job_id] = job.generation, members | lobby
         self._must(job.generation >= generation, f"{job.job_id} went back to generation {job.generation}")
         if generation:
-            self._must(members <= before, f"generation {job.generation} of {job.job_id} has members from nowhere")
-            self._must(members == before or job.generation > generation, f"{job.job_id} lost a member in silence")
-            self._must(not members & gone, f"members of {job.job_id} are gone and there")
-            everybody = job.spec.nnodes * job.spec.nproc_per_node
-            self._must(len(members | gone) == everybody, f"members of {job.job_id} are forgotten")
+            self._must(
+                members <= before or job.generation - generation > 1,
+                f"generation {job.generation} of {job.job_id} has members from nowhere",
+            )
+            kept = before <= members | lobby | gone
+            self._must(kept, f"{job.job_id} lost a member in silence")
+            self._must(not members & (gone | lobby), f"members of {job.job_id} are gone and there")
+            everybody = set(range(job.next_member))
+            self._must(members | gone | lobby == everybody, f"members of {job.job_id} are forgotten")
+            waits = job.state is JobState.WAITING
+            self._must(waits is (job.plan.holds and job.state.under_way), f"{job.job_id} waits, or holds")
 
     def _ended(self, job: JobRecord) -> None:
         with self.store.read() as tx:
@@ -245,7 +288,8 @@ class World:
                 for job_id, part in d.history
                 if job_id == job.job_id and part.ended_well
             }
-            self._must(well >= {host.node_id for host in job.hosts}, f"{job.job_id} SUCCEEDED falsely")
+            had_state = {host.node_id for host in job.hosts if not host.new}
+            self._must(well >= had_state, f"{job.job_id} SUCCEEDED falsely")
 
     # ---- promises that hold when all has come to rest
 
@@ -265,6 +309,7 @@ class World:
     async def heal(self, dead: set[str]) -> None:
         """No more trouble; the daemons of ``dead`` are gone for good."""
         self.trouble.over = True
+        self.training.clumsy = 0.0
         for daemon in self.daemons:
             daemon.link.silent_until = min(daemon.link.silent_until, self._loop.time())
             daemon.frozen_until = min(daemon.frozen_until, self._loop.time())
@@ -317,17 +362,19 @@ class World:
             found.append(f"{name}: (it, session, board, database) say connected {seen}, it lives: {daemon.alive}")
         if not daemon.alive or view is None:
             return found
-        held = sum(len(part.fact.ranks) for part in daemon.parts.values() if part.fact.phase != STOPPED)
+        held = sum(daemon.slots_of(part) for part in daemon.parts.values() if part.fact.phase != STOPPED)
         if view.used != held:
             found.append(f"{name}: {view.used} slots are taken, {held} are held")
         for job_id, part in daemon.parts.items():
             stored = jobs.get(job_id)
             job = None if stored is None else stored.job
-            if part.computing and (job is None or job.state is not JobState.RUNNING or job.host_index(name) is None):
+            mine = None if job is None else (job.host_index(name) is not None or job.other_parts(name))
+            if part.computing and (job is None or not job.state.under_way or not mine):
                 found.append(f"{name} computes {job_id}, which is {job and job.state.name}")
             if job is not None and not job.state.terminal and (index := job.host_index(name)) is not None:
                 host = job.hosts[index]
-                told = (part.fact.phase, [(rank.state, rank.exit_code) for rank in part.fact.ranks])
+                mine = [rank for rank in part.fact.ranks if rank.member in part.present or not part.elastic]
+                told = (part.fact.phase, [(rank.state, rank.exit_code) for rank in mine])
                 if told != (host.phase.value, [(rank.state.value, rank.exit_code) for rank in host.ranks]):
                     found.append(f"{name} said {told} of {job_id}, known is {host}")
         return found
@@ -342,6 +389,8 @@ class World:
         found = []
         if job.state is JobState.RUNNING and any(host.suspended for host in job.hosts):
             found.append(f"{name} and suspended")
+        if job.spec.elastic and job.state.under_way:
+            found += self._elastic(life, job)
         for host in job.hosts:
             daemon = next(daemon for daemon in self.daemons if daemon.node_id == host.node_id)
             part = daemon.parts.get(job.job_id)
@@ -351,10 +400,33 @@ class World:
                 found.append(f"{name}, but not on {host.node_id}")
             if job.state is JobState.RUNNING and part is not None and part.fact.suspended:
                 found.append(f"{name}, but suspended on {host.node_id}")
+            if job.state is JobState.RUNNING and job.spec.elastic and part is not None and not over:
+                if part.fact.entered != job.generation or any(
+                    rank.newcomer and rank.member in part.present for rank in part.fact.ranks
+                ):
+                    found.append(f"{name}: {host.node_id} is in {part.fact.entered}, {part.fact.ranks}")
             if job.state is JobState.RUNNING and part is not None and part.fact.generation != job.generation:
                 found.append(f"{name} in generation {job.generation}, {host.node_id} in {part.fact.generation}")
             if job.state.terminal and same and host.phase is not Phase.STOPPED:
                 found.append(f"{name}, but {host.node_id} has not stopped it for the coordinator")
+        return found
+
+    def _elastic(self, life: Life, job: JobRecord) -> list[str]:
+        """Nothing is left to be done, and a wait has a reason."""
+        name = f"{job.job_id} is {job.state.name} ({job.reason})"
+        stay = job.state is JobState.WAITING and all(part.ready for part in job.joining)  # they are too few
+        found = [f"{name}, and {job.joining} are joining"] if job.joining and not stay else []
+        views = {
+            node_id: replace(view, heard_clock=life.sessions.heard(node_id) or view.heard_clock)
+            for node_id, view in life.board.views.items()
+        }
+        step, _ = next_generation(job, views, life.clock.now(), OPTIONS)
+        if step is not None:
+            found.append(f"{name}, and {step} is to be done")
+        if job.state is JobState.WAITING and not job.paused and len(job.hosts) >= job.least:
+            found.append(f"{name} without a reason")
+        if job.state is JobState.RUNNING and (job.paused or len(job.hosts) < job.least) and not ending(job):
+            found.append(f"{name}, but should wait")
         return found
 
     def all_over(self) -> list[str]:

@@ -1,0 +1,96 @@
+"""Planned changes of an elastic job, as users ask for them, through daemons, coordinator and command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rig.elastic import PROGRAM
+from rig.limits import SOON_S
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox, Service
+
+
+def seen(service: Service, job_id: str, holds: Any) -> dict[str, Any]:
+    """The job as soon as ``holds`` says yes of it."""
+    found: dict[str, Any] = service.sandbox.wait_until(
+        lambda: (job := service.json("job", "show", job_id)) and holds(job) and job,
+        SOON_S,
+        lambda: str(service.json("job", "show", job_id)),
+    )
+    return found
+
+
+def members(job: dict[str, Any]) -> list[int]:
+    return [rank["member"] for rank in job["ranks"]]
+
+
+def last_line(rank: dict[str, Any]) -> str:
+    return (Path(rank["log_path"]).read_text().splitlines() or [""])[-1]
+
+
+def test_scale_pause_and_resume(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    for name in ("node-a", "node-b"):
+        service.start_node(name, 1)
+    job_id = service.submit("--nnodes", "1:2", sandbox.script("t.py", PROGRAM))
+    seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 1])
+
+    assert "should have 1" in service.call("job", "scale", job_id, "1").out
+    job = seen(service, job_id, lambda job: members(job) == [0] and job["gone"] and job["gone"][0]["exit_code"] == 0)
+    assert job["wanted_nodes"] == 1 and "node-b leaves" in job["reason"]
+    refused = service.call("job", "scale", job_id, "3")
+    assert refused.code == 1 and "was submitted for 1 to 2 nodes" in refused.err
+
+    service.call("job", "pause", job_id)
+    job = seen(service, job_id, lambda job: job["state"] == "waiting")
+    assert (job["reason"], job["paused"]) == ("paused", True)
+    assert "waiting: paused" in service.call("job", "show", job_id).out
+    service.call("job", "scale", job_id, "2")
+    service.call("job", "resume", job_id)
+    job = seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 2])
+    sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
+    assert not job["growth"] and not job["joining"]
+
+    (sandbox.folder / "stop").touch()
+    assert service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)["state"] == "succeeded"
+    assert "has ended: it is succeeded" in service.call("job", "pause", job_id).err
+
+
+def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 2)
+    script = sandbox.script("t.py", PROGRAM)
+    job_id = service.submit("--elastic", "--respawn", "1", "--nproc-per-node", "2", script)
+    job = seen(service, job_id, lambda job: job["state"] == "running" and all(rank["pid"] for rank in job["ranks"]))
+    assert "is the last one of job" in service.call("node", "drain", "node-a").err
+
+    os.kill(job["ranks"][1]["pid"], signal.SIGKILL)
+    job = seen(service, job_id, lambda job: members(job) == [0, 2])
+    sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
+    assert [(rank["member"], rank["signal"]) for rank in job["gone"]] == [(1, 9)]
+
+    os.kill(job["ranks"][0]["pid"], signal.SIGKILL)
+    job = seen(service, job_id, lambda job: members(job) == [2])
+    assert job["growth"] == "its ranks were replaced too often"
+
+
+def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 1)
+    second = service.start_node("node-b", 1)
+    job_id = service.submit("--min-nodes", "2", "--max-nodes", "2", sandbox.script("t.py", PROGRAM))
+    seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 1])
+
+    second.kill()
+    job = seen(service, job_id, lambda job: job["state"] == "waiting")
+    assert job["reason"].startswith("1 of 2 nodes: node node-b") and members(job) == [0]
+    service.start_node("node-c", 1)
+    job = seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 2])
+    sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
