@@ -68,7 +68,9 @@ def train(options: argparse.Namespace) -> _common.Outcome:
             optimizer.step()
             progress.step += 1
             if bagua.get_rank() == 0:
-                bagua.report(step=progress.step, metrics={"loss": loss.item(), "epoch": epoch, "ranks": bagua.get_world_size()})
+                bagua.report(
+                    step=progress.step, metrics={"loss": loss.item(), "epoch": epoch, "ranks": bagua.get_world_size()}
+                )
     seconds = time.monotonic() - started
     _common.finish(model)
     right = accuracy(model, held_out)
