@@ -2,8 +2,9 @@
 
     bagua run --elastic --nproc-per-node 4 -m bagua.examples.elastic
 
-Kill a rank while it runs (each prints its pid): ``kill -9 PID``. With ``--respawn 10`` another one takes its place. The global batch stays the same, so that the learning
-rate does, too. With --batch-size it is the batch of each rank that stays, and the learning rate follows the ranks.
+Kill a rank while it runs (each prints its pid): ``kill -9 PID``. With ``--respawn 10`` another one takes its place. The
+global batch stays the same, so that the learning rate does, too. With --batch-size it is the batch of each rank that
+stays, and the learning rate follows the ranks.
 Ends with exit code 1 if the held-out accuracy is below 97 % or the replicas differ.
 """
 
