@@ -15,6 +15,7 @@ import torch
 import bagua
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.conversation import broadcast_bytes, gather_rows, gather_texts
+from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.join.session import Session
 
@@ -69,14 +70,17 @@ class Admission:
         for name in [name for name, one in self._carriers.items() if one is carrier]:
             del self._carriers[name]
 
-    def run(self, followers: Mapping[str, Any], extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
-        """All members of the generation call it. ``followers``: as they describe themselves. ``whole``: ranks that hold
-        the state; ``extra``: more of it. Returns that of the first of them. Raises Unfit on a newcomer, which does not
-        join then."""
+    def run(self, followers: Followers, extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
+        """All members of the generation call it. ``whole``: ranks that hold the state; ``extra``: more of it. Returns
+        that of the first of them. Raises Unfit on a newcomer, which does not join then."""
         rank = self._session.membership.rank
         newcomer = rank not in whole
         carriers = dict(self._carriers)
-        self._compare(followers, carriers, whole)
+        self._compare(followers.describe(), carriers, whole)
+        try:
+            followers.check(self._session.membership.world_size)
+        except ValueError as error:
+            self._refuse(f"There are too many ranks for a sampler. {error}", newcomer)
         tensors: list[torch.Tensor] = []
         document = {} if newcomer else self._give(carriers, tensors, extra)
         told: dict[str, Any] = json.loads(

@@ -15,6 +15,10 @@ class Follower(Protocol):
         """What must be the same on all members, as plain data."""
         ...
 
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if there can't be so many."""
+        ...
+
     def commit(self) -> None:
         """A training step was committed."""
         ...
@@ -56,6 +60,11 @@ class Followers:
         self._all[name] = follower
         if name in self._told:  # others have had it before the members changed
             follower.hear(self._told[name], *self._where)
+
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if there can't be so many."""
+        for one in self._all.values():
+            one.check(ranks)
 
     def commit(self) -> None:
         """A training step was committed."""

@@ -124,6 +124,10 @@ class Course:
         """What must be the same on all members."""
         return asdict(self.setting)
 
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if a round has no sample for each of so many."""
+        self.setting.shares(ranks)
+
     def tell(self) -> dict[str, Any]:
         """State for the other members, in JSON's types."""
         return {

@@ -212,6 +212,13 @@ def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks: Ranks, tmp
     assert all(members == ({0, 1, 3, 4} if step > first else {0, 1}) for step, members in by_step.items()), by_step
 
 
+def test_no_more_join_than_a_batch_has_samples(ranks: Ranks, tmp_path: Path) -> None:
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, global_batch=2)
+    join(ranks, tmp_path, [2], 4, global_batch=2)
+    check(results_of(ranks, (2,), code=1))
+    assert "global_batch is 2: that is not one sample for each of 3 ranks" in ranks.started[2].output
+
+
 @pytest.mark.parametrize(
     ("differs", "words"),
     [
