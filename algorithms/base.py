@@ -256,7 +256,7 @@ class AlgorithmImpl:
         return True
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """What ranks that join an elastic job take over beside parameters, optimizers and slots: ``newcomers_take``, by
+        """State that ranks take over when they join an elastic job, beside parameters, optimizers and slots: ``newcomers_take``, by
         name. Plain data."""
         return {name: getattr(self, name) for name in self.newcomers_take}
 

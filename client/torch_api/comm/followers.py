@@ -12,7 +12,7 @@ class Follower(Protocol):
     given: int
 
     def describe(self) -> Any:
-        """What must be the same on all members, as plain data."""
+        """All that must be the same on all members, as plain data."""
         ...
 
     def check(self, ranks: int) -> None:
@@ -33,7 +33,7 @@ class Follower(Protocol):
 
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What one member told, by name."""
+"""States that one member told, by name."""
 
 
 class Followers:
@@ -45,7 +45,7 @@ class Followers:
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same on all members, by name."""
+        """All that must be the same on all members, by name."""
         return {name: one.describe() for name, one in self._all.items()}
 
     @property

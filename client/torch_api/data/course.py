@@ -121,7 +121,7 @@ class Course:
     # Changes of membership
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same on all members."""
+        """All that must be the same on all members."""
         return asdict(self.setting)
 
     def check(self, ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""What newcomers take over of a wrapped model: parameters, buffers, optimizers, slots, and where the algorithm is."""
+"""State of a wrapped model that newcomers take over: parameters, buffers, optimizers, slots, and where the algorithm is."""
 
 from __future__ import annotations
 
