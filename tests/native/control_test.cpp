@@ -68,7 +68,7 @@ TEST(every_field_arrives) {
   const auto left = there_and_back(message::Left{1, 2, "has left"});
   EXPECT(left.rank == 1 && left.sends == 2 && left.how == "has left");
   EXPECT_EQ(there_and_back(message::Failed{"why"}).why, std::string("why"));
-  const auto suspended = there_and_back(message::Suspended{3, -1, "why"});
+  const auto suspended = there_and_back(message::Suspended{3, -1, 1, "why"});
   EXPECT(suspended.member == 3 && suspended.host == -1 && suspended.why == "why");
   const auto close = there_and_back(message::Close{7, ""});
   EXPECT(close.done == 7 && close.why.empty());

@@ -24,8 +24,8 @@ struct Room {
   std::unique_ptr<JobPage> job = std::make_unique<JobPage>();
   std::unique_ptr<GenerationPage> page = std::make_unique<GenerationPage>();
 
-  Meeting seat(uint32_t own, int64_t patience_ns = kLong, uint32_t ranks = kRanks) {
-    return {&job->counters, &page->room, own, ranks, 0, patience_ns};
+  Meeting seat(uint32_t own, int64_t patience_ns = kLong, uint32_t ranks = kRanks, uint32_t comm = 0) {
+    return {&job->counters, page.get(), comm, own, ranks, 0, patience_ns};
   }
 };
 
@@ -65,7 +65,7 @@ TEST(which_operations_are_small) {
   EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
   EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
   EXPECT(!takes(all_reduce(1, ReduceOp{5})));
-  for (const auto change : {+[](Descriptor* d) { d->comm = 1; }, +[](Descriptor* d) { d->codec = 1; },
+  for (const auto change : {+[](Descriptor* d) { d->comm = kMeetingComms; }, +[](Descriptor* d) { d->codec = 1; },
                             +[](Descriptor* d) { d->kind = static_cast<uint8_t>(Kind::kReduce); }}) {
     Descriptor other = all_reduce(1);
     change(&other);
@@ -76,6 +76,11 @@ TEST(which_operations_are_small) {
   EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 16 + 1), kMeetingRanks));
   EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 4 + 1), 2));
   EXPECT(!Meeting::takes(all_reduce(1), 0));  // they don't meet
+  Descriptor other = all_reduce(kSmallMeetingBytes / 4);
+  other.comm = kMeetingComms - 1;
+  EXPECT(takes(other));
+  ++other.count;
+  EXPECT(!takes(other));
 }
 
 // The same bits as one call of the kernel, for every rank.
@@ -112,7 +117,7 @@ TEST(results_are_the_kernels) {
 TEST(all_meet_or_none_does) {
   constexpr uint32_t kMeetings = 1500, kFirst = (1u << 30) - 700;
   Room room;
-  room.page->room.verdict.store(uint64_t{kFirst - 1} << 32 | ((kFirst - 1) << 2 | kMet));
+  room.page->rooms[0].verdict.store(uint64_t{kFirst - 1} << 32 | ((kFirst - 1) << 2 | kMet));
   std::vector<std::vector<float>> found(kRanks, std::vector<float>(kMeetings, 0));
   test::Threads threads;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -204,22 +209,23 @@ TEST(a_rank_that_is_stopped_keeps_its_vectors_and_nobody_waiting) {
   };
   const auto vectors = [&room](uint32_t number) {
     int found = 0;
-    for (const Contribution& one : room.page->room.seats[0].contributions) {
+    for (size_t i = 0; i < 2; ++i) {
       float value;
-      memcpy(&value, one.data, sizeof value);
+      memcpy(&value, room.page->vectors.of_world[0][i], sizeof value);
+      const Contribution& one = room.page->rooms[0].seats[0].contributions[i];
       found += one.number.load() == number && value == static_cast<float>(number);
     }
     return found;
   };
   both_meet(1);
-  room.page->room.seats[1].left.store(0);  // it is still in meeting 1
+  room.page->rooms[0].seats[1].left.store(0);  // it is still in meeting 1
   for (uint32_t number = 2; number < 6; ++number) {
     bool met = true;
     CHECK_OK(visit(room.seat(0, kNone, 2), number, 10, static_cast<float>(number), &met));
     EXPECT(!met);
     EXPECT_EQ(vectors(1), 1);
   }
-  room.page->room.seats[1].left.store(1);
+  room.page->rooms[0].seats[1].left.store(1);
   both_meet(6);
   both_meet(7);
   EXPECT_EQ(vectors(1), 0);

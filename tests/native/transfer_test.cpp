@@ -284,6 +284,46 @@ TEST(ranks_ahead_of_others) {
   EXPECT_EQ(job.engine().error(), std::string());
 }
 
+// Each communicator of all ranks has a place of its own: two threads of a rank are in different ones, and the daemon
+// sees neither. The number may be used again, whichever rank is first.
+TEST(ranks_meet_on_every_communicator_of_them_all) {
+  Job job(3);
+  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+    for (int use = 0; use < 3; ++use) {
+      CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
+      CHECK_OK(client->create_comm(2, {0, 1, 2}, 10 * kNsPerS));
+      test::Threads threads;
+      for (const uint32_t comm : {1u, 2u}) {
+        threads.start([=] {
+          std::vector<float> data(17);
+          for (int turn = 0; turn < 20 + use; ++turn) {
+            for (uint64_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+            TransferRequest sum = request(Kind::kAllReduce, data.size(), data.data(), data.data());
+            sum.descriptor.comm = comm;
+            CHECK_OK(run(client, pool, sum));
+            check_sum(data.data(), data.size(), 3);
+          }
+        });
+      }
+      threads.join();
+      for (const uint32_t comm : {2u, 1u}) CHECK_OK(client->destroy_comm(comm));
+    }
+    Descriptor small{};
+    small.kind = static_cast<uint8_t>(Kind::kAllReduce);
+    small.count = 1;
+    small.comm = 1;
+    CHECK(!client->meets(small));
+    CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
+    CHECK(client->meets(small));
+    small.comm = 3;
+    if (rank < 2) CHECK_OK(client->create_comm(3, {0, 1}, 10 * kNsPerS));
+    CHECK(!client->meets(small));
+    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+  });
+  EXPECT_EQ(job.engine().error(), std::string());
+  EXPECT(job.engine().counters().ops.load() >= 2 * (20 + 21 + 22) + 1);
+}
+
 // A rank that overwrites the arrival counters costs time, not results: the daemon looks by itself.
 TEST(scribbled_arrival_counters_cost_only_time) {
   Job job(2);
@@ -293,7 +333,7 @@ TEST(scribbled_arrival_counters_cost_only_time) {
     std::vector<float> data(100, 1);
     for (const uint64_t garbage : {uint64_t{0}, UINT64_MAX, uint64_t{7}}) {
       for (std::atomic<uint64_t>& count : page->arrivals[0].submitted) count.store(garbage);
-      page->room.verdict.store(static_cast<uint32_t>(garbage) & ~3u);
+      page->rooms[0].verdict.store(static_cast<uint32_t>(garbage) & ~3u);
       std::fill(data.begin(), data.end(), static_cast<float>(rank));
       CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
       CHECK_EQ(data[99], 1.0f);

@@ -51,7 +51,7 @@ class Regrouper:
         self.ready -= set(gone)
 
     def _settle(self) -> None:
-        """A plan has taken place everywhere."""
+        """The planned change has taken place everywhere."""
         assert self.planned is not None
         self.hosts, self.planned = self.planned, None
         self._forget([member for members in self.hosts.values() for member in members])

@@ -30,7 +30,7 @@ class Carrier(Protocol):
     """State that newcomers take over from the others."""
 
     def describe(self) -> Any:
-        """All that must be the same on all members, as plain data."""
+        """Properties that must be the same on all members, as plain data."""
         ...
 
     def difference(self, mine: Any, other: Any) -> str:

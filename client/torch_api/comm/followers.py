@@ -33,7 +33,7 @@ class Follower(Protocol):
 
 
 Told = Mapping[str, Mapping[str, Any]]
-"""States that one member told, by name."""
+"""Words of one member, by name."""
 
 
 class Followers:

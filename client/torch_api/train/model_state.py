@@ -1,4 +1,4 @@
-"""State of a wrapped model that newcomers take over: parameters, buffers, optimizers, slots, and where the algorithm is."""
+"""State of a wrapped model that newcomers take over: parameters, buffers, optimizers, slots, algorithm."""
 
 from __future__ import annotations
 

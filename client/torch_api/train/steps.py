@@ -252,7 +252,7 @@ class Residual:
         return self._sides[-1]
 
     def kept(self) -> Sequence[torch.Tensor]:
-        """The copy that the next encoding reads."""
+        """The side that the next encoding reads."""
         return self._sides[:1]
 
     def turn(self) -> None:

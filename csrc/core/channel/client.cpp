@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -15,8 +14,6 @@
 namespace bagua {
 
 namespace {
-
-constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
 
 // Connects with a deadline: the daemon's listen queue may be full for a moment.
 Status dial(const std::string& path, int64_t deadline_ns, Fd* out) {
@@ -35,12 +32,6 @@ Status dial(const std::string& path, int64_t deadline_ns, Fd* out) {
   return Status::ok();
 }
 
-// By all members of its communicator, in order.
-bool matched(const Descriptor& descriptor) {
-  const Kind kind = static_cast<Kind>(descriptor.kind);
-  return kind != Kind::kSend && kind != Kind::kRecv;
-}
-
 Status wait_readable(int fd, int64_t deadline_ns) {
   for (;;) {
     const int64_t left = deadline_ns - now_ns();
@@ -50,29 +41,6 @@ Status wait_readable(int fd, int64_t deadline_ns) {
     if (ready > 0) return Status::ok();
     if (ready < 0 && errno != EINTR) return {Code::kUnavailable, std::string("polling failed: ") + errno_text(errno)};
   }
-}
-
-// Reads the page of a generation for a member; kUnavailable if it is not in it.
-Status read_view(const GenerationPage& page, int member, GenerationView* view) {
-  view->generation = page.generation;
-  view->elastic = page.elastic != 0;
-  view->newcomer = page.lobby != 0;
-  const uint32_t world = page.world_size, hosts = page.hosts;
-  if (world > kMaxMembers || hosts > world) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
-  view->hosts.resize(hosts);
-  for (uint32_t rank = 0; rank < world; ++rank) {
-    const Place place = page.places[rank];
-    if (place.host >= hosts) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
-    view->hosts[place.host].push_back(static_cast<int>(rank));
-    view->members.push_back(static_cast<int>(place.member));
-    if (static_cast<int>(place.member) == member) view->rank = static_cast<int>(rank);
-  }
-  if (view->rank >= 0) return Status::ok();
-  return {Code::kUnavailable, "generation " + std::to_string(page.generation) + " goes on without this process"};
-}
-
-std::string text_of(const Words& words) {
-  return std::string(words.text, std::min<size_t>(words.length, kErrorBytes));
 }
 
 }  // namespace
@@ -93,101 +61,6 @@ Status ChannelClient::connect(const std::string& socket, const uint8_t* token, i
   if (Status status = client->join(token); !status) return status;
   *out = std::move(client);
   return Status::ok();
-}
-
-// The page is read once: whoever scribbles on it later changes nothing here.
-Status ChannelClient::begin(int page) {
-  std::shared_ptr<Mapping> memory;
-  if (Status status = Mapping::open(page, sizeof(GenerationPage), &memory); !status) return status;
-  const GenerationPage& sheet = *reinterpret_cast<const GenerationPage*>(memory->data());
-  GenerationView view;
-  if (Status status = read_view(sheet, member_, &view); !status) return status;
-  const Lock meeting(meeting_mutex_);
-  const Lock lock(submit_mutex_);
-  const bool joins = sheet_memory_ == nullptr;
-  if (!joins && view.generation <= generation()) return Status::ok();  // another thread was first
-  std::vector<int> local;
-  const uint32_t here = sheet.local_ranks;
-  for (uint32_t i = 0; i < here && here <= kArrivalRanks; ++i) local.push_back(static_cast<int>(sheet.ranks[i]));
-  if (joins) {
-    sheet_memory_ = std::move(memory);
-    // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
-    spins_ = std::max(1u, std::thread::hardware_concurrency()) > 2 * here ? 2000 : 0;
-  } else if (Status status = sheet_memory_->replace(page); !status) {
-    return status;
-  }
-  local_ranks_ = std::move(local);
-  world_calls_ = 0;
-  groups_.clear();
-  view_ = std::move(view);
-  note_members(0, local_ranks_);
-  const auto own = std::find(local_ranks_.begin(), local_ranks_.end(), view_.rank);
-  const bool meets = view_.hosts.size() == 1 && here >= 2 && here <= kMeetingRanks && own != local_ranks_.end();
-  const auto seat = static_cast<uint32_t>(own - local_ranks_.begin());
-  meeting_.reset();
-  if (meets) {
-    meeting_ = std::make_unique<Meeting>(&this->page()->counters, &this->sheet()->room, seat, here, spins_);
-  }
-  meeting_ranks_.store(meets ? here : 0, std::memory_order_relaxed);
-  generation_.store(view_.generation, std::memory_order_relaxed);
-  return Status::ok();
-}
-
-Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
-  for (;;) {
-    if (getpid() != pid_) return check_usable();
-    const uint32_t seen = page()->changes.load();
-    Request request;
-    request.type = Message::kEnter;
-    request.value = generation();
-    Reply reply;
-    std::vector<Fd> descriptors;
-    const Status status = ask(request, {}, timeout_ns_, &reply, &descriptors);
-    if (status.code() == Code::kDismissed) return status;
-    if (!status) {
-      const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;
-      return {Code::kUnavailable, failed ? text_of(sheet()->error) : status.message()};
-    }
-    if (!descriptors.empty()) return begin(descriptors.front().get());
-    if (Status waited = await_change(seen, deadline_ns, interrupt); !waited) return waited;
-  }
-}
-
-Status ChannelClient::await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt) {
-  std::atomic<uint32_t>* const changes = &page()->changes;
-  while (changes->load() == seen) {
-    const int64_t now = now_ns(), slice = now + kSliceNs;
-    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "there is no next generation yet"};
-    const Wake wake = futex_wait(changes, seen, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    if (wake == Wake::kWoken) continue;
-    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
-    if (daemon_gone()) return Status::ok();  // the next question says so
-  }
-  return Status::ok();
-}
-
-GenerationView ChannelClient::view() {
-  const Lock lock(submit_mutex_);
-  return view_;
-}
-
-void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks) {
-  Group group;
-  bool found = false;
-  for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
-    const int rank = local_ranks_[i];
-    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-    ++group.local_members;
-    found = found || rank == view_.rank;
-    if (rank == view_.rank) {
-      group.own = i;
-    } else {
-      group.others.push_back(i);
-    }
-  }
-  group.one_host = comm == 0 ? view_.hosts.size() == 1 : group.local_members == ranks.size();
-  group.counted = found && comm < kArrivalComms;
-  groups_[comm] = std::move(group);
 }
 
 Status ChannelClient::join(const uint8_t* token) {
@@ -321,214 +194,10 @@ Status ChannelClient::destroy_comm(uint32_t comm) {
   request.value = comm;
   {
     const Lock lock(submit_mutex_);
-    if (comm != 0) groups_.erase(comm);
+    forget_members(comm);
   }
   Reply reply;
   return ask(request, {}, timeout_ns_, &reply, nullptr);
-}
-
-bool ChannelClient::daemon_gone() const {
-  pollfd watched{socket_fd_.load(), POLLIN, 0};
-  return watched.fd < 0 || (poll(&watched, 1, 0) > 0 && (watched.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0);
-}
-
-std::string ChannelClient::error() const {
-  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
-  if (status == kGenerationFailed) return text_of(sheet()->error);
-  if (status == kGenerationSuspended) return text_of(sheet()->suspension);
-  if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
-  return "";
-}
-
-Status ChannelClient::wait_failure(int64_t deadline_ns) {
-  std::atomic<uint32_t>* const state = &sheet()->status;
-  for (;;) {
-    if (Status status = check_usable(); !status) return status;
-    if (daemon_gone()) return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
-    const int64_t now = now_ns();
-    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
-    const int64_t slice = now + kSliceNs;
-    const Wake wake = futex_wait(state, kRunning, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kRunning) return Status::ok();
-  }
-}
-
-void ChannelClient::nudge() {
-  futex_wake(&sheet()->status);
-}
-
-Status ChannelClient::check_usable() const {
-  if (getpid() != pid_) {
-    return {Code::kInvalid, "this channel belongs to process " + std::to_string(pid_) +
-                                ": collective operations can't be called in a forked child"};
-  }
-  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
-  if (status == kGenerationFailed) return {Code::kUnavailable, text_of(sheet()->error)};
-  if (status == kGenerationSuspended) return {Code::kRegrouped, text_of(sheet()->suspension)};
-  if (socket_fd_.load() < 0) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
-  return Status::ok();
-}
-
-bool ChannelClient::on_one_host(uint32_t comm) {
-  const Lock lock(submit_mutex_);
-  const auto found = groups_.find(comm);
-  return found != groups_.end() && found->second.one_host;
-}
-
-bool ChannelClient::completes(const Descriptor& descriptor) {
-  if (!matched(descriptor)) return true;
-  const auto found = groups_.find(descriptor.comm);
-  if (found == groups_.end() || !found->second.counted) return true;
-  Group& group = found->second;
-  std::atomic<uint64_t>* const counts = sheet()->arrivals[descriptor.comm].submitted;
-  const uint64_t mine = ++group.submitted;
-  counts[group.own].store(mine);
-  for (const uint32_t other : group.others) {
-    if (counts[other].load() < mine) return false;
-  }
-  return true;
-}
-
-Status ChannelClient::left_behind() const {
-  return {Code::kRegrouped, "this operation began in a generation before " + std::to_string(generation())};
-}
-
-Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
-                           const Interrupt& interrupt, bool* met) {
-  if (Status status = check_usable(); !status) return status;
-  const Lock one(meeting_mutex_);
-  if (generation != this->generation() || meeting_ == nullptr) return left_behind();
-  uint32_t number;
-  {
-    const Lock lock(submit_mutex_);
-    number = ++world_calls_;
-  }
-  const auto usable = [this] {
-    if (Status status = check_usable(); !status) return status;
-    return daemon_gone() ? Status{Code::kUnavailable, error()} : Status::ok();
-  };
-  return meeting_->attend(number, descriptor, src, dst, usable, interrupt, met);
-}
-
-Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how) {
-  if (Status status = check_usable(); !status) return status;
-  bool complete = false;
-  {
-    const Lock lock(submit_mutex_);
-    if (how.generation != 0 && how.generation != generation()) return left_behind();
-    if (free_.empty()) {
-      return {Code::kResource, std::to_string(kSlots) +
-                                   " operations have been submitted and not been waited for: wait for the older ones"};
-    }
-    const uint32_t index = free_.back();
-    free_.pop_back();
-    *ticket = next_ticket_++ * kSlots + index;
-    tickets_[index] = *ticket;
-    Slot* slot = &channel()->slots[index];
-    slot->descriptor = descriptor;
-    slot->generation = static_cast<uint32_t>(generation());
-    slot->submitted_ns = now_ns();
-    slot->state.store(kSubmitted, std::memory_order_relaxed);
-    const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
-    channel()->ring[tail % kSlots] = index;
-    channel()->tail.store(tail + 1, std::memory_order_release);
-    if (descriptor.comm == 0 && !how.counted && matched(descriptor)) ++world_calls_;
-    complete = completes(descriptor);
-  }
-  if (!complete && sheet()->status.load() == kRunning) return Status::ok();
-  if (how.ring != nullptr) {
-    *how.ring = true;
-  } else {
-    this->ring();
-  }
-  return Status::ok();
-}
-
-void ChannelClient::ring() {
-  JobPage* job = page();
-  job->doorbell.fetch_add(1);  // both sequentially consistent: either we see it sleeping or it sees the new number
-  if (job->sleeping.load() != 0 && job->sleeping.exchange(0) != 0) futex_wake(&job->doorbell);
-}
-
-Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
-  const Lock lock(submit_mutex_);
-  *slot = static_cast<uint32_t>(ticket % kSlots);
-  if (ticket == 0 || tickets_[*slot] != ticket) {
-    return {Code::kInvalid, "ticket " + std::to_string(ticket) + " is unknown: each ticket is waited for once"};
-  }
-  return Status::ok();
-}
-
-void ChannelClient::release(uint32_t slot) {
-  const Lock lock(submit_mutex_);
-  channel()->slots[slot].state.store(kFree, std::memory_order_relaxed);
-  tickets_[slot] = 0;
-  free_.push_back(slot);
-}
-
-Status ChannelClient::done(uint64_t ticket, bool* done) {
-  uint32_t index;
-  if (Status status = slot_of(ticket, &index); !status) return status;
-  const uint32_t state = channel()->slots[index].state.load(std::memory_order_acquire);
-  *done = is_over(state) || daemon_gone();
-  return Status::ok();
-}
-
-Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times) {
-  if (getpid() != pid_) return check_usable();
-  uint32_t index;
-  if (Status status = slot_of(ticket, &index); !status) return status;
-  uint32_t state = kSubmitted;
-  if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
-  return finish(index, state, times);
-}
-
-Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state) {
-  for (int spin = 0;; ++spin) {
-    *state = slot->state.load(std::memory_order_acquire);
-    if (is_over(*state)) return Status::ok();
-    if (spin >= spins_) break;
-    spin_pause();
-  }
-  for (;;) {
-    // The state says that somebody sleeps; the daemon then wakes. If it got ahead of us, the exchange fails.
-    uint32_t expected = kSubmitted;
-    slot->state.compare_exchange_strong(expected, kSubmittedWaiting, std::memory_order_acq_rel);
-    const int64_t now = now_ns();
-    const bool late = deadline_ns >= 0 && now >= deadline_ns;
-    Wake wake = Wake::kTimeout;
-    if (!late) {
-      const int64_t slice = now + kSliceNs;
-      wake = futex_wait(&slot->state, kSubmittedWaiting, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    }
-    *state = slot->state.load(std::memory_order_acquire);
-    if (is_over(*state)) return Status::ok();
-    if (late) return {Code::kTimeout, "not done yet"};
-    if (wake == Wake::kWoken) continue;
-    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
-    if (daemon_gone()) {
-      *state = kFailed;  // nobody will ever complete it
-      return Status::ok();
-    }
-  }
-}
-
-Status ChannelClient::finish(uint32_t slot, uint32_t state, Times* times) {
-  const Slot& done = channel()->slots[slot];
-  times->submitted_ns = done.submitted_ns;
-  times->started_ns = done.started_ns;
-  times->done_ns = done.done_ns;
-  // Read the reason first: the slot may be taken by another thread once it is released.
-  std::string why = state == kDone ? "" : error();
-  const bool gone = state == kFailed && daemon_gone();
-  const uint32_t generation = done.generation;
-  if (!gone) release(slot);  // else the daemon may be dying and still write: leave the slot alone
-  if (state == kDone) return Status::ok();
-  if (state == kRegrouped) {
-    return {Code::kRegrouped, why.empty() ? "generation " + std::to_string(generation) + " has ended" : why};
-  }
-  if (why.empty()) why = gone ? "this rank has closed its channel to the node daemon" : "the operation failed";
-  return {Code::kUnavailable, why};
 }
 
 void ChannelClient::close() {

@@ -2,10 +2,14 @@
 // generation after the other.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
-// meeting_mutex_ before submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else; none but meeting_mutex_ is
-// held while waiting for an operation.
+// sheet_mutex_, then the mutex of a meeting, then submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else;
+// none but the first two is held while waiting for an operation.
+//
+// client.cpp: the channel, memory and communicators; client_generation.cpp: generations, and how they end;
+// client_operations.cpp: operations.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -86,10 +90,11 @@ class ChannelClient {
   void ring();
   // Whether meet() is to be called before this operation is submitted: the same on all ranks.
   bool meets(const Descriptor& descriptor) const {
-    return Meeting::takes(descriptor, meeting_ranks_.load(std::memory_order_relaxed));
+    if (descriptor.comm >= kMeetingComms) return false;
+    return Meeting::takes(descriptor, meeting_ranks_[descriptor.comm].load(std::memory_order_relaxed));
   }
   // Tries a small all-reduce without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
-  // to be submitted. One at a time: others wait until the ranks have met.
+  // to be submitted. One at a time for each communicator: others wait until the ranks have met.
   Status meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst, const Interrupt& interrupt,
               bool* met);
   // All members of the communicator are ranks of this host; false if it is unknown.
@@ -126,16 +131,20 @@ class ChannelClient {
   struct Area {
     uint64_t bytes, id;
   };
+  static constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
 
   ChannelClient(int member, int64_t timeout_ns);
 
   Status join(const uint8_t* token);
   // Takes the page of a generation, and forgets the one before.
   Status begin(int page);
+  // Makes the places where the ranks of a generation meet.
+  void open_meetings(const GenerationView& view, const std::vector<int>& local_ranks) REQUIRES(sheet_mutex_);
   Status await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt);
   Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
              std::vector<Fd>* descriptors);
   void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);
+  void forget_members(uint32_t comm) REQUIRES(submit_mutex_);
   // Counts one submission; true if the daemon must be woken for it.
   bool completes(const Descriptor& descriptor) REQUIRES(submit_mutex_);
   Status check_usable() const;
@@ -160,19 +169,20 @@ class ChannelClient {
   std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
 
   Mutex submit_mutex_;
-  std::atomic<uint64_t> generation_{0};  // changes with both meeting_mutex_ and submit_mutex_
+  std::atomic<uint64_t> generation_{0};  // changes with both sheet_mutex_ and submit_mutex_
   GenerationView view_ GUARDED_BY(submit_mutex_);
   std::vector<int> local_ranks_ GUARDED_BY(submit_mutex_);  // empty if there are too many for arrival counters
   std::vector<uint32_t> free_ GUARDED_BY(submit_mutex_);
   std::vector<uint64_t> tickets_ GUARDED_BY(submit_mutex_);  // of every slot; 0: none
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
-  // Collectives on the communicator of all ranks in this generation, with and without the daemon.
-  uint32_t world_calls_ GUARDED_BY(submit_mutex_) = 0;
+  // Collectives on each communicator in this generation, with and without the daemon.
+  std::array<uint32_t, kMeetingComms> calls_ GUARDED_BY(submit_mutex_){};
 
-  Mutex meeting_mutex_;                                          // one meeting at a time
-  std::unique_ptr<Meeting> meeting_ GUARDED_BY(meeting_mutex_);  // nullptr: the ranks of this generation don't meet
-  std::atomic<uint32_t> meeting_ranks_{0};                       // 0: they don't
+  SharedMutex sheet_mutex_;  // read while ranks meet, written when a page takes the place of another
+  std::array<Mutex, kMeetingComms> meeting_mutexes_;                  // one meeting at a time
+  std::vector<Meeting> meetings_ GUARDED_BY(sheet_mutex_);            // by communicator; empty: these ranks don't meet
+  std::array<std::atomic<uint32_t>, kMeetingComms> meeting_ranks_{};  // by communicator; 0: they don't meet
 
   Mutex areas_mutex_;
   std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);                  // segments of this rank, by address

@@ -82,7 +82,8 @@ constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
 constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
-constexpr size_t kMeetingBytes = 32 << 10;
+constexpr uint32_t kMeetingComms = 8;   // on communicators 0 to 7, where these have all ranks
+constexpr size_t kMeetingBytes = 32 << 10, kSmallMeetingBytes = 4 << 10;  // of communicator 0, and of the others
 
 struct Descriptor {
   uint8_t kind;
@@ -166,7 +167,6 @@ struct MeetingCall {
 struct Contribution {
   alignas(64) std::atomic<uint32_t> number;  // of the meeting; written after the rest
   MeetingCall call;
-  alignas(64) char data[kMeetingBytes];
 };
 
 struct Seat {
@@ -174,11 +174,18 @@ struct Seat {
   Contribution contributions[2];           // of the last two meetings that the rank has come to
 };
 
+// Of one communicator.
 struct MeetingRoom {
   // Low half: number of a meeting * 4 + MeetingState; futex word of ranks that wait. High half: the last that was met.
   alignas(64) std::atomic<uint64_t> verdict;
   std::atomic<uint32_t> sleepers;
   Seat seats[kMeetingRanks];  // by position among the ranks of the host
+};
+
+// The vectors of all rooms, by position of the rank, two of each.
+struct MeetingVectors {
+  alignas(64) char of_world[kMeetingRanks][2][kMeetingBytes];
+  char of_others[kMeetingComms - 1][kMeetingRanks][2][kSmallMeetingBytes];
 };
 
 struct JobPage {
@@ -220,7 +227,8 @@ struct GenerationPage {
   uint32_t ranks[kArrivalRanks];  // of this host, if there are not more
   Place places[kMaxMembers];      // by rank
   Arrivals arrivals[kArrivalComms];
-  MeetingRoom room;
+  MeetingRoom rooms[kMeetingComms];  // by communicator
+  MeetingVectors vectors;
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");

@@ -15,6 +15,10 @@ namespace {
 // two cores: 16 KiB of each rank take 0.8 times as long as by the daemon, 32 KiB 0.9 times, 64 KiB up to 1.2 times.
 constexpr size_t kMostRead = 128 << 10;
 
+size_t room_bytes(uint32_t comm) {
+  return comm == 0 ? kMeetingBytes : kSmallMeetingBytes;
+}
+
 uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
   return met << 32 | (number << 2 | state);
 }
@@ -35,12 +39,23 @@ std::atomic<uint32_t>* futex_word(std::atomic<uint64_t>* verdict) {
 
 }  // namespace
 
+Meeting::Meeting(Counters* counters, GenerationPage* page, uint32_t comm, uint32_t own, uint32_t ranks, int spins,
+                 int64_t patience_ns)
+    : counters_(counters),
+      room_(&page->rooms[comm]),
+      bytes_(room_bytes(comm)),
+      vectors_(comm == 0 ? page->vectors.of_world[0][0] : page->vectors.of_others[comm - 1][0][0]),
+      own_(own),
+      ranks_(ranks),
+      spins_(spins),
+      patience_ns_(patience_ns) {}
+
 bool Meeting::takes(const Descriptor& descriptor, uint32_t ranks) {
-  if (ranks == 0 || descriptor.comm != 0 || descriptor.codec != 0) return false;
+  if (ranks == 0 || descriptor.comm >= kMeetingComms || descriptor.codec != 0) return false;
   if (descriptor.kind != static_cast<uint8_t>(Kind::kAllReduce)) return false;
   if (descriptor.dtype >= kDTypes || !op_known(descriptor.op)) return false;  // the daemon says why not
   const DType dtype = static_cast<DType>(descriptor.dtype);
-  const size_t bytes = std::min<size_t>(kMeetingBytes, kMostRead / ranks);
+  const size_t bytes = std::min<size_t>(room_bytes(descriptor.comm), kMostRead / ranks);
   return descriptor.count > 0 && descriptor.count <= bytes / dtype_size(dtype) &&
          op_supported(dtype, static_cast<ReduceOp>(descriptor.op));
 }
@@ -59,13 +74,14 @@ Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char
 bool Meeting::contribute(uint32_t number, const MeetingCall& call, const char* src) {
   Contribution* const both = room_->seats[own_].contributions;
   const uint32_t first = both[0].number.load(), second = both[1].number.load();
-  Contribution& older = static_cast<int32_t>(first - second) <= 0 ? both[0] : both[1];
+  const uint32_t oldest = static_cast<int32_t>(first - second) <= 0 ? 0 : 1;
+  Contribution& older = both[oldest];
   const uint32_t last = older.number.load();
   for (uint32_t i = 0; i < ranks_; ++i) {
     if (static_cast<int32_t>(room_->seats[i].left.load() - last) < 0) return false;
   }
   older.call = call;
-  memcpy(older.data, src, call.count * dtype_size(static_cast<DType>(call.dtype)));
+  memcpy(vector(own_, oldest), src, call.count * dtype_size(static_cast<DType>(call.dtype)));
   older.number.store(number);
   return true;
 }
@@ -97,9 +113,8 @@ Status Meeting::await(uint32_t number, const MeetingCall& call, bool contributed
   }
 }
 
-const Contribution& Meeting::contribution(uint32_t rank, uint32_t number) const {
-  const Contribution* const both = room_->seats[rank].contributions;
-  return both[0].number.load() == number ? both[0] : both[1];
+uint32_t Meeting::which(uint32_t rank, uint32_t number) const {
+  return room_->seats[rank].contributions[0].number.load() == number ? 0 : 1;
 }
 
 bool Meeting::everybody(uint32_t number) const {
@@ -121,7 +136,7 @@ void Meeting::reduce_all(uint32_t number, const MeetingCall& call, char* dst) {
   const int64_t started = now_ns();
   const DType dtype = static_cast<DType>(call.dtype);
   const void* sources[kMeetingRanks];
-  for (uint32_t i = 0; i < ranks_; ++i) sources[i] = contribution(i, number).data;
+  for (uint32_t i = 0; i < ranks_; ++i) sources[i] = vector(i, which(i, number));
   void* const target = dst;
   reduce(dtype, static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), &target, 1, call.count, ranks_,
          false);
@@ -146,8 +161,10 @@ void Meeting::sleep(uint64_t seen, int64_t deadline_ns) {
   room_->sleepers.fetch_sub(1);
 }
 
-void Meeting::disturb(MeetingRoom* room) {
-  futex_wake(futex_word(&room->verdict));
+void Meeting::disturb(GenerationPage* page) {
+  for (MeetingRoom& room : page->rooms) {
+    if (room.sleepers.load() > 0) futex_wake(futex_word(&room.verdict));
+  }
 }
 
 }  // namespace bagua

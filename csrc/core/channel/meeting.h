@@ -7,8 +7,8 @@
 //
 // A rank that has waited for kPatienceNs ends the meeting for all ranks, and so does a rank that sees that the calls
 // differ. All then submit the operation to the daemon, which waits, compares the calls, and names the rank that is
-// missing or wrong. A meeting is named by the number of the collective on the communicator of all ranks, so ranks that
-// took different ways are together again at the next one.
+// missing or wrong. Each communicator of all ranks has a room of its own. A meeting is named by the number of the
+// collective on the communicator, so ranks that took different ways are together again at the next one.
 //
 // MeetingRoom::verdict moves from one meeting to a later one by compare-and-swap: to kMet by a rank that sees the
 // contributions of all ranks (all stores and loads are sequentially consistent, so at least the last rank does), or to
@@ -37,14 +37,14 @@ class Meeting {
   using Interrupted = std::function<bool()>;
   static constexpr int64_t kPatienceNs = 20'000'000;
 
-  // This rank sits at `own` of `ranks` seats.
-  Meeting(Counters* counters, MeetingRoom* room, uint32_t own, uint32_t ranks, int spins,
-          int64_t patience_ns = kPatienceNs)
-      : counters_(counters), room_(room), own_(own), ranks_(ranks), spins_(spins), patience_ns_(patience_ns) {}
+  // In the room of communicator `comm`, one of the first kMeetingComms. This rank sits at `own` of `ranks` seats.
+  Meeting(Counters* counters, GenerationPage* page, uint32_t comm, uint32_t own, uint32_t ranks, int spins,
+          int64_t patience_ns = kPatienceNs);
 
-  // Wakes the ranks that wait in a room: they ask whether it is still usable.
-  static void disturb(MeetingRoom* room);
-  // Whether operations like this one are done in meetings of so many ranks: every rank answers alike.
+  // Wakes the ranks that wait in any room: they ask whether it is still usable.
+  static void disturb(GenerationPage* page);
+  // Whether operations like this one are done in meetings of so many ranks, if these are all of the communicator: every
+  // rank answers alike.
   static bool takes(const Descriptor& descriptor, uint32_t ranks);
 
   // Waits for the others; *met: dst has the result. Otherwise the operation goes to the daemon. `usable` and
@@ -58,8 +58,12 @@ class Meeting {
   bool contribute(uint32_t number, const MeetingCall& call, const char* src);
   Status await(uint32_t number, const MeetingCall& call, bool contributed, const Usable& usable,
                const Interrupted& interrupted, bool* met);
-  // The rank's contribution to this meeting; any if there is none.
-  const Contribution& contribution(uint32_t rank, uint32_t number) const;
+  // Which of the rank's contributions is for this meeting; any if none is.
+  uint32_t which(uint32_t rank, uint32_t number) const;
+  const Contribution& contribution(uint32_t rank, uint32_t number) const {
+    return room_->seats[rank].contributions[which(rank, number)];
+  }
+  char* vector(uint32_t rank, uint32_t which) const { return vectors_ + (2 * rank + which) * bytes_; }
   bool everybody(uint32_t number) const;
   bool calls_agree(uint32_t number, const MeetingCall& own) const;
   // `call`: a private copy, whatever others write to the seats.
@@ -69,6 +73,8 @@ class Meeting {
 
   Counters* const counters_;
   MeetingRoom* const room_;
+  const size_t bytes_;   // of a vector
+  char* const vectors_;  // in MeetingVectors
   const uint32_t own_, ranks_;
   const int spins_;
   const int64_t patience_ns_;

@@ -127,11 +127,12 @@ void from_wire(const Wire& w, message::RingOrder* m) {
 void to_wire(const message::Suspended& m, Wire* w) {
   w->fixed.rank = m.member;
   w->fixed.number = static_cast<uint64_t>(int64_t{m.host});
+  w->fixed.a = m.next;
   w->text = m.why;
 }
 
 void from_wire(const Wire& w, message::Suspended* m) {
-  *m = {w.fixed.rank, static_cast<int32_t>(static_cast<int64_t>(w.fixed.number)), w.text};
+  *m = {w.fixed.rank, static_cast<int32_t>(static_cast<int64_t>(w.fixed.number)), w.fixed.a, w.text};
 }
 
 template <size_t kIndex = 0>

@@ -46,6 +46,7 @@ struct Failed {
 struct Suspended {
   int32_t member = -1;
   int32_t host = -1;
+  uint32_t next = 0;  // 1: the next one begins, and this one has lost nobody
   std::string why;
 };
 

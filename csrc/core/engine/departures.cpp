@@ -101,7 +101,7 @@ void Departures::tell_error(const std::string& why) {
 }
 
 void Departures::tell_loss(const Loss& loss) {
-  tell_all(message::Suspended{loss.member, loss.host, loss.text});
+  tell_all(message::Suspended{loss.member, loss.host, loss.none ? 1u : 0u, loss.text});
 }
 
 void Departures::tell_all(const Control& control) {

@@ -60,7 +60,7 @@ Status Engine::check_follows(const Membership& next, const Tokens& tokens) {
     return {Code::kInvalid, "Engine: the job has failed, so no generation follows: " + error};
   }
   const Lock lock(succession_mutex_);
-  return check_next(next, succession_.present(), succession_.known(), tokens);
+  return check_next(next, succession_.newest(), succession_.known(), tokens);
 }
 
 Status Engine::regroup(Membership next, const Tokens& tokens) {
@@ -155,7 +155,7 @@ Status Engine::plan(Plan plan) {
   {
     const Lock order(succession_mutex_);
     if (described) {
-      if (Status status = check_next(plan.next, succession_.present(), succession_.known(), {}); !status) return status;
+      if (Status status = check_next(plan.next, succession_.newest(), succession_.known(), {}); !status) return status;
     }
     if (Status status = succession_.plan(std::move(plan)); !status) return status;
   }
@@ -187,14 +187,12 @@ void Engine::carry_out_plans() {
 void Engine::carry_out(const Plan& plan) {
   const uint64_t number = plan.next.generation;
   if (!plan.here) {
-    const std::shared_ptr<Generation> last = generation();
-    last->retire("generation " + std::to_string(number) + " of this job goes on without this host, as was planned");
+    // The present one stays until other hosts have moved on: they may still hear the last words of its last step.
     {
       const Lock lock(succession_mutex_);
       succession_.dismiss();
     }
     job_.page().tell_change();
-    last->close();
     return job_.events().tell("regrouped", -1, "", -1, number);
   }
   Status status = follow(plan.next, {});

@@ -60,6 +60,7 @@ class Engine final : private ChannelHandler {
   void carry_out_plans();
   void carry_out(const Plan& plan) REQUIRES(lifecycle_mutex_);
   void note_absence(int member, bool lost);
+  bool was_dismissed(int member);
   void note_gone(int member, Phase phase);
   std::shared_ptr<Generation> generation() const;
   std::shared_ptr<Generation> lobby() const;  // nullptr: there is none

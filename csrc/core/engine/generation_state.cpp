@@ -86,7 +86,7 @@ void GenerationState::suspend(const Loss& loss) {
 }
 
 void GenerationState::retire(const std::string& reason) {
-  if (stop(State::kSuspended, State::kRunning, {reason})) job_->page().ring_doorbell();
+  if (stop(State::kSuspended, State::kRunning, {reason, -1, -1, true})) job_->page().ring_doorbell();
 }
 
 std::string GenerationState::error() const {
@@ -102,6 +102,11 @@ std::string GenerationState::why() const {
 Loss GenerationState::loss() const {
   const Lock lock(mutex_);
   return loss_;
+}
+
+bool GenerationState::lost() const {
+  const Lock lock(mutex_);
+  return state_.load(std::memory_order_relaxed) == State::kSuspended && !loss_.none;
 }
 
 void GenerationState::await_no_more(int rank) {

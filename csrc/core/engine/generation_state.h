@@ -18,8 +18,9 @@ namespace bagua {
 // Somebody that a generation has lost.
 struct Loss {
   std::string text;
-  int member = -1;  // -1: no single one
-  int host = -1;    // index of the host; -1: none
+  int member = -1;    // -1: no single one
+  int host = -1;      // index of the host; -1: none
+  bool none = false;  // nobody: the next generation begins
 };
 
 class GenerationState {
@@ -59,7 +60,8 @@ class GenerationState {
   Outcome outcome() const { return suspended() ? Outcome::kRegrouped : Outcome::kFailed; }
   std::string error() const;  // empty: it is running or suspended
   std::string why() const;    // it is over
-  Loss loss() const;          // that suspended it
+  Loss loss() const;          // that ended it
+  bool lost() const;          // it is suspended since it has lost somebody
 
   // A local rank does nothing more.
   void await_no_more(int rank);

@@ -54,7 +54,7 @@ void SharedSheet::show(GenerationStatus status, Words* words, const std::string&
   words->length = static_cast<uint32_t>(length);
   get()->status.store(status, std::memory_order_release);
   futex_wake(&get()->status);  // GPU legs sleep on it
-  Meeting::disturb(&get()->room);
+  Meeting::disturb(get());
 }
 
 void SharedSheet::suspend(const std::string& reason) {

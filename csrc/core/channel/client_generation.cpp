@@ -1,0 +1,162 @@
+// The rank's view of generations: enters them, and sees how they end.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/clock.h"
+#include "channel/client.h"
+
+namespace bagua {
+
+namespace {
+
+// Reads the page of a generation for a member; kUnavailable if it is not in it.
+Status read_view(const GenerationPage& page, int member, GenerationView* view) {
+  view->generation = page.generation;
+  view->elastic = page.elastic != 0;
+  view->newcomer = page.lobby != 0;
+  const uint32_t world = page.world_size, hosts = page.hosts;
+  if (world > kMaxMembers || hosts > world) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
+  view->hosts.resize(hosts);
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const Place place = page.places[rank];
+    if (place.host >= hosts) return {Code::kCorrupt, "the daemon's page of the generation is damaged"};
+    view->hosts[place.host].push_back(static_cast<int>(rank));
+    view->members.push_back(static_cast<int>(place.member));
+    if (static_cast<int>(place.member) == member) view->rank = static_cast<int>(rank);
+  }
+  if (view->rank >= 0) return Status::ok();
+  return {Code::kUnavailable, "generation " + std::to_string(page.generation) + " goes on without this process"};
+}
+
+std::string text_of(const Words& words) {
+  return std::string(words.text, std::min<size_t>(words.length, kErrorBytes));
+}
+
+}  // namespace
+
+// The page is read once: whoever scribbles on it later changes nothing here.
+Status ChannelClient::begin(int page) {
+  std::shared_ptr<Mapping> memory;
+  if (Status status = Mapping::open(page, sizeof(GenerationPage), &memory); !status) return status;
+  const GenerationPage& sheet = *reinterpret_cast<const GenerationPage*>(memory->data());
+  GenerationView view;
+  if (Status status = read_view(sheet, member_, &view); !status) return status;
+  const WriterLock nobody_meets(sheet_mutex_);
+  const bool joins = sheet_memory_ == nullptr;
+  if (!joins && view.generation <= generation()) return Status::ok();  // another thread was first
+  std::vector<int> local;
+  const uint32_t here = sheet.local_ranks;
+  for (uint32_t i = 0; i < here && here <= kArrivalRanks; ++i) local.push_back(static_cast<int>(sheet.ranks[i]));
+  if (joins) {
+    sheet_memory_ = std::move(memory);
+    // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
+    spins_ = std::max(1u, std::thread::hardware_concurrency()) > 2 * here ? 2000 : 0;
+  } else if (Status status = sheet_memory_->replace(page); !status) {
+    return status;
+  }
+  open_meetings(view, local);
+  const Lock lock(submit_mutex_);
+  local_ranks_ = std::move(local);
+  groups_.clear();
+  calls_.fill(0);
+  for (auto& ranks : meeting_ranks_) ranks.store(0, std::memory_order_relaxed);
+  view_ = std::move(view);
+  note_members(0, local_ranks_);
+  generation_.store(view_.generation, std::memory_order_relaxed);
+  return Status::ok();
+}
+
+void ChannelClient::open_meetings(const GenerationView& view, const std::vector<int>& local_ranks) {
+  meetings_.clear();
+  const auto own = std::find(local_ranks.begin(), local_ranks.end(), view.rank);
+  const auto ranks = static_cast<uint32_t>(local_ranks.size()), seat = static_cast<uint32_t>(own - local_ranks.begin());
+  if (view.hosts.size() != 1 || ranks < 2 || ranks > kMeetingRanks || seat >= ranks) return;
+  for (uint32_t comm = 0; comm < kMeetingComms; ++comm) {
+    meetings_.emplace_back(&page()->counters, sheet(), comm, seat, ranks, spins_);
+  }
+}
+
+Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
+  for (;;) {
+    if (getpid() != pid_) return check_usable();
+    const uint32_t seen = page()->changes.load();
+    Request request;
+    request.type = Message::kEnter;
+    request.value = generation();
+    Reply reply;
+    std::vector<Fd> descriptors;
+    const Status status = ask(request, {}, timeout_ns_, &reply, &descriptors);
+    if (status.code() == Code::kDismissed) return status;
+    if (!status) {
+      const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;
+      return {Code::kUnavailable, failed ? text_of(sheet()->error) : status.message()};
+    }
+    if (!descriptors.empty()) return begin(descriptors.front().get());
+    if (Status waited = await_change(seen, deadline_ns, interrupt); !waited) return waited;
+  }
+}
+
+Status ChannelClient::await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt) {
+  std::atomic<uint32_t>* const changes = &page()->changes;
+  while (changes->load() == seen) {
+    const int64_t now = now_ns(), slice = now + kSliceNs;
+    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "there is no next generation yet"};
+    const Wake wake = futex_wait(changes, seen, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    if (wake == Wake::kWoken) continue;
+    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
+    if (daemon_gone()) return Status::ok();  // the next question says so
+  }
+  return Status::ok();
+}
+
+GenerationView ChannelClient::view() {
+  const Lock lock(submit_mutex_);
+  return view_;
+}
+
+bool ChannelClient::daemon_gone() const {
+  pollfd watched{socket_fd_.load(), POLLIN, 0};
+  return watched.fd < 0 || (poll(&watched, 1, 0) > 0 && (watched.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0);
+}
+
+std::string ChannelClient::error() const {
+  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
+  if (status == kGenerationFailed) return text_of(sheet()->error);
+  if (status == kGenerationSuspended) return text_of(sheet()->suspension);
+  if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
+  return "";
+}
+
+Status ChannelClient::wait_failure(int64_t deadline_ns) {
+  std::atomic<uint32_t>* const state = &sheet()->status;
+  for (;;) {
+    if (Status status = check_usable(); !status) return status;
+    if (daemon_gone()) return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
+    const int64_t now = now_ns();
+    if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
+    const int64_t slice = now + kSliceNs;
+    const Wake wake = futex_wait(state, kRunning, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kRunning) return Status::ok();
+  }
+}
+
+void ChannelClient::nudge() {
+  futex_wake(&sheet()->status);
+}
+
+Status ChannelClient::check_usable() const {
+  if (getpid() != pid_) {
+    return {Code::kInvalid, "this channel belongs to process " + std::to_string(pid_) +
+                                ": collective operations can't be called in a forked child"};
+  }
+  const uint32_t status = sheet()->status.load(std::memory_order_acquire);
+  if (status == kGenerationFailed) return {Code::kUnavailable, text_of(sheet()->error)};
+  if (status == kGenerationSuspended) return {Code::kRegrouped, text_of(sheet()->suspension)};
+  if (socket_fd_.load() < 0) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
+  return Status::ok();
+}
+
+}  // namespace bagua

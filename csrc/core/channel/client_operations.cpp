@@ -1,0 +1,221 @@
+// Operations of a rank: submitted, or done in a meeting, and waited for.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "channel/client.h"
+
+namespace bagua {
+
+namespace {
+
+// Where the number of a communicator is used again, its calls go on from the next multiple of 65536: ranks agree on the
+// numbers of meetings, whichever of them saw the last calls of the use before.
+constexpr uint32_t kCallsOfOneUse = (1 << 16) - 1;
+
+// By all members of its communicator, in order.
+bool matched(const Descriptor& descriptor) {
+  const Kind kind = static_cast<Kind>(descriptor.kind);
+  return kind != Kind::kSend && kind != Kind::kRecv;
+}
+
+}  // namespace
+
+void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks) {
+  Group group;
+  bool found = false;
+  for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
+    const int rank = local_ranks_[i];
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+    ++group.local_members;
+    found = found || rank == view_.rank;
+    if (rank == view_.rank) {
+      group.own = i;
+    } else {
+      group.others.push_back(i);
+    }
+  }
+  group.one_host = comm == 0 ? view_.hosts.size() == 1 : group.local_members == ranks.size();
+  group.counted = found && comm < kArrivalComms;
+  const size_t members = group.local_members;
+  if (comm < kMeetingComms && view_.hosts.size() == 1 && members == view_.members.size() && members <= kMeetingRanks) {
+    meeting_ranks_[comm].store(members > 1 ? static_cast<uint32_t>(members) : 0, std::memory_order_relaxed);
+  }
+  groups_[comm] = std::move(group);
+}
+
+// The number may be used again, while others still use it as before: their meetings have other numbers then.
+void ChannelClient::forget_members(uint32_t comm) {
+  if (comm == 0) return;
+  groups_.erase(comm);
+  if (comm >= kMeetingComms) return;
+  meeting_ranks_[comm].store(0, std::memory_order_relaxed);
+  calls_[comm] |= kCallsOfOneUse;
+}
+
+bool ChannelClient::on_one_host(uint32_t comm) {
+  const Lock lock(submit_mutex_);
+  const auto found = groups_.find(comm);
+  return found != groups_.end() && found->second.one_host;
+}
+
+bool ChannelClient::completes(const Descriptor& descriptor) {
+  if (!matched(descriptor)) return true;
+  const auto found = groups_.find(descriptor.comm);
+  if (found == groups_.end() || !found->second.counted) return true;
+  Group& group = found->second;
+  std::atomic<uint64_t>* const counts = sheet()->arrivals[descriptor.comm].submitted;
+  const uint64_t mine = ++group.submitted;
+  counts[group.own].store(mine);
+  for (const uint32_t other : group.others) {
+    if (counts[other].load() < mine) return false;
+  }
+  return true;
+}
+
+Status ChannelClient::left_behind() const {
+  return {Code::kRegrouped, "this operation began in a generation before " + std::to_string(generation())};
+}
+
+Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
+                           const Interrupt& interrupt, bool* met) {
+  if (Status status = check_usable(); !status) return status;
+  const ReaderLock same_page(sheet_mutex_);
+  const Lock one(meeting_mutexes_[descriptor.comm]);
+  if (generation != this->generation() || meetings_.empty()) return left_behind();
+  uint32_t number;
+  {
+    const Lock lock(submit_mutex_);
+    number = ++calls_[descriptor.comm];
+  }
+  const auto usable = [this] {
+    if (Status status = check_usable(); !status) return status;
+    return daemon_gone() ? Status{Code::kUnavailable, error()} : Status::ok();
+  };
+  return meetings_[descriptor.comm].attend(number, descriptor, src, dst, usable, interrupt, met);
+}
+
+Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how) {
+  if (Status status = check_usable(); !status) return status;
+  bool complete = false;
+  {
+    const Lock lock(submit_mutex_);
+    if (how.generation != 0 && how.generation != generation()) return left_behind();
+    if (free_.empty()) {
+      return {Code::kResource, std::to_string(kSlots) +
+                                   " operations have been submitted and not been waited for: wait for the older ones"};
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    *ticket = next_ticket_++ * kSlots + index;
+    tickets_[index] = *ticket;
+    Slot* slot = &channel()->slots[index];
+    slot->descriptor = descriptor;
+    slot->generation = static_cast<uint32_t>(generation());
+    slot->submitted_ns = now_ns();
+    slot->state.store(kSubmitted, std::memory_order_relaxed);
+    const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
+    channel()->ring[tail % kSlots] = index;
+    channel()->tail.store(tail + 1, std::memory_order_release);
+    if (descriptor.comm < kMeetingComms && !how.counted && matched(descriptor)) ++calls_[descriptor.comm];
+    complete = completes(descriptor);
+  }
+  if (!complete && sheet()->status.load() == kRunning) return Status::ok();
+  if (how.ring != nullptr) {
+    *how.ring = true;
+  } else {
+    this->ring();
+  }
+  return Status::ok();
+}
+
+void ChannelClient::ring() {
+  JobPage* job = page();
+  job->doorbell.fetch_add(1);  // both sequentially consistent: either we see it sleeping or it sees the new number
+  if (job->sleeping.load() != 0 && job->sleeping.exchange(0) != 0) futex_wake(&job->doorbell);
+}
+
+Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
+  const Lock lock(submit_mutex_);
+  *slot = static_cast<uint32_t>(ticket % kSlots);
+  if (ticket == 0 || tickets_[*slot] != ticket) {
+    return {Code::kInvalid, "ticket " + std::to_string(ticket) + " is unknown: each ticket is waited for once"};
+  }
+  return Status::ok();
+}
+
+void ChannelClient::release(uint32_t slot) {
+  const Lock lock(submit_mutex_);
+  channel()->slots[slot].state.store(kFree, std::memory_order_relaxed);
+  tickets_[slot] = 0;
+  free_.push_back(slot);
+}
+
+Status ChannelClient::done(uint64_t ticket, bool* done) {
+  uint32_t index;
+  if (Status status = slot_of(ticket, &index); !status) return status;
+  const uint32_t state = channel()->slots[index].state.load(std::memory_order_acquire);
+  *done = is_over(state) || daemon_gone();
+  return Status::ok();
+}
+
+Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times) {
+  if (getpid() != pid_) return check_usable();
+  uint32_t index;
+  if (Status status = slot_of(ticket, &index); !status) return status;
+  uint32_t state = kSubmitted;
+  if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
+  return finish(index, state, times);
+}
+
+Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state) {
+  for (int spin = 0;; ++spin) {
+    *state = slot->state.load(std::memory_order_acquire);
+    if (is_over(*state)) return Status::ok();
+    if (spin >= spins_) break;
+    spin_pause();
+  }
+  for (;;) {
+    // The state says that somebody sleeps; the daemon then wakes. If it got ahead of us, the exchange fails.
+    uint32_t expected = kSubmitted;
+    slot->state.compare_exchange_strong(expected, kSubmittedWaiting, std::memory_order_acq_rel);
+    const int64_t now = now_ns();
+    const bool late = deadline_ns >= 0 && now >= deadline_ns;
+    Wake wake = Wake::kTimeout;
+    if (!late) {
+      const int64_t slice = now + kSliceNs;
+      wake = futex_wait(&slot->state, kSubmittedWaiting, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
+    }
+    *state = slot->state.load(std::memory_order_acquire);
+    if (is_over(*state)) return Status::ok();
+    if (late) return {Code::kTimeout, "not done yet"};
+    if (wake == Wake::kWoken) continue;
+    if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
+    if (daemon_gone()) {
+      *state = kFailed;  // nobody will ever complete it
+      return Status::ok();
+    }
+  }
+}
+
+Status ChannelClient::finish(uint32_t slot, uint32_t state, Times* times) {
+  const Slot& done = channel()->slots[slot];
+  times->submitted_ns = done.submitted_ns;
+  times->started_ns = done.started_ns;
+  times->done_ns = done.done_ns;
+  // Read the reason first: the slot may be taken by another thread once it is released.
+  std::string why = state == kDone ? "" : error();
+  const bool gone = state == kFailed && daemon_gone();
+  const uint32_t generation = done.generation;
+  if (!gone) release(slot);  // else the daemon may be dying and still write: leave the slot alone
+  if (state == kDone) return Status::ok();
+  if (state == kRegrouped) {
+    return {Code::kRegrouped, why.empty() ? "generation " + std::to_string(generation) + " has ended" : why};
+  }
+  if (why.empty()) why = gone ? "this rank has closed its channel to the node daemon" : "the operation failed";
+  return {Code::kUnavailable, why};
+}
+
+}  // namespace bagua
