@@ -81,6 +81,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         super().hear_as_newcomer(told)
         self.codec = self._wanted_codec if told["encodes"] else None
         if self._pairs is not None:
+            self._pairs.form()
             self._pairs.round = told["round"]
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:

@@ -7,6 +7,7 @@ on batches of its own from the next step on. Replicas are compared with the refe
 from __future__ import annotations
 
 import copy
+import faulthandler
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,31 +29,35 @@ WORLDS = {
     "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]}),
 }
 ANEW = re.compile("async|low_precision|streaming|shift_one .*(minmax8|onebit|topk|int4)")
-CASES = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER and not ANEW.search(name)}
+ALL = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
+CASES = {name: case for name, case in ALL.items() if not ANEW.search(name)}
+BEGIN_ANEW = [name for name in ALL if name not in CASES]
 
 
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
+    faulthandler.dump_traceback_later(120, exit=True)  # for hangs alone
     bagua.init_process_group()
     newcomer = bagua.is_newcomer()
     models = {}
     for name in names:
-        case = CASES[name]
+        case = ALL[name]
         model = seeded(case.model, seed=bagua.get_rank())
         optimizers = case.optimizers(model)
         models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
     found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    for step in range(JOINS_AFTER if newcomer else 0, max(CASES[name].steps for name in names)):
+    for step in range(JOINS_AFTER if newcomer else 0, max(ALL[name].steps for name in names)):
         bagua.wait_to_join()
         if step == JOINS_AFTER - 1:
             Path(folder, "ready").touch()
             await_file(Path(folder, "planned"))
         for name, (model, optimizers) in models.items():
-            if step < CASES[name].steps:
-                train = CASES[name].train or one_step
-                train(model, optimizers, CASES[name].loss, bagua.get_rank(), step)
+            if step < ALL[name].steps:
+                train = ALL[name].train or one_step
+                train(model, optimizers, ALL[name].loss, bagua.get_rank(), step)
                 found[name].append(flat(model))
     bagua.barrier()
+    faulthandler.cancel_dump_traceback_later()
     return found
 
 
@@ -127,3 +132,13 @@ def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]
             error = (found - values).abs().max().item()
             allowed = max(case.allowed(World("", tuple(map(tuple, WORLDS[world][0]))), step), 3e-6)
             assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", BEGIN_ANEW)
+def test_others_begin_anew(tmp_path: Path, name: str) -> None:
+    """With the first rank's weights; where ranks are not in step, each at a moment of its own."""
+    results = train(tmp_path, "2 ranks, then 4", [name])
+    last = [result[name][-1] for result in results]
+    assert all(bool(one.isfinite().all()) for one in last)
+    assert max((one - last[0]).abs().max().item() for one in last) < 0.5

@@ -237,7 +237,7 @@ class Units:
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
         extra = {"told": self.changes.world_size, "marks": self._marks}
         session.take_part(frozenset())
-        told = self.admission.run(self.followers.names, extra, ranks)
+        told = self.admission.run(self.followers, extra, ranks)
         self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
