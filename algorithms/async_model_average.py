@@ -54,7 +54,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.sync_interval_ms = check_count("sync_interval_ms", sync_interval_ms, 0)
         self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.warmup_steps = self.warm_up.steps
-        self.codec = where_needed(codec_of_differences(codec), everywhere, process_group)
+        self._wanted_codec = codec_of_differences(codec)
+        self.codec = where_needed(self._wanted_codec, everywhere, process_group)
         self.everywhere = everywhere and self.codec is not None
         self.exchanged = GRADIENT if self.warm_up.steps > 0 else WEIGHT
         self.passes = 0
@@ -94,6 +95,15 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: own, keep_snapshot=True)
         apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
         bucket.set_plan(Plan((*steps, apply)))
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        """Whether anything is encoded, too: that was settled when the model was wrapped."""
+        return {**super().tell_newcomers(), "encodes": self.codec is not None}
+
+    def hear_as_newcomer(self, told: dict[str, Any]) -> None:
+        """Encodes as the others do."""
+        super().hear_as_newcomer(told)
+        self.codec = self._wanted_codec if told["encodes"] else None
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
         """All begin anew with rank 0's weights: some have applied an average, and others not."""

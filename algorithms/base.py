@@ -256,8 +256,8 @@ class AlgorithmImpl:
         return True
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """What ranks that join an elastic job take over beside parameters, optimizers and slots: ``newcomers_take``, by
-        name. Plain data."""
+        """State that newcomers to an elastic job take over beside parameters, optimizers and slots: ``newcomers_take``,
+        by name. Plain data."""
         return {name: getattr(self, name) for name in self.newcomers_take}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = hierarchical
         self.peer_selection_mode = check_mode(peer_selection_mode)
         self.communication_interval = check_count("communication_interval", communication_interval, 1)
-        self.codec = where_needed(codec_of_differences(codec), everywhere, process_group)
+        self._wanted_codec = codec_of_differences(codec)
+        self.codec = where_needed(self._wanted_codec, everywhere, process_group)
         self.everywhere = everywhere and self.codec is not None
         self.passes = 0
         self._under_way = False
@@ -71,13 +72,16 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         return self.codec is None
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """The round of pairs, too."""
-        return {**super().tell_newcomers(), "round": 0 if self._pairs is None else self._pairs.round}
+        """The round of pairs, too, and whether anything is encoded: that was settled when the model was wrapped."""
+        round = 0 if self._pairs is None else self._pairs.round
+        return {**super().tell_newcomers(), "round": round, "encodes": self.codec is not None}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:
         """Pairs as the others have them."""
         super().hear_as_newcomer(told)
+        self.codec = self._wanted_codec if told["encodes"] else None
         if self._pairs is not None:
+            self._pairs.form()
             self._pairs.round = told["round"]
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:

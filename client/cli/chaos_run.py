@@ -223,6 +223,7 @@ class Chaos:
         events = self._cluster.call(lambda client: list(client.events(trained.job_id)))
         newest = "".join(f"\n    {event.kind}: {event.reason}" for event in events[-LAST_EVENTS:])
         waits = f" It waits: {job.waiting}." if job.waiting else ""
+        waits += f" It does not grow: {job.growth}." if job.growth else ""
         state = f"The job is {job_state(job.state)}: {job.reason}.{waits} Its newest events:{newest}"
         self.findings.breach("stuck", f"{words} {state}")
         self._tell(f"BROKEN: {self.findings.broken['stuck'][-1]}")

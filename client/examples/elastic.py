@@ -1,9 +1,10 @@
-"""Handwritten digits, learned by ranks that may be killed: the others go on, and no sample is lost.
+"""Handwritten digits, learned by ranks that come and go: the others go on, and no sample is lost.
 
     bagua run --elastic --nproc-per-node 4 -m bagua.examples.elastic
 
-Kill a rank while it runs (each prints its pid): ``kill -9 PID``. The global batch stays the same, so that the learning
-rate does, too. With --batch-size it is the batch of each rank that stays, and the learning rate follows the ranks.
+Kill a rank while it runs (each prints its pid): ``kill -9 PID``. With ``--respawn 10`` another one takes its place. The
+global batch stays the same, so that the learning rate does, too. With --batch-size it is the batch of each rank that
+stays, and the learning rate follows the ranks.
 Ends with exit code 1 if the held-out accuracy is below 97 % or the replicas differ.
 """
 
@@ -22,6 +23,18 @@ import torch.nn.functional as F
 import bagua.torch_api as bagua
 from bagua.examples import _common
 from bagua.examples.digits import NEEDED_ACCURACY, DigitsNet, accuracy, load_digits, shift
+
+
+class Progress:
+    """Steps so far. Ranks that join take the number over."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
 
 
 def train(options: argparse.Namespace) -> _common.Outcome:
@@ -45,20 +58,24 @@ def train(options: argparse.Namespace) -> _common.Outcome:
                 f"generation {change.generation}: {change.previous_world_size} -> {change.world_size} ranks", flush=True
             )
 
-    started, step = time.monotonic(), 0
+    progress = Progress()
+    bagua.register_state("progress", progress)
+    started = time.monotonic()
     for epoch in sampler.epochs(options.epochs):
         for images, labels in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(shift(images)), labels)
             loss.backward()
             optimizer.step()
-            step += 1
+            progress.step += 1
             if bagua.get_rank() == 0:
-                bagua.report(step=step, metrics={"loss": loss.item(), "epoch": epoch, "ranks": bagua.get_world_size()})
+                bagua.report(
+                    step=progress.step, metrics={"loss": loss.item(), "epoch": epoch, "ranks": bagua.get_world_size()}
+                )
     seconds = time.monotonic() - started
     _common.finish(model)
     right = accuracy(model, held_out)
-    return _common.outcome(model, steps=step, seconds=seconds, results={"held-out accuracy": right})
+    return _common.outcome(model, steps=progress.step, seconds=seconds, results={"held-out accuracy": right})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

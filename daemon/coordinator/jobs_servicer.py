@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
 import grpc
 
-from bagua.base.errors import InvalidRequestError
+from bagua.base.errors import InvalidRequestError, ServiceError
 from bagua.daemon.coordinator import wishes
 from bagua.daemon.coordinator.answers import Answers
-from bagua.daemon.coordinator.domain import JobRecord, JobState
+from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service
@@ -23,7 +24,7 @@ from bagua.daemon.coordinator.translate import (
     node_message,
     summary_message,
 )
-from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.watchers import Watcher, Watchers
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
 # A watcher of 8,000 ranks is not shown each of their steps: the whole job is sent each time.
@@ -124,15 +125,26 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             while request.follow and not job.ranks and not job.state.terminal:
                 await watcher.wait()
                 job = await self._service.job(request.job_id)
-        if not job.ranks:
-            return
-        ranks = asked_ranks(request, len(job.homes))
-        reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
-        try:
-            async for chunk in reader.chunks():
-                yield chunk
-        finally:
-            reader.close()
+            if not job.ranks:
+                return
+            ranks = asked_ranks(request, job.homes)
+            reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
+            grows = job.spec.elastic and request.follow and not request.ranks
+            newcomers = asyncio.create_task(self._add_newcomers(reader, watcher, job.job_id)) if grows else None
+            try:
+                async for chunk in reader.chunks():
+                    yield chunk
+            finally:
+                reader.close()
+                if newcomers is not None:
+                    newcomers.cancel()
+
+    async def _add_newcomers(self, reader: LogReader, watcher: Watcher, job_id: str) -> None:
+        with contextlib.suppress(ServiceError):  # of the end: the reader reads what it has
+            while not (job := await self._service.job(job_id)).state.terminal:
+                started = (rank for part in job.parts for rank in part.ranks if rank.state is not RankState.WAITING)
+                reader.add({rank.number: rank.node_id for rank in started})
+                await watcher.wait()
 
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
         """A page of all nodes that were ever seen."""

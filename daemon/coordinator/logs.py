@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.base.errors import InvalidRequestError
@@ -29,15 +29,16 @@ def check_tail(request: job_pb2.ReadLogsRequest) -> None:
         )
 
 
-def asked_ranks(request: job_pb2.ReadLogsRequest, ranks: int) -> Sequence[int]:
-    """The ranks that are wanted of a job that has ``ranks``. Raises InvalidRequestError."""
+def asked_ranks(request: job_pb2.ReadLogsRequest, members: Collection[int]) -> Sequence[int]:
+    """The ranks that are wanted of a job that has these ``members``. Raises InvalidRequestError."""
     if not request.ranks:
-        return range(ranks)
-    if len(request.ranks) > ranks:
-        raise InvalidRequestError(f"ranks: {len(request.ranks)} were named, the job has {ranks} ranks.")
+        return sorted(members)
+    if len(request.ranks) > len(members):
+        raise InvalidRequestError(f"ranks: {len(request.ranks)} were named, the job has {len(members)} ranks.")
     wanted = sorted(set(request.ranks))
-    if wanted[-1] >= ranks:
-        raise InvalidRequestError(f"ranks: there is no rank {wanted[-1]}, the job has {ranks} ranks.")
+    unknown = next((rank for rank in wanted if rank not in members), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"ranks: there is no rank {unknown}, the job has {len(members)} ranks.")
     return wanted
 
 
@@ -70,6 +71,14 @@ class LogReader:
         self._streams = [_Stream(rank, homes[rank]) for rank in ranks]
         for stream in self._streams:
             self._open(stream)
+
+    def add(self, homes: Mapping[int, str]) -> None:
+        """The job has these members and nodes now: those that are new are read, too, from their beginning."""
+        known = {stream.rank for stream in self._streams}
+        for rank in sorted(homes.keys() - known):
+            self._streams.append(_Stream(rank, homes[rank], started=True))
+            self._open(self._streams[-1])
+            self._wake.set()
 
     async def chunks(self) -> AsyncIterator[common_pb2.LogChunk]:
         """Until every rank's log is at its end; for ever with ``follow`` and a rank that runs."""

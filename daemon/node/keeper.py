@@ -211,7 +211,7 @@ class Keeper:
             os.kill(self._daemon, number)
 
     def _renew(self, number: int, frame: object) -> None:
-        """What is installed now takes over, if it has the same core: the ranks that run have that of before."""
+        """The daemon that is installed now takes over, if it has the same core as the ranks that run."""
         if self._renewal is None:
             self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSION], stdout=subprocess.PIPE, text=True)
 

@@ -135,7 +135,7 @@ class RankProcesses:
         return memory.explain() if memory is not None and memory.killed else ""
 
     def explain_kill(self, member: int) -> str:
-        """Tells what is known of a SIGKILL that nobody here has sent."""
+        """The known reason of a SIGKILL that nobody here has sent."""
         return self._memory[member].explain()
 
     async def kill_all(self) -> None:

@@ -307,7 +307,8 @@ def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """One elastic job on every host; its ranks are killed, one after the other: when every host has been told."""
+    """One elastic job on every host; its ranks are killed, one after the other, then it waits and goes on: when every
+    host has been told."""
     with (
         Coordinator(folder / "elastic") as coordinator,
         FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
@@ -331,9 +332,22 @@ def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
                 memory.append(coordinator.memory())
                 show(number + 1)
         spent = (coordinator.cpu_s() - cpu) / options.losses
+        planned: list[float] = []
+        with bar("the job waits and goes on", options.changes) as show:
+            for number in range(options.changes):
+                told += options.hosts
+                asked = time.monotonic()
+                (client.resume if number % 2 else client.pause)(job_id)
+                counts = fleet.wait(lambda counts, told=told: counts.regrouped >= told, options.limit_s, "not told")
+                planned.append(counts.last_regrouped_at - asked)
+                memory.append(coordinator.memory())
+                show(number + 1)
         what = f"{options.hosts:,} x {SLOTS} ranks: a rank is lost, all have the next generation"
         note = f"median of {len(found)}, longest {max(found):.2f} s; {spent:.2f} s of CPU each"
         yield Row(what, f"{statistics.median(found):.2f} s", "1 s", note)
+        if planned:
+            note = f"median of {len(planned)} pauses and resumptions, longest {max(planned):.2f} s"
+            yield Row("  a planned change", f"{statistics.median(planned):.2f} s", "1 s", note)
         grown = (memory[-1] - memory[min(2, len(memory) - 1)]) / 2**20
         yield Row(
             "  memory of the coordinator", f"{memory[-1] / 2**20:.0f} MiB", "", f"{grown:+.0f} MiB since the third"
@@ -517,6 +531,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=1_000)
     parser.add_argument("--times", type=int, default=5, help="how often the wide job is run")
     parser.add_argument("--losses", type=int, default=20, help="ranks of the elastic job that are killed")
+    parser.add_argument("--changes", type=int, default=20, help="planned changes of the elastic job")
     parser.add_argument("--old", type=int, default=200_000, help="jobs that have ended")
     parser.add_argument("--beat-s", type=float, default=20.0, help="how long heartbeats are measured")
     parser.add_argument("--settle-s", type=float, default=20.0, help="pause before heartbeats are measured")

@@ -211,6 +211,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "bagua-elastic-peers.log")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends all that was started here
     systems = [name for name in SYSTEMS if name in options.systems.split(",")]
     found, missing = rounds(systems, dict(entry.split("=", 1) for entry in options.python), options)
     if options.output == "json":

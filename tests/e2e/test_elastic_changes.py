@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,3 +95,30 @@ def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox
     service.start_node("node-c", 1)
     job = seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 2])
     sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
+
+
+def test_run_shows_the_output_of_newcomers(sandbox: Sandbox) -> None:
+    script = sandbox.script("t.py", PROGRAM)
+    options = ("--elastic", "--respawn", "1", "--nproc-per-node", "2", "--output", "json")
+    process = sandbox.start(*sandbox.command, "run", *options, script)
+    started = time.monotonic()
+    assert process.stderr is not None
+    lines: list[str] = []
+
+    def until(text: str) -> None:
+        """The output of ranks is on standard error, where the document is for programs."""
+        assert process.stderr is not None
+        while not any(text in line for line in lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+
+    until("generation 1 rank 1 of 2 sum 1")
+    marked = sandbox.marked()
+    ranks = [pid for pid, command in marked.items() if str(script) in command and "bagua.cli" not in command]
+    (victim,) = (pid for pid in ranks if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    until("[rank 2] newcomer 0 of 1")
+    until("generation 3: 1 rank joins on node-0; 2 ranks from the next step on")
+    until("[rank 2] generation 3 rank 1 of 2 sum 2")
+    (sandbox.folder / "stop").touch()
+    assert sandbox.finish(process, started).code == 0

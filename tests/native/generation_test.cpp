@@ -483,6 +483,82 @@ TEST(residuals_of_a_communicator_that_does_not_come_back) {
   EXPECT_EQ(held.load(), uint64_t{0});
 }
 
+// A newcomer joins two hosts, then the first host leaves; each time all wait at the boundary before or after the plan
+// comes, and nobody hears of a loss.
+TEST(members_come_and_go_as_planned) {
+  const Hosts hosts{{0}, {1}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  std::vector<std::string> addresses{job->engine(0).address(), job->engine(1).address()};
+  CHECK_OK(job->engine(1).open_lobby({2}, {{2, std::vector<uint8_t>(kTokenBytes, 3)}}));
+  ranks.add(job.get(), 1, 2);
+  CHECK(ranks[2].client().view().newcomer && ranks[2].client().view().members == std::vector<int>{2});
+  all_reduce(&ranks[2]);
+  {
+    test::Threads threads;
+    threads.start([&] { ranks.enter(); });
+    const Hosts next{{0}, {1, 2}};
+    for (size_t h = 0; h < 2; ++h) CHECK_OK(job->engine(h).plan({membership(4, next, h), addresses}));
+  }
+  CHECK(!ranks[2].client().view().newcomer && ranks[0].client().planned() == 4);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+
+  Plan without;
+  without.here = false;
+  without.next.generation = 5;
+  CHECK_OK(job->engine(0).plan(without));
+  CHECK_OK(job->engine(1).plan({membership(5, {{1, 2}}), {addresses[1]}}));
+  ranks.each([](Rank& rank) {
+    const Code code = rank.client().enter(now_ns() + 20 * kNsPerS, nullptr).code();
+    CHECK(code == (rank.rank() == 0 ? Code::kDismissed : Code::kOk));
+  });
+  ranks.kill(0);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  for (size_t h = 0; h < 2; ++h) {
+    for (const Event& event : job->engine(h).events()) CHECK(std::string(event.kind) != "suspended");
+    EXPECT_EQ(job->engine(h).error(), std::string());
+  }
+}
+
+// A step may have to be repeated: newcomers wait for a generation that is planned later.
+TEST(a_loss_before_the_boundary) {
+  const Hosts hosts{{0, 1}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  CHECK_OK(job->engine(0).open_lobby({2}, {{2, std::vector<uint8_t>(kTokenBytes, 3)}}));
+  ranks.add(job.get(), 0, 2);
+  CHECK(ranks[2].client().enter(now_ns(), nullptr).code() == Code::kTimeout);
+  const std::string address = job->engine(0).address();
+  CHECK_OK(job->engine(0).plan({membership(4, {{0, 1, 2}}), {address}}));
+  ranks.kill(1);
+  await_suspended(&job->engine(0));
+  CHECK(ranks[0].client().enter(now_ns() + 50 * kNsPerMs, nullptr).code() == Code::kTimeout);
+  regroup(job.get(), 5, {{0}});
+  CHECK_OK(ranks[0].client().enter(now_ns() + 20 * kNsPerS, nullptr));
+  all_reduce(&ranks[0]);
+  CHECK_OK(job->engine(0).plan({membership(6, {{0, 2}}), {address}}));
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+}
+
+TEST(newcomers_that_fail) {
+  const Hosts hosts{{0}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  const Tokens tokens{{1, std::vector<uint8_t>(kTokenBytes, 2)}, {2, std::vector<uint8_t>(kTokenBytes, 3)}};
+  CHECK_OK(job->engine(0).open_lobby({1, 2}, tokens));
+  ranks.add(job.get(), 0, 1);
+  ranks.add(job.get(), 0, 2);
+  CHECK_OK(job->engine(0).plan({membership(4, {{0, 1}}), {job->engine(0).address()}}));
+  ranks.kill(2);
+  CHECK(ranks[1].run(Kind::kBarrier, 0).code() == Code::kRegrouped);  // its lobby is lost
+  const Status status = ranks[1].client().enter(now_ns() + 20 * kNsPerS, nullptr);
+  CHECK(status.code() == Code::kUnavailable && status.message().find("not ready to join") != std::string::npos);
+  all_reduce(&ranks[0]);
+  EXPECT_EQ(job->engine(0).error(), std::string());
+}
+
 TEST(generations_that_can_not_follow) {
   const Hosts hosts{{0, 1}, {2}};
   const auto job = elastic_job(hosts);

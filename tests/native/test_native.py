@@ -19,7 +19,9 @@ sys.path.insert(0, str(HERE))
 
 import native_build as native  # noqa: E402
 
-SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
+SEARCH = "succession_test"
+"""A suite that needs next to nothing of the core, and much time."""
+SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp") if path.stem != SEARCH)
 # Suites in which most threads meet: TSan looks for races there; --full has the others. kernel_test is there for the
 # portable paths: the TSan build is the one without the processor's extensions.
 TSAN = "channel_test engine_test generation_test kernel_test meeting_test mesh_test".split()
@@ -70,6 +72,22 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
 def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
     """One suite under one build."""
     result = native.run(name, programs(name), [suite])
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+
+
+@pytest.mark.timeout(600)
+def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search is worth optimised code, which few files are for it."""
+    if shutil.which(native.COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
+    if request.config.getoption("--full"):
+        monkeypatch.setenv("BAGUA_TEST_FULL", "1")
+    cache = request.config.cache
+    assert cache is not None
+    engine = native.CORE / "engine"
+    sources = [HERE / "harness.cpp", HERE / f"{SEARCH}.cpp", engine / "succession.cpp", engine / "options.cpp"]
+    program = native.build("plain", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
+    result = native.run("plain", program, [SEARCH])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 

@@ -284,8 +284,8 @@ TEST(ranks_ahead_of_others) {
   EXPECT_EQ(job.engine().error(), std::string());
 }
 
-// Each communicator of all ranks has a place of its own: two threads of a rank are in different ones, and the daemon sees
-// neither. The number may be used again, whichever rank is first.
+// Each communicator of all ranks has a place of its own: two threads of a rank are in different ones, and the daemon
+// sees neither. The number may be used again, whichever rank is first.
 TEST(ranks_meet_on_every_communicator_of_them_all) {
   Job job(3);
   job.each([](int rank, ChannelClient* client, StagePool* pool) {

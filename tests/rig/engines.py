@@ -130,16 +130,9 @@ class EngineJob:
         self.hosts.append(list(members))
         self.sockets.append(str(self.folder / f"{secrets.token_hex(4)}.sock"))
         self.tokens |= {member: secrets.token_bytes(32) for member in members}
-        settings = {"job_id": "test", "job_key": b"k" * 32, "listen": "127.0.0.1:0", **self.options, **options}
-        engine = load().Engine(
-            host_index=0,
-            hosts=[list(range(len(members)))],
-            members=list(members),
-            data_socket=self.sockets[-1],
-            tokens={member: self.tokens[member] for member in members},
-            **settings,
-        )
-        self.engines.append(engine)
+        mine = {member: self.tokens[member] for member in members}
+        settings = {name: value for name, value in {**self.options, **options}.items() if name != "elastic"}
+        self.engines.append(open_lobby(load(), members, self.sockets[-1], mine, **settings))
 
     def connect(self) -> None:
         """Tells every engine where the others are."""

@@ -69,6 +69,7 @@ def _lean_messages() -> tuple[Any, Any]:
         generation=(2, field.TYPE_UINT64),
         spec=(3, "Spec"),
         host_index=(4, field.TYPE_UINT32),
+        hold=(11, field.TYPE_BOOL),
     )
     message("Stop", job_id=(1, field.TYPE_STRING), generation=(2, field.TYPE_UINT64))
     message("Ack", seq=(1, field.TYPE_UINT64), heartbeat_s=(2, field.TYPE_DOUBLE))
@@ -177,9 +178,10 @@ class Daemon:
             await self._say(node_pb2.NodeFact(job=held))  # as a real daemon that learns addresses
             return
         if held is not None and run.spec.elastic:
-            await self._regroup(held, run.generation)
+            await self._regroup(held, run)
             return
         job = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
+        job.entered = run.generation
         first = run.host_index * run.spec.nproc_per_node
         for local in range(run.spec.nproc_per_node):
             job.ranks.add(
@@ -199,9 +201,11 @@ class Daemon:
             await self._end(job, signal=0)
             self._counts.finished += 1
 
-    async def _regroup(self, job: node_pb2.LocalJob, generation: int) -> None:
-        """Members are known by their numbers, so nobody needs to know the others' ranks here."""
-        job.generation = generation
+    async def _regroup(self, job: node_pb2.LocalJob, run: Any) -> None:
+        """Members are known by their numbers, so nobody needs to know the others' ranks here. A step takes no time."""
+        job.generation = run.generation
+        if not run.hold:
+            job.entered = run.generation
         left = [rank for rank in job.ranks if rank.state != common_pb2.RANK_STATE_EXITED]
         del job.ranks[:]
         job.ranks.extend(left)

@@ -11,7 +11,7 @@ class Regrouper:
     """Knows the members of a job, and makes the next generation of those that are left, or that have come.
 
     ``hosts``: member numbers on every host. ``joining``: newcomers, likewise; when all of them are ready, the
-    generation with them is planned.
+    generation with them is planned. ``plans``: otherwise they come with the generation that follows the next loss.
     """
 
     def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
@@ -24,6 +24,8 @@ class Regrouper:
         self._begun: set[int] = set()  # hosts where it has begun
         self.engines: dict[int, Any] = {}
         self.on_regroup: Callable[[int], None] = lambda generation: None
+        self.plans = True
+        self.on_ready: Callable[[], None] = lambda: None
         self.on_plan: Callable[[int], None] = lambda generation: None
 
     def take(self, index: int, event: dict[str, Any]) -> None:
@@ -49,7 +51,7 @@ class Regrouper:
         self.ready -= set(gone)
 
     def _settle(self) -> None:
-        """What was planned has taken place everywhere."""
+        """The planned change has taken place everywhere."""
         assert self.planned is not None
         self.hosts, self.planned = self.planned, None
         self._forget([member for members in self.hosts.values() for member in members])
@@ -64,6 +66,9 @@ class Regrouper:
                 return
             self.hosts = _without(self.hosts, gone)
             self.planned = None
+            if not self.plans:
+                self.hosts = self._with_newcomers()
+                self._forget(self._newcomers())
             self._regroup()
             self.admit()
 
@@ -75,11 +80,17 @@ class Regrouper:
     def admit(self) -> None:
         """Plans a generation with the newcomers, if all of them are ready."""
         newcomers = self._newcomers()
-        if newcomers and self.ready >= set(newcomers) and self.planned is None:
-            hosts = {index: list(members) for index, members in self.hosts.items()}
-            for index, members in self.joining.items():
-                hosts.setdefault(index, []).extend(members)
-            self.plan(hosts)
+        if not newcomers or not self.ready >= set(newcomers):
+            return
+        self.on_ready()
+        if self.planned is None and self.plans:
+            self.plan(self._with_newcomers())
+
+    def _with_newcomers(self) -> dict[int, list[int]]:
+        hosts = {index: list(members) for index, members in self.hosts.items()}
+        for index, members in self.joining.items():
+            hosts.setdefault(index, []).extend(members)
+        return hosts
 
     def plan(self, hosts: dict[int, list[int]]) -> None:
         """The next generation, after the same step everywhere."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bagua.base.errors import ConflictError, InvalidRequestError
 from bagua.daemon.coordinator import wishes
@@ -588,3 +590,74 @@ def test_who_is_accused_and_speaks_is_no_loss():
         c.views[name] = replace(c.views[name], heard_clock=c.now)
     assert c.decide().generation == 1 and c.wake() == pytest.approx(c.now + OPTIONS.regroup_s)
     assert c.decide(0.3).generation == 2 and len(c.members()) == 3
+
+
+# ---- whatever happens
+
+
+EVENTS = ("kill", "ready", "enter", "come", "drain", "undrain", "scale", "pause", "resume", "suspend", "stop", "time")
+
+
+def happens(c: Cluster, kind: str, choice: int) -> None:
+    name = "abcd"[choice % 4]
+    ranks = [rank for part in (*c.job.hosts, *c.job.joining) for rank in part.ranks if rank.state is RankState.RUNNING]
+    host = c.job.hosts[choice % len(c.job.hosts)]
+    if kind == "kill" and ranks:
+        victim = ranks[choice % len(ranks)]
+        c.says(victim.node_id, killed(victim.number))
+    elif kind == "ready" and c.job.joining:
+        c.ready(c.job.joining[choice % len(c.job.joining)].node_id)
+    elif kind == "enter" and not c.job.plan.holds:
+        c.enter("" if choice % 2 else host.node_id, newcomers=choice % 3 == 0)
+    elif kind == "come" and name not in c.views:
+        c.there(name)
+    elif kind in ("drain", "undrain") and name in c.views:
+        c.views[name] = replace(c.views[name], asked_to_drain=kind == "drain")
+    elif kind == "scale":
+        c.asks(wishes.scale, max(c.job.least, 1 + choice % 4))
+    elif kind in ("pause", "resume"):
+        c.asks(getattr(wishes, kind))
+    elif kind == "suspend":
+        c.says(host.node_id, entered=host.entered, suspended="a connection broke")
+    elif kind == "stop":
+        for part in [part for part in c.job.former if part.phase is not Phase.STOPPED]:
+            c.says(part.node_id, *(over(rank.number) for rank in part.ranks), phase=Phase.STOPPED)
+    elif kind == "time":
+        c.now += (1.0, 6.0, 120.0)[choice % 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    least=st.sampled_from((0, 2)),
+    respawn=st.sampled_from((0, 2)),
+    events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 11)), max_size=25),
+)
+def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(least, respawn, events):
+    c = Cluster("ab", least=least, most=4, respawn=respawn)
+    for kind, choice in events:
+        before = c.job
+        happens(c, kind, choice)
+        c.decide()
+        if not c.job.state.under_way:
+            return
+        c.members()
+        somewhere = [rank.number for part in c.job.parts for rank in part.ranks]
+        assert sorted(somewhere) == list(range(c.job.next_member))
+        assert (c.job.state is JobState.WAITING) is c.job.plan.holds
+        assert any(not host.new for host in c.job.hosts), "somebody has state"
+        new = {rank.number for rank in c.job.ranks} - {rank.number for rank in before.ranks}
+        if new and c.job.generation == before.generation + 1:
+            assert c.job.plan is Plan.PLANNED, "nobody comes in at once"
+    # In the end nothing is left to be done.
+    if c.job.paused:
+        c.asks(wishes.resume)
+    for _ in range(40):
+        for kind, choice in (("stop", 0), ("time", 0), ("ready", 0), ("ready", 1)):
+            happens(c, kind, choice)
+        if not c.job.plan.holds:
+            c.enter()
+        c.decide()
+        if not c.job.state.under_way:
+            return
+    assert not c.job.joining or c.job.plan.holds or c.wake() is not None
+    assert c.job.plan.holds or all(host.entered == c.job.generation for host in c.job.hosts)

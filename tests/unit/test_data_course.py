@@ -37,10 +37,11 @@ class Job(RuleBasedStateMachine):
         self.members: dict[int, Member] = {}
         self.used: dict[int, Samples] = {}
         self.generation = 1
+        self.next_number = 4
 
     @initialize(ranks=st.integers(1, 4), length=st.integers(1, 30), size=st.integers(1, 4), whole=st.booleans())
     def begin(self, ranks: int, length: int, size: int, whole: bool) -> None:
-        each, together = (None, 4 + size) if whole else (size, None)
+        each, together = (None, 5 + size) if whole else (size, None)
         self.setting = Setting(length, each, together, shuffle=True, seed=7)
         self.members = {n: Member(Course(self.setting, range(ranks), n, 1)) for n in range(ranks)}
 
@@ -98,6 +99,23 @@ class Job(RuleBasedStateMachine):
                 member.ready = False
                 wanted = 1 + member.step % 2
                 member.ready = member.taken == wanted
+
+    @precondition(lambda self: self.between_steps() and len(self.members) < 4)
+    @rule(count=st.integers(1, 2))
+    def join(self, count: int) -> None:
+        self.generation += 1
+        told = [json.loads(json.dumps(member.course.tell())) for member in self.members.values()]
+        step = next(iter(self.members.values())).step
+        for number in range(self.next_number, self.next_number + count):
+            self.members[number] = Member(Course(self.setting, [number], number, self.generation - 1), step)
+        self.next_number += count
+        for member in self.members.values():
+            member.course.hear(told, list(self.members), self.generation)
+
+    def between_steps(self) -> bool:
+        """All have committed the same step, and have been given nothing of the next one."""
+        steps = {member.step for member in self.members.values()}
+        return len(steps) == 1 and not any(one.taken or one.ready or one.course.given for one in self.members.values())
 
     def teardown(self) -> None:
         if not self.members:

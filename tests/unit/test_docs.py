@@ -84,6 +84,13 @@ def test_commands_of_bagua_exist() -> None:
     assert {"run", "job", "doctor"} <= spoken <= set(command.commands)
 
 
+def test_tests_that_pages_name_exist() -> None:
+    named = [found for page in pages() for found in re.findall(r"`(tests/[\w/.]+)::(\w+)`", page.read_text())]
+    assert len(named) > 10
+    missing = [f"{path}::{name}" for path, name in named if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+    assert missing == []
+
+
 def test_commands_of_dev_exist() -> None:
     words = [sys.executable, str(ROOT / "deploy" / "dev.py"), "--help"]
     usage = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -15,6 +15,7 @@ import torch
 import bagua
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.conversation import broadcast_bytes, gather_rows, gather_texts
+from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.join.session import Session
 
@@ -29,7 +30,7 @@ class Carrier(Protocol):
     """State that newcomers take over from the others."""
 
     def describe(self) -> Any:
-        """What must be the same on all members, as plain data."""
+        """Properties that must be the same on all members, as plain data."""
         ...
 
     def difference(self, mine: Any, other: Any) -> str:
@@ -69,13 +70,17 @@ class Admission:
         for name in [name for name, one in self._carriers.items() if one is carrier]:
             del self._carriers[name]
 
-    def run(self, followers: Sequence[str], extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
+    def run(self, followers: Followers, extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
         """All members of the generation call it. ``whole``: ranks that hold the state; ``extra``: more of it. Returns
         that of the first of them. Raises Unfit on a newcomer, which does not join then."""
         rank = self._session.membership.rank
         newcomer = rank not in whole
         carriers = dict(self._carriers)
-        self._compare(followers, carriers, whole)
+        self._compare(followers.describe(), carriers, whole)
+        try:
+            followers.check(self._session.membership.world_size)
+        except ValueError as error:
+            self._refuse(f"There are too many ranks for a sampler. {error}", newcomer)
         tensors: list[torch.Tensor] = []
         document = {} if newcomer else self._give(carriers, tensors, extra)
         told: dict[str, Any] = json.loads(
@@ -106,15 +111,15 @@ class Admission:
         for name, one in carriers.items():
             try:
                 found[name] = one.give(tensors)
-            except TypeError as error:
+            except Exception as error:  # of the program's, too: the others go on
                 tensors.clear()
                 return {"error": f"Nobody can join this job: the state of {name} can't be told. {error}"}
         return {"carriers": found, "extra": extra}
 
-    def _compare(self, followers: Sequence[str], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
+    def _compare(self, followers: Mapping[str, Any], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
         description = {
             "version": bagua.__version__,
-            "samplers": list(followers),
+            "samplers": followers,
             "carriers": {name: one.describe() for name, one in carriers.items()},
         }
         text = json.dumps(description, sort_keys=True).encode()
@@ -142,4 +147,7 @@ def _difference(mine: Mapping[str, Any], other: Mapping[str, Any], carriers: Map
     for name, one in carriers.items():
         if mine["carriers"][name] != other["carriers"][name]:
             return f"Its {name} differs. {one.difference(mine['carriers'][name], other['carriers'][name])}"
-    return "Its program differs from that of the others."
+    return (
+        f"Its samplers were made as {mine['samplers']}, and those of the others as {other['samplers']}: all have the "
+        "same dataset, and the same arguments."
+    )

@@ -11,6 +11,14 @@ class Follower(Protocol):
 
     given: int
 
+    def describe(self) -> Any:
+        """All that must be the same on all members, as plain data."""
+        ...
+
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if there can't be so many."""
+        ...
+
     def commit(self) -> None:
         """A training step was committed."""
         ...
@@ -25,7 +33,7 @@ class Follower(Protocol):
 
 
 Told = Mapping[str, Mapping[str, Any]]
-"""What one member told, by name."""
+"""Words of one member, by name."""
 
 
 class Followers:
@@ -36,9 +44,9 @@ class Followers:
         self._told: dict[str, list[Mapping[str, Any]]] = {}  # in the generation that was entered last
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._all)
+    def describe(self) -> dict[str, Any]:
+        """All that must be the same on all members, by name."""
+        return {name: one.describe() for name, one in self._all.items()}
 
     @property
     def given(self) -> int:
@@ -52,6 +60,11 @@ class Followers:
         self._all[name] = follower
         if name in self._told:  # others have had it before the members changed
             follower.hear(self._told[name], *self._where)
+
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if there can't be so many."""
+        for one in self._all.values():
+            one.check(ranks)
 
     def commit(self) -> None:
         """A training step was committed."""

@@ -119,10 +119,11 @@ class BaguaProcessGroup:
     def new_communicator(self, ranks: Sequence[int] | None = None, *, shrinks: bool = False) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
         make theirs in the same order. It ends with the last reference to it. ``shrinks``: in an elastic job it goes on
-        without members that are lost."""
+        without members that are lost; if it was made without naming ``ranks``, with newcomers too."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
-        if tuple(members) == self._made.world.ranks:
+        # Some that are all at the moment may not be so when members have come: they count for themselves then.
+        if tuple(members) == self._made.world.ranks and (ranks is None or not self._session.elastic):
             made = self._made.attach(
                 self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self._grows
             )

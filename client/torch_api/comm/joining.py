@@ -13,7 +13,7 @@ from bagua.torch_api.join.session import CURRENT, Session, current
 
 
 class Stateful(Protocol):
-    """What has a state, as learning rate schedulers and ``GradScaler`` have."""
+    """An object with a state, as learning rate schedulers and ``GradScaler`` have."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -74,7 +74,7 @@ def wait_to_join() -> None:
     running = units(session)
     running.take_newcomers()
     if session.newcomer:
-        running.join()
+        running.join(marked=True)
     else:
         running.between_steps()
 

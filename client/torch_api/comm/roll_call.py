@@ -1,4 +1,4 @@
-"""What members of an elastic job tell each other on entering a generation."""
+"""Messages that members of an elastic job tell each other on entering a generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagua.torch_api.join.session import Session
 
 
 class Row(NamedTuple):
-    """What one member tells: where it stands, how far its units are (``Ledger.tell``), and its followers."""
+    """Words of one member: where it stands, how far its units are (``Ledger.tell``), and its followers."""
 
     standing: Standing
     units: bytes

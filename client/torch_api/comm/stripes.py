@@ -17,7 +17,7 @@ class Piece(NamedTuple):
 
 
 def stripes(sizes: Sequence[int], senders: int, only_first: Collection[int] = ()) -> list[list[Piece]]:
-    """What each of the senders sends of items of these sizes, in bytes: as much as the others, as far as that can be.
+    """The part that each sender sends of items of these sizes, in bytes: as much as the others, as far as possible.
 
     Items of ``only_first`` are not the same at all senders: the first sends them.
     """

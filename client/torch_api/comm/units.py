@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -51,7 +50,7 @@ class Units:
         self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
         self._lap: int | None = None  # after which newcomers that wait in this generation are let in
         self._takes_newcomers = False  # and the daemon knows it
-        self._marked = False  # the program says where a step begins
+        self._marks = 0  # how often the program has said that a step begins
         self.part: Callable[[], None] = nothing  # communicators without newcomers go
         session.end_first(self, self._leave)
 
@@ -166,10 +165,10 @@ class Units:
 
     def between_steps(self, marked: bool = True) -> None:
         """All that the optimizers do in a step is done, and nothing of the next one: what was planned takes place here.
-        ``marked``: the program, or its sampler, says so; from then on other places are ignored."""
-        if self._marked and not marked:
+        ``marked``: the program, or its sampler, says so; when it does so again and again, other places are ignored."""
+        self._marks += marked
+        if self._marks > 1 and not marked:
             return
-        self._marked = marked
         self._standing = self._standing._replace(between=True)
         try:
             generation = self._session.membership.generation
@@ -184,15 +183,18 @@ class Units:
         if self.changes.told_in != self._session.membership.generation:
             self.changes.tell()
 
-    def join(self) -> None:
-        """On a newcomer: waits until it is let in, and has the state of the others. Others return at once."""
+    def join(self, marked: bool = False) -> None:
+        """On a newcomer: waits until it is let in, and has the state of the others. Others return at once. ``marked``:
+        here a step begins."""
         if not self._session.newcomer:
             return
         LOG.info("Member %d waits to be let in.", self._session.membership.member)
         self._standing = self._standing._replace(between=True)
         while self._session.newcomer:
             self.recover(self._session.membership.generation)
-        self._standing = self._standing._replace(between=False)
+        laps = self._standing.laps + (marked and self._marks > 1)
+        self._standing = self._standing._replace(between=False, laps=laps)
+        self._session.take_newcomers()  # from now on its end is that of a member
         self.changes.tell()
 
     def _due(self) -> bool:
@@ -230,15 +232,15 @@ class Units:
     def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
         """Newcomers get the state. All others are between the same two steps."""
         session, generation = self._session, self._session.membership.generation
-        if not first:
+        if not (first or session.newcomer):
             self.part()
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
-        extra = {"told": self.changes.world_size, "marked": self._marked}
+        extra = {"told": self.changes.world_size, "marks": self._marks}
         session.take_part(frozenset())
-        told = self.admission.run(self.followers.names, extra, ranks)
+        told = self.admission.run(self.followers, extra, ranks)
         self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
         if session.newcomer:
-            self.changes.world_size, self._marked = told["told"], told["marked"]
+            self.changes.world_size, self._marks = told["told"], told["marks"]
         self._exchange_flags(active_members(session.membership))
         self._flags.zero_()
         self._standing = self._standing._replace(let_in=generation)
@@ -252,13 +254,12 @@ class Units:
         self._ledger.begin_with(row.units for row in whole.values())
 
     def _give_up(self, words: str) -> NoReturn:
-        """This newcomer can't join. The end of a program by an exception would be the end of the job."""
+        """This newcomer can't join. It ends at once, because the others wait for it."""
         member = self._session.membership.member
         print(f"bagua: member {member} can't join the job, which goes on without it. {words}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("a process that was killed goes on")
+        os._exit(1)
 
 
 def units(session: Session) -> Units:

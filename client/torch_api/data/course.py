@@ -120,6 +120,14 @@ class Course:
 
     # Changes of membership
 
+    def describe(self) -> dict[str, Any]:
+        """All that must be the same on all members."""
+        return asdict(self.setting)
+
+    def check(self, ranks: int) -> None:
+        """Raises ValueError if a round has no sample for each of so many."""
+        self.setting.shares(ranks)
+
     def tell(self) -> dict[str, Any]:
         """State for the other members, in JSON's types."""
         return {

@@ -191,8 +191,8 @@ def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = 
     """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it.
 
     Returns at once; when reports come faster than four a second, only the newest goes out. Never
-    fails the training: without a daemon, or in a forked child, nothing happens.
+    fails the training: without a daemon, in a forked child, or on a newcomer that has not been let in, nothing happens.
     """
     session = CURRENT.session
-    if session is not None and session.progress is not None:
+    if session is not None and session.progress is not None and not session.newcomer:
         session.progress.report(step, total, metrics or {}, message)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+import torch
+
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.join.connection import Connection, Request, Times
 
@@ -177,6 +179,10 @@ class Action(Protocol):
         """On a newcomer: it is this one on the other ranks."""
         ...
 
+    def shared(self) -> Sequence[torch.Tensor]:
+        """Error feedback of this rank that is the same on all ranks."""
+        ...
+
 
 Residual = tuple[int, int]
 """Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
@@ -216,6 +222,10 @@ class Submit:
         """See ``Action``."""
         for one in self._requests:
             one["residual"], one["residual_sides"] = residual
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``: the engine has it."""
+        return ()
 
 
 def other_sides(sides: int) -> int:

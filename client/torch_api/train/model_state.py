@@ -1,4 +1,4 @@
-"""What newcomers take over of a wrapped model: parameters, buffers, optimizers, slots, and where the algorithm is."""
+"""State of a wrapped model that newcomers take over: parameters, buffers, optimizers, slots, algorithm."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class ModelState:
             *(tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)),
             *of_optimizers,
             *(slot for bucket in model.bagua_buckets for slot in bucket.slots_for_newcomers),
+            *(one for bucket in model.bagua_buckets for action in bucket.execution.actions for one in action.shared()),
             *model.bagua_algorithm.tensors_for_newcomers(),
         ]
 

@@ -124,6 +124,8 @@ class Runner:
         return [host[0] for host in hosts]
 
     def _new_communicator(self, place: str) -> Communicator | None:
+        if place == EVERYONE:
+            return self._group.new_communicator(shrinks=True)
         members = self._members_of(place)
         return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
 
@@ -360,6 +362,10 @@ class _Guarded:
     def follow(self, residual: Residual) -> None:
         """See ``Action``."""
         self._action.follow(residual)
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return self._action.shared()
 
     def _commit(self) -> None:
         if self._action.commit is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +58,10 @@ class OneOperation:
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``: there is none."""
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -122,6 +126,7 @@ class AllReduceAction(OneOperation):
         self.codec = step.codec if bucket.dtype is torch.float32 else None
         self.encodings: dict[Members, Encoding] = {}
         self.used: Members | None = None  # in the last run
+        self.followed = NO_ENGINE_RESIDUAL  # that of the other ranks
         self.fetches_tail = first and self.source != GRADIENT
 
     def request(self, members: Members, side: int) -> Request:
@@ -138,11 +143,15 @@ class AllReduceAction(OneOperation):
             return AS_IT_IS
         if members not in self.encodings:
             repeats = self.codec.error_feedback and self.around.repeats
+            residual, sides = self.followed
+            if not (residual and members.grows):
+                residual = self.around.new_residual(members) if self.codec.error_feedback else 0
+                sides = 1 if repeats else 0
             self.encodings[members] = Encoding(
                 self.around.connection.codecs[self.codec.name],
                 self.codec.density_units,
-                residual=self.around.new_residual(members) if self.codec.error_feedback else 0,
-                residual_sides=1 if repeats else 0,
+                residual=residual,
+                residual_sides=sides,
                 exact=self.carried,
             )
             if repeats:
@@ -156,10 +165,7 @@ class AllReduceAction(OneOperation):
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``."""
-        members = self.around.communicator(self.step.over)
-        if residual != NO_ENGINE_RESIDUAL and members is not None and members.grows:
-            number, sides = residual
-            self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
+        self.followed = residual
 
     def _turn(self) -> None:
         """The next operation that counts reads the residuals that this one wrote."""
@@ -222,6 +228,10 @@ class EverywhereAction(AllReduceAction):
             self._transcoder.encode(result, self._message, self._lost_of_result.begin(), result)
             self._encodes_result = False
 
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``: what results have lost. What contributions have is each rank's own."""
+        return self._lost_of_result.kept()
+
     def _turn(self) -> None:
         super()._turn()
         self._lost.turn()
@@ -240,6 +250,10 @@ class Residual:
         if len(self._sides) > 1:
             self._sides[1].copy_(self._sides[0])
         return self._sides[-1]
+
+    def kept(self) -> Sequence[torch.Tensor]:
+        """The side that the next encoding reads."""
+        return self._sides[:1]
 
     def turn(self) -> None:
         """The last encoding counts."""
@@ -271,6 +285,10 @@ class NeighboursAction:
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``."""
+
+    def shared(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around

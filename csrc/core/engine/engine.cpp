@@ -3,7 +3,26 @@
 #include <algorithm>
 #include <utility>
 
+#include "net/socket.h"
+
 namespace bagua {
+
+namespace {
+
+Status check_peers(const Plan& plan) {
+  if (plan.peers.size() != plan.next.hosts.size()) {
+    return {Code::kInvalid, "Engine: " + std::to_string(plan.peers.size()) + " addresses for the " +
+                                std::to_string(plan.next.hosts.size()) + " hosts of the plan"};
+  }
+  for (size_t host = 0; plan.peers.size() > 1 && host < plan.peers.size(); ++host) {
+    std::string name;
+    uint16_t port = 0;
+    if (Status status = parse_address(plan.peers[host], &name, &port); !status) return status;
+  }
+  return Status::ok();
+}
+
+}  // namespace
 
 Status Engine::create(EngineOptions options, Membership first, std::unique_ptr<Engine>* out) {
   if (Status status = check_options(options, first); !status) return status;
@@ -52,23 +71,22 @@ std::string Engine::waiting(int64_t longer_than_ns) const {
   return text + (text.empty() || more.empty() ? "" : "\n") + more;
 }
 
-// Nothing of the present generation changes.
-Status Engine::check_follows(const Membership& next, const Tokens& tokens) {
+// Whether another generation, or a lobby, may follow at all.
+Status Engine::check_open() const {
   if (closed_) return {Code::kInvalid, "Engine: it is closed"};
   if (!job_.options().elastic) return {Code::kInvalid, "Engine: it is not elastic, so no generation follows its first"};
-  if (const std::string error = generation()->error(); !error.empty()) {
-    return {Code::kInvalid, "Engine: the job has failed, so no generation follows: " + error};
-  }
-  const Lock lock(succession_mutex_);
-  return check_next(next, succession_.present(), succession_.known(), tokens);
+  const std::string error = generation()->error();
+  if (error.empty()) return Status::ok();
+  return {Code::kInvalid, "Engine: the job has failed, so no generation follows: " + error};
 }
 
 Status Engine::regroup(Membership next, const Tokens& tokens) {
   const Lock lock(lifecycle_mutex_);
   const Lock abort_later(regroup_mutex_);
-  if (Status status = check_follows(next, tokens); !status) return status;
+  if (Status status = check_open(); !status) return status;
   {
     const Lock order(succession_mutex_);
+    if (Status status = check_next(next, succession_.newest(), succession_.known(), tokens); !status) return status;
     if (Status status = succession_.check_next(next.generation); !status) return status;
   }
   return follow(std::move(next), tokens);
@@ -115,8 +133,7 @@ Status Engine::follow(Membership next, const Tokens& tokens) {
 
 Status Engine::open_lobby(const std::vector<int>& members, const Tokens& tokens) {
   const Lock lock(lifecycle_mutex_);
-  if (closed_) return {Code::kInvalid, "Engine: it is closed"};
-  if (!job_.options().elastic) return {Code::kInvalid, "Engine: it is not elastic, so nobody joins"};
+  if (Status status = check_open(); !status) return status;
   Membership membership{generation()->membership().generation, 0, {{}}, members, true};
   for (size_t rank = 0; rank < members.size(); ++rank) membership.hosts[0].push_back(static_cast<int>(rank));
   if (Status status = check_lobby(membership, tokens); !status) return status;
@@ -144,18 +161,16 @@ Status Engine::open_lobby(const std::vector<int>& members, const Tokens& tokens)
 
 Status Engine::plan(Plan plan) {
   const Lock lock(lifecycle_mutex_);
+  if (Status status = check_open(); !status) return status;
   const bool described = plan.here && !plan.hold;
-  if (closed_) return {Code::kInvalid, "Engine: it is closed"};
-  if (!job_.options().elastic) return {Code::kInvalid, "Engine: it is not elastic, so no generation follows its first"};
-  if (described && plan.peers.size() != plan.next.hosts.size()) {
-    return {Code::kInvalid, "Engine: " + std::to_string(plan.peers.size()) + " addresses for the " +
-                                std::to_string(plan.next.hosts.size()) + " hosts of the plan"};
+  if (described) {
+    if (Status status = check_peers(plan); !status) return status;
   }
   const uint64_t number = plan.next.generation;
   {
     const Lock order(succession_mutex_);
     if (described) {
-      if (Status status = check_next(plan.next, succession_.present(), succession_.known(), {}); !status) return status;
+      if (Status status = check_next(plan.next, succession_.newest(), succession_.known(), {}); !status) return status;
     }
     if (Status status = succession_.plan(std::move(plan)); !status) return status;
   }
@@ -180,21 +195,25 @@ void Engine::carry_out_plans() {
       const Lock order(succession_mutex_);
       if (const Plan* const due = succession_.due(); due != nullptr) plan = *due;
     }
-    if (plan && !closed_) carry_out(*plan);
+    if (!plan || closed_) continue;
+    if (generation()->error().empty()) {
+      carry_out(*plan);
+    } else {  // the job is over
+      const Lock order(succession_mutex_);
+      succession_.forget_plan();
+    }
   }
 }
 
 void Engine::carry_out(const Plan& plan) {
   const uint64_t number = plan.next.generation;
   if (!plan.here) {
-    const std::shared_ptr<Generation> last = generation();
-    last->retire("generation " + std::to_string(number) + " of this job goes on without this host, as was planned");
+    // The present one stays until other hosts have moved on: they may still hear the last words of its last step.
     {
       const Lock lock(succession_mutex_);
       succession_.dismiss();
     }
     job_.page().tell_change();
-    last->close();
     return job_.events().tell("regrouped", -1, "", -1, number);
   }
   Status status = follow(plan.next, {});

@@ -54,12 +54,13 @@ class Engine final : private ChannelHandler {
  private:
   Engine(EngineOptions options, const Membership& first) : job_(std::move(options)), succession_(first) {}
   Status open(Membership first);
-  Status check_follows(const Membership& next, const Tokens& tokens) REQUIRES(lifecycle_mutex_);
+  Status check_open() const REQUIRES(lifecycle_mutex_);
   // Ends the present generation, and the lobby if the next one takes its members, and opens the next one.
   Status follow(Membership next, const Tokens& tokens) REQUIRES(lifecycle_mutex_);
   void carry_out_plans();
   void carry_out(const Plan& plan) REQUIRES(lifecycle_mutex_);
   void note_absence(int member, bool lost);
+  bool was_dismissed(int member);
   void note_gone(int member, Phase phase);
   std::shared_ptr<Generation> generation() const;
   std::shared_ptr<Generation> lobby() const;  // nullptr: there is none

@@ -1,4 +1,4 @@
-// What local ranks ask of the engine, on the channel server's thread.
+// Requests of local ranks to the engine, on the channel server's thread.
 #include "engine/engine.h"
 
 namespace bagua {
@@ -31,10 +31,11 @@ Status Engine::join(uint32_t member, const uint8_t* token, pid_t pid, Fd descrip
 Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
   const std::shared_ptr<Generation> mine = generation_of(member);
   if (const std::string error = mine->error(); !error.empty()) return {Code::kAborted, error};
+  const bool lost = mine->lost();
   Succession::Answer answer;
   {
     const Lock lock(succession_mutex_);
-    answer = succession_.enter(member, after);
+    answer = succession_.enter(member, after, lost);
     if (succession_.due() != nullptr) plan_may_be_due_.notify_all();
   }
   const std::string present = "generation " + std::to_string(generation()->membership().generation) + " of this job";
@@ -59,6 +60,8 @@ Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
 }
 
 Status Engine::require(int member, uint64_t bytes) {
+  if (job_.budget().require(member, bytes)) return Status::ok();
+  job_.segments().finish_freeing();
   return job_.budget().require(member, bytes);
 }
 
@@ -66,7 +69,10 @@ Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, u
   if (generation_of(member)->membership().rank_of(member) < 0) {
     return {Code::kInvalid, "alloc: this process is not in the present generation of the job"};
   }
-  if (Status status = job_.budget().allow(member, bytes); !status) return status;
+  if (!job_.budget().allow(member, bytes)) {
+    job_.segments().finish_freeing();  // memory of members that are gone may be on its way back
+    if (Status status = job_.budget().allow(member, bytes); !status) return status;
+  }
   const Status status = job_.segments().alloc(member, bytes, descriptor, id, size);
   if (status) job_.budget().took(member, *size);
   return status;
@@ -114,7 +120,12 @@ void Engine::note_absence(int member, bool lost) {
   if (succession_.due() != nullptr) plan_may_be_due_.notify_all();
 }
 
-// After its phase was set. A member that is in no generation any more is nobody's loss.
+bool Engine::was_dismissed(int member) {
+  const Lock lock(succession_mutex_);
+  return succession_.dismissed(member);
+}
+
+// After its phase was set. A member that is in no generation any more, or is dismissed, is nobody's loss.
 void Engine::note_gone(int member, Phase phase) {
   const std::shared_ptr<Generation> mine = generation_of(member);
   const Membership& membership = mine->membership();
@@ -122,7 +133,7 @@ void Engine::note_gone(int member, Phase phase) {
   if (phase == Phase::kLeft) {
     mine->await_no_more(member);
     job_.page().ring_doorbell();
-  } else if (phase == Phase::kLost) {
+  } else if (phase == Phase::kLost && !was_dismissed(member)) {
     const std::string who = process_text(membership, member, job_.ranks().pid(member));
     mine->lose(
         {who + " went away without leaving: it crashed, was killed, or ended in the middle of the job", member, -1});

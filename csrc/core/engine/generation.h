@@ -41,6 +41,7 @@ class Generation {
   void await_no_more(int member) { state_.await_no_more(membership().rank_of(member)); }
   std::string error() const { return state_.error(); }
   std::string why() const { return state_.why(); }  // it has ended
+  bool lost() const { return state_.lost(); }
   // Lines about operations that have waited for longer than that.
   std::string waiting(int64_t longer_than_ns);
 

@@ -104,6 +104,11 @@ Loss GenerationState::loss() const {
   return loss_;
 }
 
+bool GenerationState::lost() const {
+  const Lock lock(mutex_);
+  return state_.load(std::memory_order_relaxed) == State::kSuspended && !loss_.none;
+}
+
 void GenerationState::await_no_more(int rank) {
   for (size_t position = 0; position < locals_.size(); ++position) {
     if (locals_[position].rank == rank) sheet_.await_no_more(position);

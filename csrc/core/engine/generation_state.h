@@ -61,6 +61,7 @@ class GenerationState {
   std::string error() const;  // empty: it is running or suspended
   std::string why() const;    // it is over
   Loss loss() const;          // that ended it
+  bool lost() const;          // it is suspended since it has lost somebody
 
   // A local rank does nothing more.
   void await_no_more(int rank);

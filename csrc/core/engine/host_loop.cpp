@@ -12,6 +12,8 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
+// Elastic jobs go on without a host that says nothing for so many steps, and at least so long.
+constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS;
 
 }  // namespace
 
@@ -50,11 +52,21 @@ void HostLoop::take_inbox() {
   ExecutorInbox::Content content = parts_.inbox->take();
   const bool any = !content.collectives.empty() || !content.halves.empty();
   if (any && idle()) progress_ns_ = now_ns();
+  if (state_->job().options().elastic) note_steps(content);
   for (Collective& operation : content.collectives) parts_.exchange->add(std::move(operation));
   for (SendOrRecv& half : content.halves) {
     if (Status status = parts_.p2p->add(std::move(half)); !status) state_->fail(status.message());
   }
   parts_.departures->tell_left(content.left);
+}
+
+// A ping leaves after the first second of a silence.
+void HostLoop::note_steps(const ExecutorInbox::Content& content) {
+  if (content.collectives.empty() && content.halves.empty()) return;
+  const int64_t now = now_ns();
+  for (const Collective& operation : content.collectives) steps_.note(operation.first().descriptor, now);
+  const int64_t limit = std::max(kLeastSilenceNs, kSilentSteps * steps_.median()) - kNsPerS;
+  parts_.mesh->set_silence_timeout(std::min(limit, state_->job().options().peer_timeout_ns));
 }
 
 Status HostLoop::settle_ring() {

@@ -23,6 +23,7 @@ void JobState::regroup(const std::vector<int>& local_members, const Tokens& toke
 void JobState::close() {
   if (segments_ != nullptr) {
     for (const int member : ranks_.regroup({}, {})) segments_->free_all(member);
+    segments_->finish_freeing();
   }
   if (residuals_ != nullptr) residuals_->clear();
   listener_.close();

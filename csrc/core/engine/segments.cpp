@@ -60,14 +60,16 @@ Status SegmentTable::free(int member, uint64_t id) {
 }
 
 void SegmentTable::free_all(int member) {
-  std::vector<std::shared_ptr<Mapping>> gone;  // unmapped after the lock is released: that takes long
-  const Lock lock(mutex_);
+  Reaper::Memory gone;
+  Lock lock(mutex_);
   const auto first = segments_.lower_bound({member, 0}), last = segments_.lower_bound({member + 1, 0});
   for (auto it = first; it != last; ++it) {
     bytes_in_use_->fetch_sub(it->second->bytes());
     gone.push_back(std::move(it->second));
   }
   segments_.erase(first, last);
+  lock.unlock();
+  reaper_.take(std::move(gone));
 }
 
 std::shared_ptr<Mapping> SegmentTable::find(int member, uint64_t id) const {

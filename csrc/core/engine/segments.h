@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "channel/memory.h"
+#include "engine/reaper.h"
 
 namespace bagua {
 
@@ -26,7 +27,10 @@ class SegmentTable {
   // Takes memory that the member has from an engine before this one, under its id.
   Status adopt(int member, uint64_t id, const Fd& descriptor, uint64_t* size);
   Status free(int member, uint64_t id);
+  // Of a member that is gone. The kernel has the memory back a little later.
   void free_all(int member);
+  // Returns when it has.
+  void finish_freeing() { reaper_.finish(); }
   // nullptr if `member` has no such segment.
   std::shared_ptr<Mapping> find(int member, uint64_t id) const;
 
@@ -37,6 +41,7 @@ class SegmentTable {
   std::map<Key, std::shared_ptr<Mapping>> segments_ GUARDED_BY(mutex_);
   uint32_t next_id_ GUARDED_BY(mutex_) = 1;
   std::atomic<uint64_t>* const bytes_in_use_;
+  Reaper reaper_;
 };
 
 }  // namespace bagua

@@ -72,8 +72,8 @@ Status Succession::plan(Plan plan) {
 }
 
 Status Succession::check_next(uint64_t generation) const {
-  if (generation <= present_.generation) {
-    return does_not_follow(generation, "it does not come after " + std::to_string(present_.generation));
+  if (generation <= newest()) {
+    return does_not_follow(generation, "it does not come after " + std::to_string(newest()));
   }
   if (plan_ && generation < plan_->next.generation) {
     return does_not_follow(generation, std::to_string(plan_->next.generation) + " is planned already");
@@ -82,7 +82,7 @@ Status Succession::check_next(uint64_t generation) const {
 }
 
 const Plan* Succession::due() const {
-  if (!plan_ || plan_->hold) return nullptr;
+  if (!plan_ || plan_->hold || (plan_->here && !unsettled_.empty())) return nullptr;
   const auto awaits = [this](int member) { return awaited(member); };
   const auto newcomer_is_late = [this](int member) { return plan_->takes(member) && awaited(member); };
   const auto late = [](const std::set<int>& members, auto judge) {
@@ -103,6 +103,7 @@ void Succession::begin(const Membership& next) {
   if (empties_lobby(next)) before.members.merge(std::exchange(lobby_, {}).members);
   for (const int member : before.members) {
     waiting_.erase(member);
+    unsettled_.erase(member);
     if (present_.members.count(member) > 0) continue;
     if (plan_ && !plan_->hold && !plan_->takes(member)) dismissed_.insert(member);
   }
@@ -110,7 +111,7 @@ void Succession::begin(const Membership& next) {
 }
 
 void Succession::dismiss() {
-  present_.generation = plan_->next.generation;
+  dismissed_by_ = plan_->next.generation;
   dismissed_.merge(std::exchange(present_.members, {}));
   plan_.reset();
 }
@@ -121,10 +122,11 @@ void Succession::joined(int member) {
 
 void Succession::gone(int member, bool lost) {
   here_.erase(member);
+  unsettled_.erase(member);
   if (Group* const group = group_of(member); group != nullptr && group->lobby && lost) group->lost = true;
 }
 
-Succession::Answer Succession::enter(int member, uint64_t after) {
+Succession::Answer Succession::enter(int member, uint64_t after, bool lost) {
   if (dismissed_.count(member) > 0) return Answer::kDismissed;
   const Group* const group = group_of(member);
   if (group == nullptr) return Answer::kLeftOut;
@@ -134,7 +136,7 @@ Succession::Answer Succession::enter(int member, uint64_t after) {
     waiting_.insert(member);
     return ready_.insert(member).second ? Answer::kReady : Answer::kWait;
   }
-  waiting_.insert(member);
+  if (waiting_.insert(member).second && lost) unsettled_.insert(member);
   return Answer::kWait;
 }
 
@@ -145,12 +147,13 @@ std::string Succession::key() const {
     append(&all, group->members);
     append(&all, uint64_t{group->lobby} << 1 | uint64_t{group->lost});
   }
+  append(&all, dismissed_by_);
   append(&all, plan_ ? plan_->next.generation : 0);
   if (plan_) {
     append(&all, as_set(plan_->next.members));
     append(&all, uint64_t{plan_->here} << 1 | uint64_t{plan_->hold});
   }
-  for (const auto* members : {&here_, &waiting_, &ready_, &dismissed_}) append(&all, *members);
+  for (const auto* members : {&here_, &waiting_, &unsettled_, &ready_, &dismissed_}) append(&all, *members);
   return all;
 }
 

@@ -2,7 +2,8 @@
 //
 // A generation that follows a loss begins at once. A planned one begins when all members of the present generation that
 // are here wait for it, and all newcomers here that it takes in: ranks agree among themselves after which step they do,
-// so it is the same step everywhere. A later generation takes the place of a plan that has not come about here.
+// so it is the same step everywhere. A member that waits because somebody was lost may have to repeat its step, in
+// which newcomers can't take part: then the plan does not come about here. A later generation takes its place.
 //
 // Newcomers run in a lobby, which is the present "generation" on a host that has no other, and stands beside it
 // elsewhere.
@@ -10,8 +11,8 @@
 // Pure: no threads, no time, no memory but its own. tests/native/succession_test.cpp searches it exhaustively.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -45,7 +46,8 @@ class Succession {
   // The first generation, or lobby, of this host.
   explicit Succession(const Membership& first);
 
-  uint64_t present() const { return present_.generation; }
+  // Number of the newest generation that has come about here, or has dismissed all of this host.
+  uint64_t newest() const { return std::max(present_.generation, dismissed_by_); }
   // Members that have a place here: of the present generation and of the lobby.
   std::vector<int> known() const;
   bool in_lobby(int member) const;
@@ -55,6 +57,7 @@ class Succession {
   void open_lobby(const std::vector<int>& members);
   // kInvalid: it can't follow.
   Status plan(Plan plan);
+  void forget_plan() { plan_.reset(); }
   // Whether a generation that follows a loss may begin now.
   Status check_next(uint64_t generation) const;
   // The plan whose time has come; nullptr: none.
@@ -65,11 +68,12 @@ class Succession {
   void begin(const Membership& next);
   // The plan that is due goes on without this host.
   void dismiss();
+  bool dismissed(int member) const { return dismissed_.count(member) > 0; }
 
   void joined(int member);
   void gone(int member, bool lost);
-  // `member` asks for a generation after that one.
-  Answer enter(int member, uint64_t after);
+  // `member` asks for a generation after that one. `lost`: its own is suspended since it lost somebody.
+  Answer enter(int member, uint64_t after, bool lost);
 
   // Equal for objects that answer alike; for tests.
   std::string key() const;
@@ -84,15 +88,16 @@ class Succession {
 
   Group* group_of(int member);
   bool awaited(int member) const { return here_.count(member) > 0 && waiting_.count(member) == 0; }
-  void drop_plan(uint64_t up_to);
 
   Group present_;
   Group lobby_;  // beside the present generation; no members: there is none
   std::optional<Plan> plan_;
-  std::set<int> here_;       // joined, and not gone
-  std::set<int> waiting_;    // have asked for what is not there yet
-  std::set<int> ready_;      // newcomers that have said so
-  std::set<int> dismissed_;  // by plans
+  std::set<int> here_;         // joined, and not gone
+  std::set<int> waiting_;      // have asked for what is not there yet
+  std::set<int> unsettled_;    // of these, those that first asked after a loss
+  std::set<int> ready_;        // newcomers that have said so
+  std::set<int> dismissed_;    // by plans
+  uint64_t dismissed_by_ = 0;  // the plan that has dismissed all
 };
 
 }  // namespace bagua

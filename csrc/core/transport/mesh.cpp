@@ -164,6 +164,10 @@ void Mesh::let_go(int peer) {
   impl_->shared.peer(peer).let_go = true;
 }
 
+void Mesh::set_silence_timeout(int64_t ns) {
+  impl_->watch.set_silence_timeout(ns);
+}
+
 void Mesh::set_waiting(bool waiting) {
   impl_->watch.set_waiting(waiting);
 }

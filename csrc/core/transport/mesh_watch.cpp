@@ -29,11 +29,11 @@ int64_t Watch::quiet_since(const Peer& peer) const {
 }
 
 int64_t Watch::ping_after() const {
-  return std::min(kPingAfterNs, shared_->options.silence_timeout_ns / 3);
+  return std::min(kPingAfterNs, silence_ns_ / 3);
 }
 
 int64_t Watch::patience(const Peer& peer) const {
-  return peer.heard_ns < 0 ? shared_->options.first_word_timeout_ns : shared_->options.silence_timeout_ns;
+  return peer.heard_ns < 0 ? shared_->options.first_word_timeout_ns : silence_ns_;
 }
 
 void Watch::look() {

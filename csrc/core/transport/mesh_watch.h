@@ -18,10 +18,16 @@ class Watch {
   static constexpr int64_t kPingAfterNs = 1'000'000'000;
 
   Watch(Shared* shared, Poller* poller, Losses* losses, Outbox* outbox)
-      : shared_(shared), poller_(poller), losses_(losses), outbox_(outbox) {}
+      : shared_(shared),
+        poller_(poller),
+        losses_(losses),
+        outbox_(outbox),
+        silence_ns_(shared->options.silence_timeout_ns) {}
 
   // Says whether the caller waits for other hosts.
   void set_waiting(bool waiting);
+  // For the answer to a ping, from now on.
+  void set_silence_timeout(int64_t ns) { silence_ns_ = ns; }
   // Pings silent peers, fails the mesh if one does not answer, and inspects connections.
   void look();
   // When look() must be called again at the latest; -1: no limit.
@@ -40,6 +46,7 @@ class Watch {
   Poller* const poller_;
   Losses* const losses_;
   Outbox* const outbox_;
+  int64_t silence_ns_;
   int64_t waiting_ns_ = -1;   // since when the caller waits
   int64_t inspected_ns_ = 0;  // when the connections were inspected
 };

@@ -26,8 +26,9 @@ def mean_of_weights(sim: Simulation, interval: int = 1) -> Iterator[None]:
 
 def mean_of_pairs(sim: Simulation, hierarchical: bool, interval: int = 1) -> Iterator[None]:
     """The same over the ranks of two units."""
-    members, round = units(sim, hierarchical), 0
+    round = 0
     for step in range(sim.steps):
+        members = units(sim, hierarchical)
         sim.backward(step)
         if step % interval == 0:
             weights = sim.parameters()

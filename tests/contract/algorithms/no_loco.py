@@ -24,10 +24,10 @@ def pairs(count: int, number: int) -> list[list[int]]:
 
 def paired(sim: Simulation, hosts: bool = False) -> Iterator[None]:
     """Every other step; pairs of ranks, or of hosts with all their ranks."""
-    anchors = sim.parameters()
-    velocities = [torch.zeros_like(anchor) for anchor in anchors]
-    units = sim.world.hosts if hosts else tuple((rank,) for rank in range(sim.n))
+    anchors = sim.state["copied anchors"] = sim.parameters()
+    velocities = sim.state["copied velocities"] = [torch.zeros_like(anchor) for anchor in anchors]
     for step in range(sim.steps):
+        units = sim.world.hosts if hosts else tuple((rank,) for rank in range(sim.n))
         local_step(sim, step)
         if (step + 1) % INTERVAL == 0:
             weights = sim.parameters()

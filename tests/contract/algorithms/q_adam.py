@@ -81,9 +81,11 @@ def twice_encoded(codec: str, fed_back: bool, sim: Simulation, values: list[Tens
     size = values[0].numel()
     if "code" not in sim.state:
         sim.state["code"] = Coder(codec, sim.models[0])
-        sim.state["lost"] = [torch.zeros(size) if fed_back else None for _ in range(sim.n + 1)]
+        sim.state["lost"] = [torch.zeros(size) if fed_back else None for _ in range(sim.n)]
+        sim.state["lost of means"] = torch.zeros(size) if fed_back else None
     code, lost = sim.state["code"], sim.state["lost"]
-    return code(sim.mean([code(value, lost[rank]) for rank, value in enumerate(values)]), lost[-1])
+    mean = sim.mean([code(value, lost[rank]) for rank, value in enumerate(values)])
+    return code(mean, sim.state["lost of means"])
 
 
 def decode_error(size: float) -> Callable[[World, int], float]:

@@ -32,7 +32,7 @@ def largest(values: Tensor) -> Tensor:
 def sparse_means(sim: Simulation) -> Iterator[None]:
     """Every rank sends the largest of g_i + e_i, and keeps the others in e_i; so does the mean, with an error that all
     ranks know. As it is where ranks of one host exchange encoded gradients."""
-    errors = [torch.zeros_like(values) for values in sim.parameters()]
+    errors = sim.state["errors"] = [torch.zeros_like(values) for values in sim.parameters()]
     error = torch.zeros_like(errors[0])
     for step in range(sim.steps):
         sim.backward(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from bagua.csrc import load
 
 WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
+LATE = "all-reduce #1 of world (bucket 1): ranks 0, 2, 3 have been waiting for rank 1 for "
 
 
 def regroup(world: Any, generation: int, members: list[int]) -> None:
@@ -40,13 +42,15 @@ def expect_views(world: Any, generation: int, members: list[int]) -> None:
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["at work", "others wait for it"])
-def test_losses_until_one_is_left(make_world: Callable[..., Any], idle: bool) -> None:
+def test_losses_until_one_is_left(make_world: Callable[..., Any], wait_for: Callable[..., None], idle: bool) -> None:
     world = make_world([[0, 1, 2, 3]], elastic=True)
     world.start("through", count=COUNT, idle=idle)
     members = [0, 1, 2, 3]
     expect_views(world, 1, members)
     for generation, gone in enumerate([1, 3, 0], start=2):
         rank = members.index(gone)
+        if idle and gone == 1:
+            wait_for(lambda: LATE in world.engines[0].waiting(0.0))
         world.kill(gone)
         members.remove(gone)
         for member in members:
@@ -113,7 +117,7 @@ def test_a_changed_bit_between_hosts_costs_no_member(make_world: Callable[..., A
 class Hosts:
     """One job whose engines are processes of their own, with one rank each."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, **options: Any) -> None:
         core = load().__file__
         self.tokens = {member: secrets.token_hex(32) for member in range(count + 1)}
         self.sockets = [str(folder / f"{host}.sock") for host in range(count)]
@@ -121,7 +125,7 @@ class Hosts:
         for engine in self.engines:
             engine.answer()
         hosts = [[host] for host in range(count)]
-        common = {"hosts": hosts, "tokens": self.tokens, "job_key": secrets.token_hex(32), "elastic": True}
+        common = {"hosts": hosts, "tokens": self.tokens, "job_key": secrets.token_hex(32), "elastic": True, **options}
         self.addresses = [
             engine.ask("open", job="job", index=host, socket=self.sockets[host], **common)["address"]
             for host, engine in enumerate(self.engines)
@@ -163,11 +167,11 @@ class Hosts:
 
 
 @pytest.fixture
-def make_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Hosts]]:
+def make_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Hosts]]:
     made: list[Hosts] = []
 
-    def make(count: int) -> Hosts:
-        made.append(Hosts(tmp_path_factory.mktemp("h", numbered=True), count))
+    def make(count: int, **options: Any) -> Hosts:
+        made.append(Hosts(tmp_path_factory.mktemp("h", numbered=True), count, **options))
         return made[-1]
 
     yield make
@@ -175,7 +179,7 @@ def make_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[i
         hosts.stop()
 
 
-def test_hosts_are_killed(make_hosts: Callable[[int], Hosts]) -> None:
+def test_hosts_are_killed(make_hosts: Callable[..., Hosts]) -> None:
     """Daemon and rank of a host at once; at last one host is left, which then gets a new member."""
     job = make_hosts(3)
     job.expect({"generation": 1, "hosts": [[0], [1], [2]], "members": [0, 1, 2]})
@@ -193,7 +197,18 @@ def test_hosts_are_killed(make_hosts: Callable[[int], Hosts]) -> None:
     job.expect(view)
 
 
-def test_a_rank_is_killed_on_one_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+def test_a_host_is_stopped(make_hosts: Callable[..., Hosts]) -> None:
+    """It is out long before the timeout of jobs that can't go on without it."""
+    job = make_hosts(2, peer_timeout_s=3600.0)
+    job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})
+    job.engines[1].signal(signal.SIGSTOP)
+    event = job.engines[0].ask("await", job="job", kind="suspended")
+    assert event["host"] == 1 and "its daemon does not run" in event["text"], event
+    assert "its daemon does not run" in job.ranks[0].answer()["regrouped"]
+    job.expect(job.regroup(2, {0: [0]}))
+
+
+def test_a_rank_is_killed_on_one_of_two_hosts(make_hosts: Callable[..., Hosts]) -> None:
     """The other host is told whose loss it is, and the host without a rank can go on with a new one."""
     job = make_hosts(2)
     job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})

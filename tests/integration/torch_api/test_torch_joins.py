@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from rig.engine_hosts import Ranks
 from rig.faults import VARIABLE, Fault
+from rig.files import await_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from training_scenarios.support import seeded, sgd, wide_mlp, wrap
 
 SAMPLES, EPOCHS = 60, 3
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 def dataset() -> TensorDataset:
@@ -34,30 +34,28 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def await_file(path: Path) -> None:
-    """Ranks of a test wait for each other here: what they wait for comes without them."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.005)
-
-
-def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, Any]:
+def rank_train(folder: str, waits: dict[str, str], differs: str = "", **sizes: int) -> dict[str, Any]:
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
-    names of files that it waits for before the step of that number, 0: before it waits to join."""
+    names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
+    another one than that of the others."""
     bagua.init_process_group()
     member = current().membership.member
-    sampler = bagua.contrib.ElasticSampler(dataset(), **(sizes or {"batch_size": 3}))
+    samples = dataset()
+    if differs == "dataset":
+        samples = TensorDataset(*samples[:50])
+    sampler = bagua.contrib.ElasticSampler(samples, **(sizes or {"batch_size": 3}))
     loader = sampler.loader()
     model = seeded(wide_mlp, seed=member)
+    if differs == "model":
+        model.append(nn.Linear(4, 3).double())
     optimizer = sgd(model)
-    wrap(model, optimizer)
+    wrap(model, optimizer, average=differs != "algorithm")
     fault = Fault(lambda: model.bagua_buckets)
     fault.step = 0
     steps = []
     seen: dict[str, Any] = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
     count = torch.zeros(1)
-    bagua.register_state("count", Counter(count))
+    bagua.register_state("steps" if differs == "state" else "count", Counter(count))
     if "0" in waits:
         await_file(Path(folder, waits["0"]))
     for epoch in sampler.epochs(EPOCHS):
@@ -69,7 +67,9 @@ def rank_train(folder: str, waits: dict[str, str], **sizes: int) -> dict[str, An
                 await_file(Path(folder, waits[str(step)]))
             fault.step = step
             optimizer.zero_grad()
+            fault.at("before")
             model(inputs).square().mean().backward()
+            fault.at("committed")
             optimizer.step()
             steps.append((step, epoch, list(current().membership.members), indices.tolist(), flat(model)))
     bagua.barrier()
@@ -161,7 +161,7 @@ def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], ne
     members_of = check(results)
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
     assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
-    assert sorted(ranks.hosts[0].takes_newcomers) == hosts[0]
+    assert sorted(ranks.hosts[0].takes_newcomers) == sorted([*hosts[0], *newcomers.get(0, [])])
 
 
 def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:
@@ -192,3 +192,71 @@ def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase
         check(results)
     check_equal(results)
     assert results[0]["steps"][-1][2] == [one for one in range(5) if one != member]
+
+
+@pytest.mark.parametrize("phase", ["before", "submitted", "ready", "committed"])
+def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks: Ranks, tmp_path: Path, phase: str) -> None:
+    """They come with the generation that follows a loss, in the middle of a step."""
+    start(ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment={VARIABLE: f"2:4:0:{phase}"})
+    regrouper = ranks.regrouper
+    assert regrouper is not None
+    regrouper.plans, regrouper.on_ready = False, (tmp_path / "ready").touch
+    join(ranks, tmp_path, [3, 4], 2)
+    results = results_of(ranks, (2,))
+    check_equal(results)
+    first = 4 + (phase == "committed")  # step that was exchanged without it
+    by_step = {
+        step: {result["member"] for result in results if step in [one[0] for one in result["steps"]]}
+        for step in range(1, first + 3)
+    }
+    assert all(members == ({0, 1, 3, 4} if step > first else {0, 1}) for step, members in by_step.items()), by_step
+
+
+def test_no_more_join_than_a_batch_has_samples(ranks: Ranks, tmp_path: Path) -> None:
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, global_batch=2)
+    join(ranks, tmp_path, [2], 4, global_batch=2)
+    check(results_of(ranks, (2,), code=1))
+    assert "global_batch is 2: that is not one sample for each of 3 ranks" in ranks.started[2].output
+
+
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        ("model", "parameter or buffer number 6: the others have none, this newcomer has 5.weight float64"),
+        ("algorithm", "settings differ: the others have"),
+        ("dataset", "Its samplers were made as"),
+        ("state", "Its program has communicators 1, model 1, state steps"),
+    ],
+)
+def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: Path, differs: str, words: str) -> None:
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"})
+    join(ranks, tmp_path, [2], 4, differs=differs)
+    results = results_of(ranks, (2,), code=1)
+    check(results)
+    assert "member 2 can't join the job, which goes on without it." in ranks.started[2].output
+    assert words in ranks.started[2].output
+
+
+def rank_registers() -> list[str]:
+    bagua.init_process_group()
+    told = []
+
+    class Odd(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            return {"path": Path("x")}
+
+    for held in (torch.zeros(1), Odd(torch.zeros(1))):
+        with pytest.raises(TypeError) as caught:
+            bagua.register_state("mine", held)  # type: ignore[arg-type]
+        told.append(str(caught.value))
+    bagua.register_state("mine", Counter(torch.zeros(1)))
+    with pytest.raises(ValueError, match="'mine' already"):
+        bagua.register_state("mine", Counter(torch.zeros(1)))
+    bagua.wait_to_join()
+    return told
+
+
+def test_states_that_cannot_be_taken_over_are_refused(ranks: Ranks) -> None:
+    """At once, in jobs of all kinds."""
+    told = ranks.run(rank_registers, 1)[0]
+    assert "it needs state_dict and load_state_dict" in told[0] and "a PosixPath can't be sent" in told[1]

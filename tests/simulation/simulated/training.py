@@ -95,7 +95,7 @@ class Training:
             self._loop.call_later(DIAL_S, self._look_for_others, job_id, run.generation)
 
     def _look_for_others(self, job_id: str, entered: int) -> None:
-        """Who has not come into a planned generation is lost; newcomers wait for those that train, as long as it
+        """Members that have not come into a planned one are lost; newcomers wait for those that train, as long as it
         takes."""
         found = list(self._in(job_id, entered))
         there = {daemon.node_id for daemon, _ in found}

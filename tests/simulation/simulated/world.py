@@ -44,7 +44,7 @@ class Elastic:
 
 @functools.cache
 def spec_of(nnodes: int, nproc: int, elastic: Elastic | None) -> JobSpec:
-    """What somebody submits."""
+    """A job that somebody submits."""
     spec = common_pb2.JobSpec(
         name="sim",
         entry="sim.py",

@@ -34,7 +34,7 @@ def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
             if idle and member == 1:
                 time.sleep(1000)
             while True:
-                rank.run("allreduce", count=count)
+                rank.run("allreduce", count=count, label="bucket 1")
                 check(result, view)
         except core.Regrouped as why:
             say(regrouped=str(why), at=time.monotonic())

@@ -1,0 +1,144 @@
+"""Every algorithm when ranks join: as one process that has their replicas, too, from that step on.
+
+All algorithms train in one job, a model for each of them. A newcomer takes over the state of the first rank, and trains
+on batches of its own from the next step on. Replicas are compared with the reference of each case after each step.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.algorithms import load_cases
+from contract.algorithms.case import Case, Simulation, World, flat, seeded
+from contract.algorithms.rank_side import one_step
+from rig.engine_hosts import make_ranks
+from rig.files import await_file
+
+import bagua.torch_api as bagua
+
+JOINS_AFTER = 4  # steps
+WORLDS = {
+    "2 ranks, then 4": ([[0, 1]], {0: [2, 3]}),
+    "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]}),
+}
+ANEW = re.compile("async|low_precision|streaming|shift_one .*(minmax8|onebit|topk|int4)")
+ALL = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
+CASES = {name: case for name, case in ALL.items() if not ANEW.search(name)}
+BEGIN_ANEW = [name for name in ALL if name not in CASES]
+
+
+def rank_train(names: list[str], folder: str) -> dict[str, Any]:
+    """Trains a model of each case, all of them in each step. Returns their parameters after each."""
+    faulthandler.dump_traceback_later(120, exit=True)  # for hangs alone
+    bagua.init_process_group()
+    newcomer = bagua.is_newcomer()
+    models = {}
+    for name in names:
+        case = ALL[name]
+        model = seeded(case.model, seed=bagua.get_rank())
+        optimizers = case.optimizers(model)
+        models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    for step in range(JOINS_AFTER if newcomer else 0, max(ALL[name].steps for name in names)):
+        bagua.wait_to_join()
+        if step == JOINS_AFTER - 1:
+            Path(folder, "ready").touch()
+            await_file(Path(folder, "planned"))
+        for name, (model, optimizers) in models.items():
+            if step < ALL[name].steps:
+                train = ALL[name].train or one_step
+                train(model, optimizers, ALL[name].loss, bagua.get_rank(), step)
+                found[name].append(flat(model))
+    bagua.barrier()
+    faulthandler.cancel_dump_traceback_later()
+    return found
+
+
+def train(folder: Path, world: str, names: Sequence[str]) -> list[dict[str, list[torch.Tensor]]]:
+    hosts, newcomers = WORLDS[world]
+    with make_ranks(folder) as ranks:
+        arguments = {"names": list(names), "folder": str(folder)}
+        ranks.start(rank_train, hosts=hosts, elastic=True, **arguments)
+        assert ranks.regrouper is not None
+        ranks.regrouper.on_plan = lambda generation: (folder / "planned").touch()
+        await_file(folder / "ready")
+        for host, members in newcomers.items():
+            ranks.join(rank_train, members, host, **arguments)
+        ranks.wait(150.0)
+        for one in ranks.started:
+            assert one.process.returncode == 0, f"{one.rank}: {one.output}"
+        return [one.result() for one in ranks.started]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
+    """Results of all ranks, by world."""
+    known: dict[str, list[dict[str, list[torch.Tensor]]]] = {}
+
+    def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
+        if world not in known:
+            known[world] = []  # where it fails, it fails once
+            known[world] = train(tmp_path_factory.mktemp("joins"), world, list(CASES))
+        if not known[world]:
+            pytest.skip("the ranks of this world failed before")
+        return known[world]
+
+    return results
+
+
+def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+    """Parameters of all ranks after each step; from some step on there are more."""
+    hosts, newcomers = WORLDS[world]
+    torch.set_num_threads(1)
+    sim = Simulation(case, World(world, tuple(map(tuple, hosts))))
+    for step, _ in enumerate(case.reference(sim), start=1):
+        yield [flat(model) for model in sim.models]
+        if step == JOINS_AFTER:
+            join(sim, case, newcomers)
+
+
+def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
+    """They have what the first rank has, and of what is each rank's own nothing."""
+    count = sum(map(len, newcomers.values()))
+    for _ in range(count):
+        sim.models.append(copy.deepcopy(sim.models[0]))
+        sim.optimizers.append(case.optimizers(sim.models[-1]))
+        for mine, first in zip(sim.optimizers[-1], sim.optimizers[0], strict=True):
+            mine.load_state_dict(copy.deepcopy(first.state_dict()))
+    for name, value in sim.state.items():
+        if isinstance(value, list) and len(value) == sim.n:
+            make = torch.clone if name.startswith("copied") else torch.zeros_like
+            value += [None if value[0] is None else make(value[0]) for _ in range(count)]
+    hosts = [[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)]
+    sim.world = World(sim.world.name, tuple(map(tuple, hosts)))
+    sim.n = sim.world.n
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
+    case, results = CASES[name], trained(world)
+    for step, wanted in enumerate(reference(case, world)):
+        for rank, values in enumerate(wanted):
+            found = results[rank][name][step - (case.steps - len(results[rank][name]))]
+            error = (found - values).abs().max().item()
+            allowed = max(case.allowed(World("", tuple(map(tuple, WORLDS[world][0]))), step), 3e-6)
+            assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", BEGIN_ANEW)
+def test_others_begin_anew(tmp_path: Path, name: str) -> None:
+    """With the first rank's weights; where ranks are not in step, each at a moment of its own."""
+    results = train(tmp_path, "2 ranks, then 4", [name])
+    last = [result[name][-1] for result in results]
+    assert all(bool(one.isfinite().all()) for one in last)
+    assert max((one - last[0]).abs().max().item() for one in last) < 0.5

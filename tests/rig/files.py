@@ -1,0 +1,16 @@
+"""Processes of a test wait for each other by files: what they wait for comes without them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+DEADLINE_S = 60.0
+
+
+def await_file(path: Path) -> None:
+    """Returns when it is there. For hangs alone it raises AssertionError."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.002)
