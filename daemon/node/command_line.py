@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -24,8 +23,6 @@ from bagua.daemon.node.daemon import run
 from bagua.daemon.node.environment import parse_patterns
 from bagua.daemon.node.process import die_with_parent
 from bagua.daemon.node.settings import Settings, WireSettings
-
-MAX_FILES = 65536
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -114,7 +111,6 @@ def node(
     if not die_with_parent(signal.SIGKILL):
         raise typer.Exit(0)
     state = state_dir or default_state_dir()
-    _allow_many_files()
     try:
         settings = Settings(
             coordinator=coordinator,
@@ -143,13 +139,6 @@ def node(
         _tell(ready_fd, {"error": words})
         print(f"error: {words}", file=sys.stderr)
         raise typer.Exit(2) from None
-
-
-def _allow_many_files() -> None:
-    """Each rank takes a handful of descriptors: the soft limit of 1024 is for programs that use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _tell(descriptor: int | None, line: dict[str, str]) -> None:

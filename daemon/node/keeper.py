@@ -27,7 +27,7 @@ from typing import Any
 
 from bagua.daemon.node import proc
 from bagua.daemon.node.keeper_wire import Message, Wire
-from bagua.daemon.node.process import become_reaper, die_with_parent
+from bagua.daemon.node.process import allow_many_files, become_reaper, die_with_parent
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
 KILL_S = 0.05  # between two looks at what is left
@@ -281,6 +281,7 @@ def keep(arguments: Sequence[str]) -> int:
     its first life. A daemon on a leash is that of one job, which ends with it."""
     if "--death-signal" in arguments and not die_with_parent(signal.SIGTERM):
         return 0
+    allow_many_files()  # the daemon and all ranks inherit it
     first = {name: value for name in ("--ready-fd", "--leash") if (value := _value(arguments, name)) is not None}
     later = _without(arguments, first)
 

@@ -11,10 +11,13 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Callable, Collection, Mapping
 
 from bagua.daemon.node import proc
+
+MAX_FILES = 65536
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -111,6 +114,13 @@ class ProcessWatch:
             code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         self.close()
         self._on_exit(code)
+
+
+def allow_many_files() -> None:
+    """Each rank takes a handful of descriptors: the soft limit of 1024 is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def become_reaper() -> None:

@@ -40,7 +40,7 @@ async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon
     job = await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
     await until_written(journal, pid=job.ranks[0].pid, exited=False)
 
-    limit_files(daemon.pid, 0)
+    limit_files(daemon.proper().pid, 0)
     (tmp_path / "go").touch()
     job = await end.exited("job")
     assert job.ranks[0].exit_code == 0 and not job.error
@@ -48,7 +48,7 @@ async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon
     await end.stopped("job")
     assert not json.loads(journal.read_text())["ranks"][0]["exited"], "there was no room"
 
-    limit_files(daemon.pid)
+    limit_files(daemon.proper().pid)
     await until_written(journal, exited=True, exit_code=0)
     assert json.loads(journal.read_text())["ended"]
     assert daemon.process.poll() is None
