@@ -238,7 +238,8 @@ class Job:
         match instruction:
             case events.SpawnRanks():
                 waiting = tuple(rank.member for rank in self.state.present if rank.phase is RankPhase.WAITING)
-                self._run(self._spawn(waiting))
+                if self._open_logs(waiting):
+                    self._run(self._spawn(waiting))
             case events.StartNewcomers(members):
                 self._run(self._start_newcomers(members))
             case events.SetPeers(addresses):
@@ -305,6 +306,15 @@ class Job:
         core = await self._node.core.load()
         return await self.engine.make(core, self.spec, self.tokens)
 
+    def _open_logs(self, members: tuple[int, ...]) -> bool:
+        try:
+            for member in members:
+                self._processes.open_log(member)
+        except OSError as error:
+            self._can_not_start(members, f"a rank's log can't be made: {disk_words(error)}")
+            return False
+        return True
+
     async def _spawn(self, members: tuple[int, ...]) -> None:
         async with self._starting:
             for member in members:
@@ -332,7 +342,9 @@ class Job:
             self._can_not_start(members, str(error) or repr(error))
         else:
             wanted = {rank.member for rank in self.state.lobby if rank.phase is RankPhase.WAITING}
-            await self._spawn(tuple(member for member in members if member in wanted))
+            members = tuple(member for member in members if member in wanted)
+            if self._open_logs(members):
+                await self._spawn(members)
 
     def _can_not_start(self, members: tuple[int, ...], words: str) -> None:
         for member in members:

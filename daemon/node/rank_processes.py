@@ -48,10 +48,15 @@ class RankProcesses:
         self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
         self._plugin = await wanted_plugin(spec, self._node.environment)
 
+    def open_log(self, member: int) -> None:
+        """Makes the log of a rank that is about to start: whoever follows it need not wait for the process. Raises
+        OSError."""
+        log = LogFile(log_path(self.folder, member), self._node.log_limits)
+        self._outputs[member] = RankOutput(log, self._log.warning)
+
     async def spawn(self, spec: JobSpecification, member: int) -> int:
-        """Starts the process of ``member``; its pid. Raises OSError."""
-        output = RankOutput(LogFile(log_path(self.folder, member), self._node.log_limits), self._log.warning)
-        self._outputs[member] = output
+        """Starts the process of ``member``, whose log is open; its pid. Raises OSError."""
+        output = self._outputs[member]
         outputs = output.open()
         try:
             pid = await self._node.keeper.spawn(
