@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
 from bagua.chaos import sockets
 from bagua.chaos.plan import KINDS, Fault
@@ -69,10 +70,10 @@ class Injector:
                 self._silence(node, trained)
                 return node, began, began
             case "stop-daemon":
-                with stopped(self._cluster.nodes[node].process.pid):
+                with stopped(daemon_pid(self._cluster.nodes[node].process.pid)):
                     time.sleep(KINDS[fault.kind].lasts_s)
             case "cut-link" | "corrupt-link" | "slow-link":
-                self._disturb(fault.kind, self._cluster.nodes[node].process.pid)
+                self._disturb(fault.kind, daemon_pid(self._cluster.nodes[node].process.pid))
             case _:
                 with self._service_fault(fault.kind):
                     time.sleep(KINDS[fault.kind].lasts_s)
@@ -88,7 +89,7 @@ class Injector:
         """A daemon that is stopped until the others go on without it, and wakes up: its ranks must end."""
         service, out = self._cluster.nodes.pop(node), trained.ranks.pop(node)
         began = time.monotonic()
-        with stopped(service.process.pid):
+        with stopped(daemon_pid(service.process.pid)):
             until(lambda: self._goes_on(trained.pids(), began), "the others go on without a daemon that is stopped")
         until(lambda: not any(alive(pid) for pid in out), "ranks of a daemon that was out have ended")
         service.process.kill()

@@ -139,7 +139,7 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
         withdrawn=host.withdrawn or fact.withdrawn,
         entered=max(host.entered, fact.entered),
         takes_newcomers=host.takes_newcomers or fact.takes_newcomers,
-        engine_address=host.engine_address or fact.engine_address[:MAX_ERROR],
+        engine_address=fact.engine_address[:MAX_ERROR] or host.engine_address,  # a daemon started again has another
         error=error,
         error_clock=error_clock,
         waiting="" if phase is Phase.STOPPED else fact.waiting[:MAX_ERROR],

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.log_file import LogLimits
-from bagua.daemon.node.process import Reaper
 from bagua.daemon.node.settings import WireSettings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class NodeContext:
     cache: Path
     journal: Journal
     core: CoreHost
-    reaper: Reaper
+    keeper: KeeperLink
     lease_over: Callable[[], bool]
     log: FilteringBoundLogger
     log_limits: LogLimits

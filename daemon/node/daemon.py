@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -25,10 +24,11 @@ from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.keeper_link import KeeperLink, connections_to
 from bagua.daemon.node.leash import LeashWatch
 from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
-from bagua.daemon.node.process import Reaper, end_children
+from bagua.daemon.node.process import end_children
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
@@ -50,13 +50,13 @@ Ready = Callable[[dict[str, str]], None]
 class NodeDaemon:
     """One node. Made with the event loop running, in the main thread."""
 
-    def __init__(self, settings: Settings, folder: NodeFolder, log: FilteringBoundLogger) -> None:
+    def __init__(self, settings: Settings, folder: NodeFolder, keeper: KeeperLink, log: FilteringBoundLogger) -> None:
         """Raises ConfigError."""
         self._settings = settings
         self._folder = folder
         self._log = log
-        self._boot_id = secrets.token_hex(8)
-        self._streams = 0
+        self._keeper = keeper
+        self._streams = keeper.life << 32  # grows from life to life
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._draining = False
@@ -65,8 +65,7 @@ class NodeDaemon:
         self._sockets = socket_folder(folder.path)
         self._rank_socket = self._sockets / "rank.sock"
         self._core = CoreHost()
-        self._reaper = Reaper()
-        self._fence = Fence(lambda: bool(self._jobs.running()), self._end_ranks, log)
+        self._fence = Fence(keeper, lambda: bool(self._jobs.running()), self._end_ranks, log)
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
@@ -77,7 +76,7 @@ class NodeDaemon:
             cache=cache_dir(),
             journal=Journal(folder.journal),
             core=self._core,
-            reaper=self._reaper,
+            keeper=keeper,
             lease_over=self._fence.over,
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
@@ -124,14 +123,12 @@ class NodeDaemon:
             if self._settings.leash is not None:
                 gone = "the rank that started it ended before it had joined its job"
                 closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
-            closing.callback(self._reaper.close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
             self._tell_encryption()
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
-            closing.callback(self._fence.close)
             fence = asyncio.ensure_future(self._fence.run())
             closing.push_async_callback(_end_task, fence)
             session = asyncio.ensure_future(self._session.run())
@@ -188,7 +185,8 @@ class NodeDaemon:
                 "state_dir": str(self._settings.state_dir),
             }
         )
-        await self._core.preload()
+        if await self._core.preload():
+            self._keeper.load()
 
     async def _wind_down(self) -> None:
         """Stops the jobs, then lets the coordinator know, as long as it listens."""
@@ -212,7 +210,7 @@ class NodeDaemon:
             slots=self._settings.slots,
             version=bagua.__version__,
             jobs=self._jobs.snapshots(),
-            boot_id=self._boot_id,
+            boot_id=self._keeper.boot_id,
             stream=self._streams,
             status=self._status(),
         )
@@ -239,6 +237,8 @@ class NodeDaemon:
     def _connection_changed(self, connected: bool) -> None:
         if not connected:
             self._logs.end_all()
+        # A session must not seem to end when this process is killed: its next life goes on with it.
+        self._keeper.hold(connections_to(self._settings.coordinator) if connected else [])
         self._check_idle()
 
     def _job_changed(self, job_id: str) -> None:
@@ -277,9 +277,12 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
     """Runs a daemon to its end. Raises ConfigError."""
     settings.check()
     folder = open_node_folder(settings, log)
+    keeper = KeeperLink(settings.keeper_fd)
     try:
-        await NodeDaemon(settings, folder, log).run(ready)
+        await keeper.begin()
+        await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
+        keeper.close()
         os.close(folder.lock)
         if settings.leash is not None:  # the folder was made for this daemon alone, and holds its key
             shutil.rmtree(settings.state_dir, ignore_errors=True)

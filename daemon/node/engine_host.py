@@ -28,12 +28,14 @@ class CoreHost:
     def __init__(self) -> None:
         self._loading: asyncio.Future[Any] | None = None
 
-    async def preload(self) -> None:
-        """Loads the core if it is built, so that the first job finds it there. What is wrong with it, that job will
-        tell."""
+    async def preload(self) -> bool:
+        """Loads the core if it is built, so that the first job finds it there; True if it does. What is wrong with it,
+        that job will tell."""
         with contextlib.suppress(RuntimeError, OSError):
             if await in_thread(bagua.csrc.is_built):
                 await self.load()
+                return True
+        return False
 
     def start_loading(self) -> asyncio.Future[Any]:
         """Begins to load, if nobody has; the future holds the module or the error. A failed load is tried again."""

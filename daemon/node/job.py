@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
-from bagua.daemon.node.journal import JobEntry
+from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.process import signal_group
 from bagua.daemon.node.rank_processes import RankProcesses
@@ -45,6 +46,7 @@ class Job:
         self.state = state.new_job(
             node.node_id,
             spec.ranks,
+            spec.members,
             joining=spec.joining,
             adopt=spec.adopt,
             grace_s=spec.stop_grace_s,
@@ -58,7 +60,7 @@ class Job:
         self._on_report = on_report
         self._log = node.log.bind(job=spec.job_id, generation=spec.generation)
         self._loop = asyncio.get_running_loop()
-        self._core: Any = None
+        self._starting = asyncio.Lock()
         self._queue: deque[events.Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -138,6 +140,35 @@ class Job:
         for member in (*self.spec.members, *self.spec.joining):
             self.tokens.setdefault(member, secrets.token_bytes(32))
 
+    async def resume(self, note: Mapping[str, Any], before: Mapping[int, RankEntry]) -> None:
+        """Goes on with the ranks of an earlier life of the daemon, which wait for the next generation. ``note``: see
+        ``note``; ``before``: what the journal knows of them. Raises whatever an engine can raise."""
+        self.tokens = {int(member): bytes.fromhex(token) for member, token in note["tokens"].items()}
+        found = self._processes.find()
+        self.state = state.resumed(self.state, found, before, note["newcomers"], note["takes_newcomers"])
+        self.engine = JobEngine(self.spec, self._node, self._log, self._take_engine_event, born=note["born"])
+        address = await self.engine.make(await self._node.core.load(), self.spec, self.tokens)
+        self.post(events.EngineReady(address))
+        self._processes.watch_found(found)
+        for member in found.keys() - set(self.spec.members):  # it was to join, or to leave: its engine is gone
+            signal_group(found[member], signal.SIGKILL)
+        self._log.warning("ranks go on with a daemon that was started again", members=sorted(found))
+
+    def note(self) -> dict[str, Any]:
+        """All that the next life of the daemon needs to know of the generation that the engine is in."""
+        return {
+            "run": base64.b64encode(self.engine.present.wire).decode(),
+            "tokens": {member: token.hex() for member, token in self.tokens.items()},
+            "born": self.engine.born,
+            "newcomers": [rank.member for rank in self.state.ranks if rank.newcomer],
+            "takes_newcomers": self.state.takes_newcomers,
+        }
+
+    def _take_note(self) -> None:
+        """The keeper must know whatever a rank may rely on."""
+        if self.spec.elastic and not self.spec.adopt and self.state.entered and not self.ending:
+            self._node.keeper.note(self.job_id, self.note())
+
     def start(self) -> None:
         self._log.info(
             "job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt, joining=list(self.spec.joining) or None
@@ -198,6 +229,8 @@ class Job:
             self._phase_changed(before.phase)
         if self.state.deadline != before.deadline:
             self._arm_timer()
+        if isinstance(event, events.EngineReady | events.Entered | events.TakesNewcomers):
+            self._take_note()
         for instruction in instructions:
             self._carry_out(instruction)
 
@@ -205,7 +238,7 @@ class Job:
         match instruction:
             case events.SpawnRanks():
                 waiting = tuple(rank.member for rank in self.state.present if rank.phase is RankPhase.WAITING)
-                self._spawn(waiting)
+                self._run(self._spawn(waiting))
             case events.StartNewcomers(members):
                 self._run(self._start_newcomers(members))
             case events.SetPeers(addresses):
@@ -269,21 +302,24 @@ class Job:
             await self._processes.prepare(self.spec)
         self._processes.folder.mkdir(mode=0o700, exist_ok=True)
         await self._record.save()  # before anything is started: the next life must find it
-        self._core = await self._node.core.load()
-        return await self.engine.make(self._core, self.spec, self.tokens)
+        core = await self._node.core.load()
+        return await self.engine.make(core, self.spec, self.tokens)
 
-    def _spawn(self, members: tuple[int, ...]) -> None:
-        for member in members:
-            try:
-                pid = self._processes.spawn(self._core, self.spec, member)
-            except (OSError, ValueError) as error:
-                command = launch.command(self.spec.program)
-                words = disk_words(error) if isinstance(error, OSError) and error.errno in FULL else error
-                self._can_not_start((member,), f"rank {member} can't be started ({command[0]}): {words}")
-                break
-            self.post(events.RankStarted(member, pid))
-        self._processes.forget_secrets()
-        self._run(self._record.save())
+    async def _spawn(self, members: tuple[int, ...]) -> None:
+        async with self._starting:
+            for member in members:
+                if self.ending:
+                    return
+                try:
+                    pid = await self._processes.spawn(self.spec, member)
+                except (OSError, ValueError) as error:
+                    command = launch.command(self.spec.program)
+                    words = disk_words(error) if isinstance(error, OSError) and error.errno in FULL else error
+                    self._can_not_start((member,), f"rank {member} can't be started ({command[0]}): {words}")
+                    break
+                self.post(events.RankStarted(member, pid))
+            self._processes.forget_secrets()
+        await self._record.save()
 
     async def _start_newcomers(self, members: tuple[int, ...]) -> None:
         """Beside ranks that go on: whatever is wrong concerns these members alone."""
@@ -296,7 +332,7 @@ class Job:
             self._can_not_start(members, str(error) or repr(error))
         else:
             wanted = {rank.member for rank in self.state.lobby if rank.phase is RankPhase.WAITING}
-            self._spawn(tuple(member for member in members if member in wanted and not self.ending))
+            await self._spawn(tuple(member for member in members if member in wanted))
 
     def _can_not_start(self, members: tuple[int, ...], words: str) -> None:
         for member in members:
@@ -352,8 +388,9 @@ class Job:
 
     async def _close(self) -> None:
         try:
-            if not self.spec.adopt:
-                await self._processes.kill_all()
+            async with self._starting:  # a rank that is being started meanwhile is found, too
+                if not self.spec.adopt:
+                    await self._processes.kill_all()
             self._processes.close_outputs()
             await self.engine.close()
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bagua.daemon.node import events
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import in_thread, make_engine
-from bagua.daemon.node.job_specification import Host, JobSpecification
+from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.runtime_dir import data_socket, remove_sockets
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class JobEngine:
-    """``on_event`` gets what the engine tells, as events of the state machine."""
+    """``on_event`` gets what the engine tells, as events of the state machine.
+
+    ``born``: it takes the place of an engine that was made in that generation and died with the daemon. Its ranks come
+    back to the same socket, and nothing happens in that generation any more."""
 
     def __init__(
         self,
@@ -28,16 +31,19 @@ class JobEngine:
         node: NodeContext,
         log: FilteringBoundLogger,
         on_event: Callable[[events.Event], None],
+        born: int = 0,
     ) -> None:
-        self.data_socket = data_socket(node.socket_folder, spec.job_id, spec.generation)
+        self.born = born or spec.generation  # the generation in which the first engine of the job was made here
+        self.data_socket = data_socket(node.socket_folder, spec.job_id, self.born)
+        self.present = spec  # of the generation that the engine is in
         self._node = node
         self._log = log
         self._on_event = on_event
         self._engine: core.Engine | None = None
         self._failed = False
+        self._orphaned = born > 0
         self._told = spec.generation
-        # Of the generation that the engine is in, and of later ones:
-        self._places: dict[int, tuple[Host, ...]] = {spec.generation: spec.hosts}
+        self._later = {spec.generation: spec}  # generations that the engine was told of, from the present one on
         self._changing = asyncio.Lock()
 
     async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes]) -> str:
@@ -69,7 +75,7 @@ class JobEngine:
 
     def set_peers(self, addresses: tuple[str, ...]) -> None:
         """Where the engines of all hosts are."""
-        if self._engine is None:
+        if self._engine is None or self._orphaned:
             return
         try:
             self._engine.set_peers(list(addresses))
@@ -84,7 +90,9 @@ class JobEngine:
             engine, (spec, peers) = self._engine, newest()
             if engine is None or spec.generation <= self._told or (spec.host_index < 0 and spec.joining):
                 return
-            self._places[spec.generation] = spec.hosts
+            if self._orphaned and spec.planned:  # ranks may have a step to repeat, in a generation of their own
+                return
+            self._later[spec.generation] = spec
             try:
                 if spec.planned:
                     await in_thread(lambda: _plan(engine, spec, peers))
@@ -95,6 +103,7 @@ class JobEngine:
                 return
             self._told = spec.generation
             if not spec.planned:
+                self._orphaned = False
                 self._entered(spec.generation)
                 now, peers = newest()
                 if now is spec and peers:
@@ -107,12 +116,12 @@ class JobEngine:
                 await in_thread(lambda: engine.open_lobby(members=list(tokens), tokens=tokens))
 
     def _entered(self, generation: int) -> None:
-        hosts = self._places.get(generation, ())
-        self._on_event(events.Entered(generation, tuple(member for host in hosts for member in host.members)))
-        self._places = {number: hosts for number, hosts in self._places.items() if number >= generation}
+        self.present = self._later.get(generation, self.present)
+        self._later = {number: spec for number, spec in self._later.items() if number >= generation}
+        self._on_event(events.Entered(generation, self.present.all_members))
 
     def _node_of(self, generation: int, host: int) -> str:
-        hosts = self._places.get(generation, ())
+        hosts = self._later[generation].hosts if generation in self._later else ()
         return hosts[host].node_id if 0 <= host < len(hosts) else ""
 
     async def close(self) -> None:

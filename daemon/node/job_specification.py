@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a process, as it is told when it starts: the ranks of all hosts, which of them is its own, and which
+    """The place of a process as it is told when it starts: the ranks of all hosts, which of them is its own, and which
     of the local processes it is."""
 
     hosts: tuple[tuple[int, ...], ...]
@@ -84,6 +84,7 @@ class JobSpecification:
     planned: bool = False
     hold: bool = False
     waiting: str = ""  # why the job waits, in words
+    wire: bytes = b""  # the RunJob that it was made from
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -157,6 +158,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         planned=run.planned,
         hold=run.hold,
         waiting=run.waiting,
+        wire=run.SerializeToString(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import shutil
 from collections.abc import Callable, Coroutine
@@ -80,7 +81,10 @@ class Jobs:
             with contextlib.suppress(OSError):  # the next start meets it again
                 path.rename(path.with_name(f"{path.name}.broken"))
         for entry in entries:
-            if not entry.ended:
+            if not entry.ended and await self._resume(entry):
+                continue
+            withdrawn = not entry.ended
+            if withdrawn:
                 self._node.log.warning("a job of an earlier life of this daemon is ended", job=entry.job_id)
                 entry = await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
                 try:
@@ -88,8 +92,24 @@ class Jobs:
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
             folder = self._node.jobs_folder / entry.job_id
-            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder), folder)
+            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder, withdrawn), folder)
+        self._node.keeper.forget_found()
         self._trim()
+
+    async def _resume(self, entry: JobEntry) -> bool:
+        """Goes on with a job whose ranks have outlived the daemon. False: nothing is left of it, or it failed."""
+        note = self._node.keeper.notes.get(entry.job_id)
+        if note is None:
+            return False
+        try:
+            run = node_pb2.RunJob.FromString(base64.b64decode(note["run"]))
+            job = Job(parse_specification(run, self._node.node_id), self._node, self._on_report)
+            await job.resume(note, {rank.number: rank for rank in entry.ranks})
+        except Exception as error:  # the job goes on elsewhere, or ends with this reason
+            self._node.log.error("a job can't go on with this daemon", job=entry.job_id, exc_info=error)
+            return False
+        self._held[entry.job_id] = job
+        return True
 
     def run(self, directive: node_pb2.RunJob) -> None:
         """Level-triggered: a job that runs already learns its peers, and who is to join; an older generation changes
@@ -275,7 +295,7 @@ def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
         job.post(events.PeersKnown(peers))
 
 
-def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJob:
+def _last_words(entry: JobEntry, node_id: str, folder: Path, withdrawn: bool) -> node_pb2.LocalJob:
     ranks = [
         common_pb2.RankStatus(
             rank=rank.rank,
@@ -299,4 +319,5 @@ def _last_words(entry: JobEntry, node_id: str, folder: Path) -> node_pb2.LocalJo
         phase=node_pb2.LOCAL_PHASE_STOPPED,
         error=entry.error,
         ranks=ranks,
+        withdrawn=withdrawn,
     )

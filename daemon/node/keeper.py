@@ -1,10 +1,12 @@
-"""``python -m bagua.daemon.node.keeper PID``: ends what runs below a daemon that can't do it itself.
+"""The keeper: the small process that a node's user starts. It is the parent of the daemon and of all ranks.
 
-A daemon that is stopped (SIGSTOP, a debugger, a terminal) ends no ranks when its lease is over; they would go on while
-the coordinator runs their job elsewhere. This small process can. It reads deadlines from stdin, eight bytes each: a
-double in seconds of CLOCK_BOOTTIME, the last one counts. At the deadline it writes the same eight bytes
-to stdout, so that the daemon can tell why its ranks ended, and kills every process below the daemon. It ends with the
-daemon: then stdin ends, and the kernel has killed the ranks.
+A daemon that is killed is started again, and finds its ranks as they are: the keeper has their exit codes, the pipes of
+their output, and a few words about each job. Ranks die with the keeper (the kernel sees to that), and the daemon, too.
+It also ends the ranks when the node's lease is over and the daemon can't: one that is stopped (SIGSTOP, a debugger)
+ends no ranks, and they would go on while the coordinator runs their job elsewhere.
+
+Messages of the daemon (``do``) and to it (``say``) are in ``_directive`` and ``_tell_all``. The daemon gets everything
+that is kept when it starts, then each exit.
 """
 
 from __future__ import annotations
@@ -12,65 +14,302 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import select
 import signal
-import struct
+import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from bagua.daemon.node import proc
+from bagua.daemon.node.keeper_wire import Message, Wire
+from bagua.daemon.node.process import become_reaper, die_with_parent
 
-DEADLINE = struct.Struct("d")
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
-_KILL_S = 0.05  # between two looks at what is left
+KILL_S = 0.05  # between two looks at what is left
+MAX_DEATHS = 5
+DEATHS_S = 60.0
+"""A daemon that was killed so often in so many seconds is not started again."""
+LAST_KILL_S = 5.0
+_PYTHON = (sys.executable, "-P")
+_SAY_VERSION = "import bagua.csrc; print(bagua.csrc.load().VERSION)"
 
 
-def main() -> None:
-    """Until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    daemon = int(sys.argv[1])
-    os.set_blocking(0, False)
-    os.set_blocking(1, False)
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    deadline = math.inf
-    while True:
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        try:
-            deadline = _newest(deadline)  # after the look at the clock: this process may have been stopped itself
-        except EOFError:
+@dataclass
+class Kept:
+    """A process that was started for the daemon: its name, the pipes behind its output, its exit code once it has
+    ended."""
+
+    name: str
+    readers: list[int]
+    code: int | None = None
+
+
+class Keeper:
+    """``command(fd, first)``: the daemon's command line, which gets this socket. One per process, in its main
+    thread."""
+
+    def __init__(self, command: Callable[[int, bool], tuple[Sequence[str], Sequence[int]]], restart: bool) -> None:
+        self._command = command
+        self._restart = restart
+        self._boot_id = secrets.token_hex(8)
+        self._lives = 0
+        self._deaths: list[float] = []
+        self._daemon = 0
+        self._wire: Wire | None = None
+        self._kept: dict[int, Kept] = {}
+        self._notes: dict[str, Any] = {}
+        self._connections: list[int] = []
+        self._deadline = math.inf
+        self._ending = False
+        self._renewal: subprocess.Popen[str] | None = None  # says which core the next daemon would have
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Until the daemon ends by itself; its exit code."""
+        become_reaper()
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGHUP, self._renew)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._start()
+        while self._code is None:
+            poll = select.poll()
+            poll.register(wake, select.POLLIN)
+            if self._wire is not None:
+                poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._hear()  # after the look at the clock: this process may have been stopped itself
+            wait_s = self._look_at_lease(now)
+            poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 512)
+            self._reap()
+        self._end_all()
+        return self._code
+
+    # ── the daemon ──
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command, descriptors = self._command(theirs.fileno(), self._lives == 0)
+        with theirs:
+            started = subprocess.Popen(
+                list(command),
+                pass_fds=[theirs.fileno(), *descriptors],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )
+        started.returncode = 0  # this process reaps it itself
+        for number in descriptors:  # whoever waits for the daemon's word must see its end
+            os.close(number)
+        if self._wire is not None:
+            self._wire.close()
+        self._lives += 1
+        self._daemon, self._wire = started.pid, Wire(ours)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for pid, kept in self._kept.items():
+            self._say({"say": "process", "pid": pid, "name": kept.name, "code": kept.code}, kept.readers)
+        self._say({"say": "begin", "boot_id": self._boot_id, "life": self._lives, "notes": self._notes})
+
+    def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        if self._wire is not None:
+            with contextlib.suppress(OSError):  # it has died; the next one is told everything
+                self._wire.send(message, descriptors)
+
+    def _hear(self) -> None:
+        if self._wire is None:
             return
-        left = deadline - now
-        if left <= 0 and kill_below(daemon, deadline) == 0:
-            deadline = left = math.inf  # until the next one comes
-        wait_s = _KILL_S if left <= 0 else min(left, LOOK_S)
-        poll.poll(None if math.isinf(left) else math.ceil(wait_s * 1000))
+        try:
+            self._wire.flush()
+            for message, descriptors in self._wire.receive():
+                try:
+                    self._directive(message, descriptors)
+                finally:
+                    for number in descriptors:
+                        os.close(number)
+        except (EOFError, OSError):
+            self._wire.close()
+            self._wire = None
+
+    def _directive(self, message: Message, descriptors: list[int]) -> None:
+        match message["do"]:
+            case "spawn":
+                self._spawn(message, descriptors)
+            case "load":
+                _core()
+            case "note":
+                self._notes[message["job"]] = message["note"]
+            case "forget":
+                self._forget(message["job"], message["pids"])
+            case "connections":
+                for number in self._connections:
+                    os.close(number)
+                self._connections = [os.dup(number) for number in descriptors]
+            case "deadline":
+                self._deadline = message["at"]
+
+    def _spawn(self, message: Message, descriptors: list[int]) -> None:
+        answer: Message = {"say": "spawned", "id": message["id"]}
+        stdout, stderr, *readers = descriptors
+        try:
+            pid = _core().spawn(message["argv"], message["env"], message["cwd"], stdout, stderr)
+        except OSError as error:
+            self._say({**answer, "errno": error.errno, "text": error.strerror or str(error)})
+            return
+        except Exception as error:
+            self._say({**answer, "errno": 0, "text": str(error)})
+            return
+        self._kept[pid] = Kept(message["name"], [os.dup(number) for number in readers])
+        self._say({**answer, "pid": pid})
+
+    def _forget(self, job: str, pids: Sequence[int]) -> None:
+        self._notes.pop(job, None)
+        for pid in pids:
+            if (kept := self._kept.pop(pid, None)) is not None:
+                for number in kept.readers:
+                    os.close(number)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found
+                code = os.waitstatus_to_exitcode(status)
+                if self._renewal is not None and pid == self._renewal.pid:
+                    self._renewed(code)
+                elif pid == self._daemon:
+                    self._daemon_ended(code)
+                elif pid in self._kept:
+                    self._kept[pid].code = code
+                    self._say({"say": "exited", "pid": pid, "code": code})
+
+    def _daemon_ended(self, code: int) -> None:
+        self._daemon = 0
+        self._hear()  # its last words
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if at > now - DEATHS_S] + [now]
+        if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
+            self._code = code if code >= 0 else 128 - code
+            return
+        name = signal.Signals(-code).name
+        print(f"The daemon was killed by {name}; it is started again, and its ranks go on.", file=sys.stderr)
+        self._start()
+
+    # ── signals ──
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        self._ending = True
+        if self._daemon:
+            os.kill(self._daemon, number)
+
+    def _renew(self, number: int, frame: object) -> None:
+        """What is installed now takes over, if it has the same core: the ranks that run have that of before."""
+        if self._renewal is None:
+            self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSION], stdout=subprocess.PIPE, text=True)
+
+    def _renewed(self, code: int) -> None:
+        """Ranks wait for the next daemon as after a crash."""
+        assert self._renewal is not None
+        renewal, self._renewal = self._renewal, None
+        assert renewal.stdout is not None
+        with renewal.stdout:
+            version = renewal.stdout.read().strip()
+        renewal.returncode = code
+        runs = any(kept.code is None for kept in self._kept.values())
+        if code != 0 or (runs and version != _core().VERSION):
+            now = f"its core has version {version}, that of the ranks {_core().VERSION}" if code == 0 and runs else ""
+            print(f"The daemon is not replaced: {now or 'the one that is installed can not start'}.", file=sys.stderr)
+        elif self._daemon:
+            self._deaths.clear()
+            os.kill(self._daemon, signal.SIGKILL)
+
+    # ── ends ──
+
+    def _look_at_lease(self, now: float) -> float:
+        """Ends what runs when the lease is over; seconds until the next look."""
+        left = self._deadline - now
+        if left > 0:
+            return min(left, LOOK_S) if not math.isinf(left) else math.inf
+        found = self._below()
+        if not found:
+            self._deadline = math.inf  # until the next one comes
+            return math.inf
+        self._say({"say": "acted", "deadline": self._deadline})
+        _kill(found)
+        text = f"The daemon could not renew the lease: {len(found)} processes are ended."
+        print(text, file=sys.stderr)
+        return KILL_S
+
+    def _below(self) -> list[int]:
+        """Processes below this one, but for the daemon and what it runs itself."""
+        daemon = {self._daemon, *(status.pid for status in proc.below(self._daemon))} if self._daemon else set()
+        if self._renewal is not None:
+            daemon |= {self._renewal.pid, *(status.pid for status in proc.below(self._renewal.pid))}
+        return [status.pid for status in proc.below(os.getpid()) if status.pid not in daemon]
+
+    def _end_all(self) -> None:
+        give_up = time.monotonic() + LAST_KILL_S
+        while (found := self._below()) and time.monotonic() < give_up:
+            _kill(found)
+            time.sleep(KILL_S)
+            self._reap()
 
 
-def _newest(known: float) -> float:
-    """The last deadline that lies in stdin, else ``known``. Raises EOFError when the daemon has gone."""
-    try:
-        while data := os.read(0, DEADLINE.size * 512):
-            (known,) = DEADLINE.unpack(data[-DEADLINE.size :])
-    except BlockingIOError:
-        return known
-    raise EOFError
-
-
-def kill_below(daemon: int, deadline: float) -> int:
-    """SIGKILL to every process below ``daemon`` but this one, because ``deadline`` has passed; returns how many."""
-    found = [status.pid for status in proc.below(daemon) if status.pid != os.getpid()]
-    if found:
-        with contextlib.suppress(OSError):  # nobody has read for long, or nobody is there to read
-            os.write(1, DEADLINE.pack(deadline))
-    for pid in found:
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    if found:
-        print(f"The daemon {daemon} could not renew its lease: {len(found)} processes are ended.", file=sys.stderr)
-    return len(found)
 
 
-if __name__ == "__main__":
-    main()
+def _core() -> Any:
+    """The native core. The daemon has loaded it before it asks for anything, so it is built."""
+    import bagua.csrc
+
+    return bagua.csrc.load()
+
+
+def keep(arguments: Sequence[str]) -> int:
+    """Runs a daemon with these options, again if it is killed; its exit code. Descriptors for its first words are for
+    its first life. A daemon on a leash is that of one job, which ends with it."""
+    if "--death-signal" in arguments and not die_with_parent(signal.SIGTERM):
+        return 0
+    first = {name: value for name in ("--ready-fd", "--leash") if (value := _value(arguments, name)) is not None}
+    later = _without(arguments, first)
+
+    def command(descriptor: int, first_life: bool) -> tuple[Sequence[str], Sequence[int]]:
+        given = arguments if first_life else later
+        own = ["--keeper-fd", str(descriptor)]
+        passed = [int(value) for value in first.values() if first_life and value.isdecimal()]
+        return [*_PYTHON, "-m", "bagua.daemon.node", *given, *own], passed
+
+    return Keeper(command, restart="--leash" not in first).run()
+
+
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    for position, argument in enumerate(arguments):
+        if argument == name:
+            return arguments[position + 1] if position + 1 < len(arguments) else None
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _without(arguments: Sequence[str], names: Sequence[str] | dict[str, str]) -> list[str]:
+    left: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in names:
+            skip = True
+        elif argument.partition("=")[0] not in names:
+            left.append(argument)
+    return left

@@ -28,9 +28,15 @@ class Lease:
         self._lease_s = 0.0
         self._fence_s = 0.0  # 0: no coordinator has asked for a fence
         self._sole = False
+        self._known = False
         self._hello_at = 0.0
         self._sent: dict[int, float] = {}  # heartbeats that wait for their acknowledgement
         self._seq = 0
+
+    @property
+    def known(self) -> bool:
+        """True once a coordinator has told its terms."""
+        return self._known
 
     @property
     def fence_s(self) -> float:
@@ -55,6 +61,7 @@ class Lease:
 
     def welcome(self, welcome: node_pb2.Welcome) -> None:
         """The coordinator has taken the Hello. Its terms replace the former ones."""
+        self._known = True
         self._lease_s = welcome.lease_s
         self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
         self._sole = welcome.sole

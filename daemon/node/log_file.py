@@ -78,6 +78,14 @@ class LogFile:
             log._end += file.stat().st_size if file.exists() else 0
         return log
 
+    @classmethod
+    def again(cls, path: Path, limits: LogLimits) -> LogFile:
+        """The log of a rank that an earlier life of the daemon has started, to be written on. Raises OSError."""
+        log = cls.of_the_past(path)
+        log._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log._limits, log.closed = limits, False
+        return log
+
     @property
     def start(self) -> int:
         """Offset of the oldest byte that is still there."""

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bagua.daemon.node.log_file import LogFile
 
@@ -43,6 +43,17 @@ class RankOutput:
             self._loop.add_reader(reader, self._pump, reader)
             ends.append(writer)
         return ends[0], ends[1]
+
+    @property
+    def readers(self) -> list[int]:
+        """The daemon's ends: of stdout, then of stderr."""
+        return list(self._readers)
+
+    def take(self, readers: Sequence[int]) -> None:
+        """Goes on with pipes whose reading ends are these, of stdout and of stderr."""
+        for is_stderr, reader in enumerate(readers):
+            self._readers[reader] = bool(is_stderr)
+            self._loop.add_reader(reader, self._pump, reader)
 
     def drain(self) -> None:
         """Takes what is in the pipes now: after the rank's death that is all it wrote."""

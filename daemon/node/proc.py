@@ -59,39 +59,36 @@ def below(pid: int) -> list[ProcessStatus]:
     return [status for status in table.values() if status.alive and _is_below(status, table, pid)]
 
 
-def dead_children() -> list[ProcessStatus]:
-    """Children of this process that have ended and wait to be reaped."""
-    return [status for status in all_processes().values() if status.parent == os.getpid() and not status.alive]
-
-
 def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
     """Entries in the environment of every process below a rank of the job, unless it was cleared on purpose."""
     return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
 
 
-def members(leaders: Mapping[int, int], marks: Collection[bytes]) -> list[ProcessStatus]:
+def members(leaders: Mapping[int, int], marks: Collection[bytes], root: int = 0) -> list[ProcessStatus]:
     """Living processes of a job, never this one: those with all of ``marks`` in the environment that they were started
-    with, and those in the session of a rank (``leaders``: pid -> start time)."""
-    table = all_processes()
+    with, and those in the session of a rank (``leaders``: pid -> start time) below the process ``root`` (0: this)."""
+    table, root = all_processes(), root or os.getpid()
     return [
         status
         for status in table.values()
         if status.alive
-        and status.pid != os.getpid()
-        and (_in_session(status, leaders, table) or _has_marks(status.pid, marks))
+        and status.pid not in (os.getpid(), root)
+        and (_in_session(status, leaders, table, root) or _has_marks(status.pid, marks))
     ]
 
 
-def _in_session(status: ProcessStatus, leaders: Mapping[int, int], table: Mapping[int, ProcessStatus]) -> bool:
+def _in_session(
+    status: ProcessStatus, leaders: Mapping[int, int], table: Mapping[int, ProcessStatus], root: int
+) -> bool:
     """True if the process is in the session of a rank. When the rank is gone its number may be somebody else's by
-    now: then only what runs below this process counts."""
+    now: then only what runs below ``root`` counts."""
     started = leaders.get(status.session)
     if started is None:
         return False
     leader = table.get(status.session)
     if leader is not None:
         return leader.start_time == started
-    return _is_below(status, table, os.getpid())
+    return _is_below(status, table, root)
 
 
 def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus], ancestor: int) -> bool:

@@ -1,8 +1,8 @@
-"""Watches rank processes through pidfds, and kills every process that a job leaves behind.
+"""Watches processes through pidfds, and kills every process that a job leaves behind.
 
-The daemon is the reaper of everything below it (``PR_SET_CHILD_SUBREAPER``): what a rank started and left behind
-becomes a child of the daemon, is seen in /proc by its session or by the job in its environment, and is killed when
-the job ends.
+The keeper is the reaper of everything below it (``PR_SET_CHILD_SUBREAPER``): a process that a rank started and left
+behind becomes a child of the keeper, is seen in /proc by its session or by the job in its environment, and is killed
+when the job ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ def signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-async def kill_members(leaders: Mapping[int, int], marks: Collection[bytes], timeout_s: float) -> list[int]:
+async def kill_members(
+    leaders: Mapping[int, int], marks: Collection[bytes], timeout_s: float, root: int = 0
+) -> list[int]:
     """SIGKILL to every process of a job (see ``proc.members``); returns the pids of those left after ``timeout_s``:
     only a process that the kernel holds can be."""
-    return await _kill_all(lambda: proc.members(leaders, marks), timeout_s)
+    return await _kill_all(lambda: proc.members(leaders, marks, root), timeout_s)
 
 
 async def end_children(timeout_s: float) -> None:
@@ -111,36 +113,9 @@ class ProcessWatch:
         self._on_exit(code)
 
 
-class Reaper:
-    """Makes this process the parent of orphans below it, and reaps them when they die. One per process, made in the
-    main thread with the event loop running."""
-
-    def __init__(self) -> None:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._watched: set[int] = set()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_orphans)
-
-    def watch_child(self, pid: int, on_exit: Callable[[int | None], None]) -> ProcessWatch:
-        """Watches and reaps a child that the caller has just started."""
-
-        def ended(code: int | None) -> None:
-            self._watched.discard(pid)
-            on_exit(code)
-
-        self._watched.add(pid)
-        return ProcessWatch(pid, ended)
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-
-    def _reap_orphans(self) -> None:
-        """Reaps the dead children that nobody here started. What the daemon itself runs (a compiler) shares its
-        session and is left to whoever waits for it."""
-        own_session = os.getsid(0)
-        for status in proc.dead_children():
-            if status.session != own_session and status.pid not in self._watched:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(status.pid, os.WNOHANG)
+def become_reaper() -> None:
+    """Makes this process the parent of orphans below it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: int) -> bool:

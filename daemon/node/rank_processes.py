@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import launch
@@ -48,13 +48,14 @@ class RankProcesses:
         self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
         self._plugin = await wanted_plugin(spec, self._node.environment)
 
-    def spawn(self, core: Any, spec: JobSpecification, member: int) -> int:
+    async def spawn(self, spec: JobSpecification, member: int) -> int:
         """Starts the process of ``member``; its pid. Raises OSError."""
         output = RankOutput(LogFile(log_path(self.folder, member), self._node.log_limits), self._log.warning)
         self._outputs[member] = output
-        stdout, stderr = output.open()
+        outputs = output.open()
         try:
-            pid: int = core.spawn(
+            pid = await self._node.keeper.spawn(
+                f"{self._job_id}/{member}",
                 launch.command(spec.program),
                 launch.environment(
                     spec,
@@ -66,16 +67,37 @@ class RankProcesses:
                     plugin=self._plugin,
                 ),
                 str(launch.work_folder(spec.program)),
-                stdout,
-                stderr,
+                outputs,
+                output.readers,
             )
         finally:
-            os.close(stdout)
-            os.close(stderr)
-        self._watches[member] = self._node.reaper.watch_child(pid, lambda code: self._exited(member, code))
+            for number in outputs:
+                os.close(number)
+        self._begin(member, pid)
+        return pid
+
+    def _begin(self, member: int, pid: int) -> None:
+        self._node.keeper.watch(pid, lambda code: self._exited(member, code))
         self._leaders[pid] = start_time(pid)
         self._memory[member] = MemoryWatch(pid)
-        return pid
+
+    def find(self) -> dict[int, int]:
+        """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of
+        their output: pids by member."""
+        found = {}
+        for one in [one for one in self._node.keeper.found if one.name.rpartition("/")[0] == self._job_id]:
+            self._node.keeper.found.remove(one)
+            member = int(one.name.rpartition("/")[2])
+            log = LogFile.again(log_path(self.folder, member), self._node.log_limits)
+            self._outputs[member] = output = RankOutput(log, self._log.warning)
+            output.take(one.readers)
+            found[member] = one.pid
+        return found
+
+    def watch_found(self, pids: Mapping[int, int]) -> None:
+        """Tells of the ends of processes that ``find`` has found, those that lie in the past as well."""
+        for member, pid in pids.items():
+            self._begin(member, pid)
 
     def forget_secrets(self) -> None:
         """All ranks that were to have them were started."""
@@ -113,12 +135,13 @@ class RankProcesses:
         return memory.explain() if memory is not None and memory.killed else ""
 
     def explain_kill(self, member: int) -> str:
-        """The known reason of a SIGKILL that nobody here has sent."""
+        """Tells what is known of a SIGKILL that nobody here has sent."""
         return self._memory[member].explain()
 
     async def kill_all(self) -> None:
         """SIGKILL to every process of the job that is left; what they have written is taken, and their logs end."""
-        left = await kill_members(self._leaders, marks_of(self._job_id, self._node.rank_socket), LEFTOVER_KILL_S)
+        marks = marks_of(self._job_id, self._node.rank_socket)
+        left = await kill_members(self._leaders, marks, LEFTOVER_KILL_S, self._node.keeper.pid)
         if left:
             self._log.error("processes do not die", pids=left)
 
@@ -128,10 +151,11 @@ class RankProcesses:
             output.close()
 
     def close(self) -> None:
-        """Watches nothing any more."""
+        """Watches nothing any more; the keeper forgets the job."""
+        self._node.keeper.forget(self._job_id, list(self._leaders))
         for watch in self._watches.values():
             watch.close()
 
-    def _exited(self, member: int, code: int | None) -> None:
+    def _exited(self, member: int, code: int) -> None:
         self._outputs[member].drain()
-        self._on_exit(member, 0 if code is None else code)
+        self._on_exit(member, code)

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from bagua.daemon.node.job_specification import is_safe_name
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
+
+LOCK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class WireSettings:
 @dataclass(frozen=True)
 class Settings:
     """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
-    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM."""
+    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM.
+    ``keeper_fd``: socket of the keeper."""
 
     coordinator: str
     name: str
@@ -58,6 +62,7 @@ class Settings:
     wire: WireSettings
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
+    keeper_fd: int = -1
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
@@ -102,7 +107,7 @@ def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolde
     except OSError as error:
         raise ConfigError(disk_words(error)) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock)
     except OSError as error:
         os.close(lock)
         raise ConfigError(
@@ -111,6 +116,19 @@ def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolde
     make_private_dir(path / "journal")
     make_private_dir(path / "jobs")
     return NodeFolder(path, _node_id(path / "node.json", settings, log), lock)
+
+
+def _lock(descriptor: int) -> None:
+    """Waits for a moment: a daemon dies a little later than its keeper. Raises OSError."""
+    give_up = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() >= give_up:
+                raise
+        time.sleep(0.02)
 
 
 def _node_id(file: Path, settings: Settings, log: FilteringBoundLogger) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from bagua.daemon.node.journal import RankEntry
 
 
 class Phase(enum.Enum):
@@ -125,6 +128,7 @@ class JobState:
 def new_job(
     node_id: str,
     ranks: tuple[int, ...],
+    members: tuple[int, ...] = (),
     *,
     joining: tuple[int, ...] = (),
     adopt: bool,
@@ -133,12 +137,13 @@ def new_job(
     elastic: bool = False,
     generation: int = 1,
 ) -> JobState:
-    """The state after the first RunJob, before anything was done. ``grace_s``: between SIGTERM and SIGKILL when nobody
-    says more. ``join_s``: how long the ranks of an adopted job may take until the first of them joins. ``joining``:
-    members that are to join a job which goes on elsewhere; then there are no ranks."""
+    """The state after the first RunJob, before anything was done. ``members``: by rank; none: the same numbers.
+    ``grace_s``: between SIGTERM and SIGKILL when nobody says more. ``join_s``: how long the ranks of an adopted job may
+    take until the first of them joins. ``joining``: members that are to join a job which goes on elsewhere; then there
+    are no ranks."""
     return JobState(
         node_id=node_id,
-        ranks=tuple(Rank(rank, rank) for rank in ranks),
+        ranks=tuple(Rank(rank, member) for rank, member in zip(ranks, members or ranks, strict=True)),
         adopt=adopt,
         grace_s=grace_s,
         join_s=join_s,
@@ -164,3 +169,28 @@ def describe_exit(rank: Rank, node_id: str) -> str:
     else:
         how = f"exited with code {rank.exit_code}"
     return f"rank {rank.rank} (pid {rank.pid}) on node {node_id} {how}"
+
+
+def resumed(
+    job: JobState,
+    pids: Mapping[int, int],
+    before: Mapping[int, RankEntry],
+    newcomers: Collection[int],
+    takes_newcomers: bool,
+) -> JobState:
+    """``job`` as a daemon finds it that was killed and started again: members with ``pids`` run, or have ended as their
+    keeper is going to say; others ended ``before``. The engine is another one, so its generation is suspended."""
+
+    def found(rank: Rank) -> Rank:
+        known = before.get(rank.member)
+        if known is not None and known.exited:
+            names = ("pid", "exit_code", "signal", "error_tail", "exited_at", "follows")
+            return replace(rank, phase=RankPhase.EXITED, **{name: getattr(known, name) for name in names})
+        if rank.member in pids:
+            newcomer = rank.member in newcomers
+            return replace(rank, phase=RankPhase.RUNNING, pid=pids[rank.member], newcomer=newcomer)
+        return replace(rank, phase=RankPhase.EXITED, exit_code=-signal.SIGKILL, signal=int(signal.SIGKILL))
+
+    words = f"the daemon on node {job.node_id} was killed and started again"
+    ranks = tuple(found(rank) for rank in job.ranks)
+    return replace(job, ranks=ranks, lobby=(), suspended=words, takes_newcomers=takes_newcomers)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bagua.base.daemon_process import daemon_pid
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
 
@@ -152,7 +154,7 @@ def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes
     and gives all of it back. With --full the model has 256 MiB of parameters."""
     sandbox = service.sandbox
     layers = 16 if request.config.getoption("--full") else 4
-    daemons = [process for process in sandbox.processes if "daemon" in process.args]
+    daemons = [daemon_pid(process.pid) for process in sandbox.processes if "daemon" in process.args]
     script = sandbox.script("model.py", MODEL)
     shape = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
 
@@ -161,19 +163,19 @@ def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes
         assert done.code == 0, done.text
 
     train(1)  # what is made once has been made
-    base = [held_by(process.pid) for process in daemons]
-    for process in daemons:
-        Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak starts again
+    base = [held_by(pid) for pid in daemons]
+    for pid in daemons:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts again
     train(layers)
     buckets = ranks * layers * LAYER_BYTES
-    peaks = [held_by(p.pid).peak - was.resident for p, was in zip(daemons, base, strict=True)]
+    peaks = [held_by(pid).peak - was.resident for pid, was in zip(daemons, base, strict=True)]
     used = sorted(peaks)[-nodes:]
     print(f"parameters {layers * LAYER_BYTES >> 20} MiB: peaks over the base {[peak >> 20 for peak in used]} MiB")
     assert used[-1] <= 2 * buckets + 64 * MIB, (used, buckets)
     assert used[0] >= buckets, "the model was not in the daemon's memory"
 
     def back() -> bool:
-        now = [held_by(process.pid) for process in daemons]
+        now = [held_by(pid) for pid in daemons]
         return all(
             held.descriptors <= was.descriptors
             and held.threads <= was.threads
@@ -182,4 +184,4 @@ def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes
             for held, was in zip(now, base, strict=True)
         )
 
-    sandbox.wait_until(back, 30, lambda: str([(held_by(p.pid), was) for p, was in zip(daemons, base, strict=True)]))
+    sandbox.wait_until(back, 30, lambda: str([(held_by(pid), was) for pid, was in zip(daemons, base, strict=True)]))

@@ -16,6 +16,8 @@ import psutil
 from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
 
+from bagua.base.daemon_process import daemon_pid
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
 
@@ -112,7 +114,7 @@ def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: San
     pids = [rank["pid"] for rank in job["ranks"]]
     ready = [event["reason"] for event in job["events"] if event["kind"] == "engine_ready"]
 
-    assert sum(break_connections(first.pid, line.rpartition(" ")[2]) for line in ready)
+    assert sum(break_connections(daemon_pid(first.pid), line.rpartition(" ")[2]) for line in ready)
     job = in_generation(service, job_id, 2)
     assert job["reason"].startswith("generation 2: node node-") and job["reason"].endswith("; 2 ranks go on")
     assert [rank["pid"] for rank in job["ranks"]] == pids and not job["gone"]

@@ -3,11 +3,15 @@ together."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
+
+from bagua.base.daemon_process import daemon_pid
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
@@ -31,6 +35,28 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
         lambda: str(service.json("job", "show", job_id)),
     )
     return found
+
+
+def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: Sandbox) -> None:
+    """On one of two nodes: nobody is out, no process is another one."""
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 2)
+    second = service.start_node("node-b", 2)
+    job_id = service.submit("--nnodes", "2:2", "--nproc-per-node", "2", sandbox.script("t.py", PROGRAM))
+    job = with_ranks(service, job_id, 4)
+    sandbox.wait_until(lambda: printed(job, "generation 1 rank {} of 4 sum 6"), SOON_S)
+    for generation in (2, 3):
+        os.kill(daemon_pid(second.pid), signal.SIGKILL)
+        words = f"generation {generation} rank {{}} of 4 sum 6"
+        sandbox.wait_until(
+            lambda words=words: printed(job, words), SOON_S, lambda: str(service.json("job", "show", job_id))
+        )
+    after = service.json("job", "show", job_id)
+    assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in job["ranks"]] and not after["gone"]
+    (sandbox.folder / "stop").touch()
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)
+    assert (job["state"], job["reason"]) == ("succeeded", "all 4 ranks ended with exit code 0")
 
 
 def test_a_job_grows_onto_a_node_that_comes_and_leaves_it_when_it_is_drained(

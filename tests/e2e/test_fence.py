@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bagua.base.daemon_process import daemon_pid
 from bagua.client import Client
 from bagua.proto import common_pb2
 
@@ -194,7 +195,7 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
     if fault == "black hole":
         cluster.relay.silence(True)
     else:
-        os.kill(cluster.daemon.pid, signal.SIGSTOP)
+        os.kill(daemon_pid(cluster.daemon.pid), signal.SIGSTOP)
     job = cluster.until(job_id, lambda job: job.state >= common_pb2.JOB_STATE_SUCCEEDED)
     alive = [rank.pid for rank in ranks if computes(rank)]
     assert job.state == common_pb2.JOB_STATE_FAILED
@@ -204,7 +205,7 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
     if fault == "black hole":
         cluster.relay.silence(False)
     else:
-        os.kill(cluster.daemon.pid, signal.SIGCONT)
+        os.kill(daemon_pid(cluster.daemon.pid), signal.SIGCONT)
     again, others = cluster.run(TICK)
     assert again != job_id and all(computes(rank) for rank in others)
     assert set(ticks.split()) == {str(rank.pid) for rank in ranks}

@@ -1,11 +1,13 @@
 // The channel between a rank and its daemon, both ends in this process: memory, requests, bad requests, death.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <random>
 #include <string>
@@ -59,6 +61,13 @@ class FakeEngine final : public ChannelHandler {
     *size = memory->bytes();
     return Status::ok();
   }
+  Status adopt(int, uint64_t id, const Fd& memory) override {
+    std::shared_ptr<Mapping> mapping;
+    if (Status status = Mapping::adopt(memory.get(), &mapping); !status) return status;
+    std::lock_guard<std::mutex> lock(mutex);
+    adopted[id] = mapping->data()[1];
+    return Status::ok();
+  }
   Status free_segment(int, uint64_t id) override { return id == 9 ? Status::ok() : Status(Code::kInvalid, "unknown"); }
   Status declare(int, uint64_t, const std::vector<int>& members) override {
     std::lock_guard<std::mutex> lock(mutex);
@@ -77,6 +86,7 @@ class FakeEngine final : public ChannelHandler {
   std::atomic<int> left_count{0}, lost_count{0}, bad_count{0};
   std::mutex mutex;
   std::vector<int> declared;
+  std::map<uint64_t, int> adopted;  // segment -> its second byte
 
  private:
   Fd page_fd_, sheet_fd_, channel_fd_;
@@ -222,6 +232,54 @@ TEST(a_wait_ends_with_the_daemon) {
   usleep(20'000);
   rig.server.stop();
   threads.join();
+}
+
+TEST(a_rank_of_an_elastic_job_comes_back_with_its_memory) {
+  const std::string path = socket_path();
+  const uint8_t token[kTokenBytes] = {};
+  auto engine = std::make_unique<FakeEngine>();
+  engine->sheet()->elastic = 1;
+  auto server = std::make_unique<ChannelServer>(path, engine.get());
+  CHECK_OK(server->start());
+  std::unique_ptr<ChannelClient> client;
+  CHECK_OK(ChannelClient::connect(path, token, 3, 5 * kNsPerS, &client));
+  ChannelClient::Allocation segment;
+  CHECK_OK(client->alloc(4096, &segment));
+  segment.memory->data()[1] = 77;
+  uint64_t waited, forgotten;
+  CHECK_OK(client->submit(Descriptor(), &waited));
+  CHECK_OK(client->submit(Descriptor(), &forgotten));
+  server.reset();
+  engine.reset();
+  ChannelClient::Times times;
+  CHECK_EQ(client->wait(waited, -1, nullptr, &times).code(), Code::kRegrouped);
+  CHECK_EQ(client->create_comm(1, {3}, kNsPerS).code(), Code::kRegrouped);
+  CHECK_EQ(client->enter(now_ns() + kNsPerS / 20, nullptr).code(), Code::kTimeout);  // nobody is there
+
+  FakeEngine next;
+  next.sheet()->elastic = 1;
+  next.sheet()->generation = 2;
+  ChannelServer again(path, &next);
+  CHECK_OK(again.start());
+  CHECK_OK(client->enter(now_ns() + 10 * kNsPerS, nullptr));
+  CHECK_EQ(client->generation(), uint64_t{2});
+  {
+    std::lock_guard<std::mutex> lock(next.mutex);
+    CHECK_EQ(next.adopted.size(), size_t{1});
+    CHECK_EQ(next.adopted[segment.id], 77);
+  }
+  CHECK_EQ(client->wait(forgotten, -1, nullptr, &times).code(), Code::kRegrouped);
+  uint64_t ticket;
+  CHECK_OK(client->submit(Descriptor(), &ticket));
+  CHECK_EQ(next.channel()->tail.load(), uint64_t{1});
+  client->close();
+}
+
+TEST(memory_that_can_be_cut_is_not_taken) {
+  Fd file(memfd_create("bagua-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK_EQ(ftruncate(file.get(), 4096), 0);
+  std::shared_ptr<Mapping> memory;
+  CHECK_EQ(Mapping::adopt(file.get(), &memory).code(), Code::kInvalid);
 }
 
 TEST(a_wait_can_be_interrupted) {

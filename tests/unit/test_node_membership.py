@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bagua.daemon.node import events as ev
 from bagua.daemon.node import membership, transitions
 from bagua.daemon.node import state as s
+from bagua.daemon.node.journal import RankEntry
 from bagua.daemon.node.state import Phase, RankPhase
 
 READY = ev.EngineReady("")
@@ -269,7 +270,7 @@ EVENTS = st.one_of(
 
 
 def word(job, number, members, joining, planned):
-    """Words that a coordinator may say, as ``Job.follow`` lets it through: members of the generation are known here."""
+    """A word of the coordinator, as ``Job.follow`` lets it through: members of the generation are known here."""
     known = set(numbers(job.present))
     staying = [member for member in members if member in known]
     return plan(number, staying, joining=[member for member in joining if member not in staying], planned=planned)
@@ -318,3 +319,21 @@ def _told(rank, told, before):
     if rank.phase is not RankPhase.RUNNING or rank.member in numbers(before.gone):
         return True
     return any(isinstance(one, ev.SignalRanks) and rank.pid in one.pids for one in told)
+
+
+def test_a_daemon_that_was_started_again_finds_its_ranks():
+    """One runs, one ended before and the journal knows how, one is nowhere: it was killed with the node."""
+    fresh = s.new_job("b", (0, 1, 2), (2, 3, 5), adopt=False, grace_s=7.0, elastic=True, generation=4)
+    before = {3: RankEntry(1, 1, 73, exited=True, exit_code=-9, signal=9, error_tail="x", member=3)}
+    job = s.resumed(fresh, {2: 72, 9: 99}, before, [2], takes_newcomers=True)
+    assert [(rank.rank, rank.member, rank.pid, rank.signal) for rank in job.ranks] == [
+        (0, 2, 72, 0),
+        (1, 3, 73, 9),
+        (2, 5, 0, 9),
+    ]
+    assert job.ranks[0].newcomer and job.takes_newcomers and (job.generation, job.entered) == (4, 4)
+    job, told = drive(job, ev.EngineReady("h:1"))
+    assert told == [ev.SpawnRanks()] and job.phase is Phase.RUNNING, "and nobody waits to be started"
+    assert "was killed and started again" in job.suspended and [rank.pid for rank in job.alive] == [72]
+    job, told = drive(job, ev.Regrouped(5, (0,), (2,), ("h:1", "i:2")), ev.Entered(5, (2, 8)))
+    assert told == [ev.RegroupEngine()] and not job.suspended and job.entered == 5

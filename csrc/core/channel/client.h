@@ -1,7 +1,7 @@
 // The rank's end of the channel: joins the daemon, gets memory, submits operations and waits for them, and enters one
 // generation after the other.
 //
-// Thread safety: all methods may be called from any thread. Lock order: request_mutex_ before nothing else;
+// Thread safety: all methods may be called from any thread. Lock order: request_mutex_, then
 // sheet_mutex_, then the mutex of a meeting, then submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else;
 // none but the first two is held while waiting for an operation.
 //
@@ -130,12 +130,23 @@ class ChannelClient {
   };
   struct Area {
     uint64_t bytes, id;
+    Fd file;  // in elastic jobs
   };
   static constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
 
-  ChannelClient(int member, int64_t timeout_ns);
+  ChannelClient(std::string path, const uint8_t* token, int member, int64_t timeout_ns);
 
-  Status join(const uint8_t* token);
+  Status join();
+  // Joins the daemon that was started in the place of the one that has gone, with this rank's memory; what was
+  // submitted ends as regrouped. *page: of a generation, or none if another thread was first. kTimeout: it is not
+  // there.
+  Status come_back(Fd* page);
+  Status offer_memory(int socket);
+  Status take_channel(int job_page, int channel);
+  // Waits until come_back() has done it, and enters the generation that is there if it is a newer one.
+  Status rejoin(int64_t deadline_ns, const Interrupt& interrupt);
+  // `ask` for what has nothing to do with generations: asks the next daemon if this one has gone.
+  Status ask_anyone(const Request& request, Reply* reply, std::vector<Fd>* descriptors);
   // Takes the page of a generation, and forgets the one before.
   Status begin(int page);
   // Makes the places where the ranks of a generation meet.
@@ -153,6 +164,9 @@ class ChannelClient {
   void release(uint32_t slot);
   Status await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state);
   bool daemon_gone() const;
+  // It has gone, and another one is to follow.
+  bool orphaned() const { return elastic_.load(std::memory_order_relaxed) && socket_fd_.load() >= 0 && daemon_gone(); }
+  Status daemon_lost() const;
   Status left_behind() const;
   JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
   RankChannel* channel() const { return reinterpret_cast<RankChannel*>(channel_memory_->data()); }
@@ -161,14 +175,18 @@ class ChannelClient {
   const int member_;
   const pid_t pid_;
   const int64_t timeout_ns_;
+  const std::string path_;
+  std::array<uint8_t, kTokenBytes> token_{};
   int spins_ = 0;
   std::shared_ptr<Mapping> page_memory_, sheet_memory_, channel_memory_;
 
   Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
   Fd socket_;
-  std::atomic<int> socket_fd_{-1};  // for polling without the lock; -1 once closed
+  std::atomic<uint64_t> required_{0};  // bytes that were announced
+  std::atomic<int> socket_fd_{-1};     // for polling without the lock; -1 once closed
 
   Mutex submit_mutex_;
+  std::atomic<bool> elastic_{false};
   std::atomic<uint64_t> generation_{0};  // changes with both sheet_mutex_ and submit_mutex_
   GenerationView view_ GUARDED_BY(submit_mutex_);
   std::vector<int> local_ranks_ GUARDED_BY(submit_mutex_);  // empty if there are too many for arrival counters

@@ -64,6 +64,7 @@ Status ChannelClient::begin(int page) {
   calls_.fill(0);
   for (auto& ranks : meeting_ranks_) ranks.store(0, std::memory_order_relaxed);
   view_ = std::move(view);
+  elastic_.store(view_.elastic, std::memory_order_relaxed);
   note_members(0, local_ranks_);
   generation_.store(view_.generation, std::memory_order_relaxed);
   return Status::ok();
@@ -80,6 +81,7 @@ void ChannelClient::open_meetings(const GenerationView& view, const std::vector<
 }
 
 Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
+  const uint64_t before = generation();
   for (;;) {
     if (getpid() != pid_) return check_usable();
     const uint32_t seen = page()->changes.load();
@@ -92,6 +94,11 @@ Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
     if (status.code() == Code::kDismissed) return status;
     if (!status) {
       const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;
+      if (!failed && status.code() == Code::kRegrouped && orphaned()) {
+        if (Status joined = rejoin(deadline_ns, interrupt); !joined) return joined;
+        if (generation() > before) return Status::ok();
+        continue;
+      }
       return {Code::kUnavailable, failed ? text_of(sheet()->error) : status.message()};
     }
     if (!descriptors.empty()) return begin(descriptors.front().get());
@@ -134,7 +141,7 @@ Status ChannelClient::wait_failure(int64_t deadline_ns) {
   std::atomic<uint32_t>* const state = &sheet()->status;
   for (;;) {
     if (Status status = check_usable(); !status) return status;
-    if (daemon_gone()) return {Code::kUnavailable, "the node daemon is gone: its end of the socket was closed"};
+    if (daemon_gone()) return daemon_lost();
     const int64_t now = now_ns();
     if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
     const int64_t slice = now + kSliceNs;

@@ -92,7 +92,7 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
   }
   const auto usable = [this] {
     if (Status status = check_usable(); !status) return status;
-    return daemon_gone() ? Status{Code::kUnavailable, error()} : Status::ok();
+    return daemon_gone() ? daemon_lost() : Status::ok();
   };
   return meetings_[descriptor.comm].attend(number, descriptor, src, dst, usable, interrupt, met);
 }
@@ -194,7 +194,7 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
     if (wake == Wake::kWoken) continue;
     if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
     if (daemon_gone()) {
-      *state = kFailed;  // nobody will ever complete it
+      *state = orphaned() ? kRegrouped : kFailed;  // nobody will ever complete it
       return Status::ok();
     }
   }

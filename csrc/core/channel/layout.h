@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "8";
-constexpr uint32_t kLayoutVersion = 8;
+constexpr const char* kCoreVersion = "9";
+constexpr uint32_t kLayoutVersion = 9;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing

@@ -71,6 +71,14 @@ Status Mapping::open(int fd, size_t bytes, std::shared_ptr<Mapping>* out) {
   return Status::ok();
 }
 
+Status Mapping::adopt(int fd, std::shared_ptr<Mapping>* out) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0 || info.st_size <= 0) return {Code::kInvalid, "this is no shared memory"};
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return {Code::kInvalid, "this shared memory is not sealed"};
+  return open(fd, static_cast<size_t>(info.st_size), out);
+}
+
 Status Mapping::replace(int fd) {
   if (Status status = check_size(fd, bytes_); !status) return status;
   const int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;

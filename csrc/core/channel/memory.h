@@ -24,6 +24,8 @@ class Mapping {
   static Status create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out);
   // Maps `bytes` of a descriptor that came from the daemon; checks that the file is that large.
   static Status open(int fd, size_t bytes, std::shared_ptr<Mapping>* out);
+  // The same for a descriptor that came from a rank: as large as the file is, and sealed, so that nobody can cut it.
+  static Status adopt(int fd, std::shared_ptr<Mapping>* out);
   // Puts another file of that size in the place of this one, at once: other threads find the one or the other there.
   Status replace(int fd);
 

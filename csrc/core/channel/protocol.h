@@ -4,6 +4,8 @@
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries three descriptors (JobPage, GenerationPage,
 //                 RankChannel), the reply to Alloc one (the segment), that to Enter one (the page of a generation that
 //                 is newer than the rank's) or none (there is none yet; JobPage::changes tells when to ask again).
+// A member of an elastic job that has lost its daemon says Hello to the one that was started in its place, then Offer
+// for each of its segments, with one descriptor.
 // Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.
 #pragma once
 
@@ -29,7 +31,8 @@ enum class Message : uint32_t {
   kDestroyComm = 5,
   kBye = 6,
   kRequire = 7,
-  kEnter = 8
+  kEnter = 8,
+  kOffer = 9
 };
 
 struct Request {
@@ -37,7 +40,8 @@ struct Request {
   Message type = Message::kHello;
   uint32_t version = 0;  // kHello
   uint32_t member = 0;   // kHello
-  uint64_t value = 0;  // kAlloc, kRequire: bytes. kFree: segment. kComm, kDestroyComm: communicator. kEnter: generation
+  // kAlloc, kRequire: bytes. kFree, kOffer: segment. kComm, kDestroyComm: communicator. kEnter: generation
+  uint64_t value = 0;
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
   uint32_t reserved = 0;
   uint8_t token[kTokenBytes] = {};  // kHello

@@ -121,7 +121,8 @@ void ChannelServer::drop_idle(int64_t now) {
 void ChannelServer::read(Connection* connection) {
   for (int handled = 0; handled < 64 && !connection->gone; ++handled) {
     size_t bytes = 0;
-    const Status status = receive_packet(connection->socket.get(), buffer_.data(), buffer_.size(), &bytes, nullptr);
+    std::vector<Fd> passed;
+    const Status status = receive_packet(connection->socket.get(), buffer_.data(), buffer_.size(), &bytes, &passed);
     if (status.code() == Code::kTimeout) return;
     if (!status || bytes == 0) {
       close(connection, status.code() == Code::kCorrupt);
@@ -140,11 +141,12 @@ void ChannelServer::read(Connection* connection) {
         ranks.push_back(rank > INT32_MAX ? -1 : static_cast<int>(rank));
       }
     }
-    if (!fits || !handle(connection, request, ranks)) close(connection, true);
+    if (!fits || !handle(connection, request, ranks, passed)) close(connection, true);
   }
 }
 
-bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& ranks) {
+bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
+                           const std::vector<Fd>& passed) {
   if (request.type == Message::kHello) return hello(connection, request);
   if (connection->member < 0) return false;
   const int member = connection->member;
@@ -158,6 +160,9 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
     }
     case Message::kRequire:
       return reply(connection, handler_->require(member, request.value), 0, 0, nullptr, 0);
+    case Message::kOffer:
+      if (passed.size() != 1) return false;
+      return reply(connection, handler_->adopt(member, request.value, passed.front()), 0, 0, nullptr, 0);
     case Message::kFree:
       return reply(connection, handler_->free_segment(member, request.value), 0, 0, nullptr, 0);
     case Message::kComm:

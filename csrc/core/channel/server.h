@@ -26,6 +26,8 @@ class ChannelHandler {
   virtual Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) = 0;
   virtual Status require(int member, uint64_t bytes) = 0;
   virtual Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
+  // Takes a segment that the member has from an engine before this one.
+  virtual Status adopt(int member, uint64_t id, const Fd& memory) = 0;
   virtual Status free_segment(int member, uint64_t id) = 0;
   // `ranks`: of the present generation.
   virtual Status declare(int member, uint64_t comm, const std::vector<int>& ranks) = 0;
@@ -63,7 +65,8 @@ class ChannelServer {
   void accept_all();
   void drop_idle(int64_t now);
   void read(Connection* connection);
-  bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks);
+  bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
+              const std::vector<Fd>& passed);
   bool hello(Connection* connection, const Request& request);
   bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);
   void close(Connection* connection, bool misbehaved);

@@ -71,6 +71,7 @@ class Engine final : private ChannelHandler {
   Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) override;
   Status require(int member, uint64_t bytes) override;
   Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
+  Status adopt(int member, uint64_t id, const Fd& memory) override;
   Status free_segment(int member, uint64_t id) override;
   Status declare(int member, uint64_t comm, const std::vector<int>& ranks) override;
   Status destroy(int member, uint64_t comm) override;

@@ -78,6 +78,13 @@ Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, u
   return status;
 }
 
+Status Engine::adopt(int member, uint64_t id, const Fd& memory) {
+  uint64_t size = 0;
+  const Status status = job_.segments().adopt(member, id, memory, &size);
+  if (status) job_.budget().took(member, size);
+  return status;
+}
+
 Status Engine::free_segment(int member, uint64_t id) {
   return job_.segments().free(member, id);
 }

@@ -1,5 +1,6 @@
 #include "engine/segments.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,21 @@ Status SegmentTable::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t*
   *size = memory->bytes();
   bytes_in_use_->fetch_add(memory->bytes());
   segments_[{member, *id}] = std::move(memory);
+  return Status::ok();
+}
+
+Status SegmentTable::adopt(int member, uint64_t id, const Fd& descriptor, uint64_t* size) {
+  if (id == 0 || id > UINT32_MAX) return {Code::kInvalid, "offer: " + std::to_string(id) + " is no segment"};
+  std::shared_ptr<Mapping> memory;
+  if (Status status = Mapping::adopt(descriptor.get(), &memory); !status) return status;
+  const Lock lock(mutex_);
+  if (segments_.count({member, id}) != 0) {
+    return {Code::kInvalid, "offer: rank " + std::to_string(member) + " has a segment " + std::to_string(id)};
+  }
+  next_id_ = std::max(next_id_, static_cast<uint32_t>(id) + 1);
+  *size = memory->bytes();
+  bytes_in_use_->fetch_add(memory->bytes());
+  segments_[{member, id}] = std::move(memory);
   return Status::ok();
 }
 

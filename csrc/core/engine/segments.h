@@ -24,6 +24,8 @@ class SegmentTable {
   explicit SegmentTable(std::atomic<uint64_t>* bytes_in_use) : bytes_in_use_(bytes_in_use) {}
 
   Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size);
+  // Takes memory that the member has from an engine before this one, under its id.
+  Status adopt(int member, uint64_t id, const Fd& descriptor, uint64_t* size);
   Status free(int member, uint64_t id);
   // Of a member that is gone. The kernel has the memory back a little later.
   void free_all(int member);

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from rig.limits import SOON_S
 
+from bagua.base.daemon_process import daemon_pid
 from bagua.base.security import TlsFiles, create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
@@ -165,7 +166,7 @@ class CoordinatorEnd(NodeServiceServicer):
 
 
 class DaemonProcess:
-    """One ``python -m bagua.daemon.node``."""
+    """One ``python -m bagua.daemon.node``: a keeper, with a daemon."""
 
     def __init__(self, state: Path, coordinator: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
         self.state = state
@@ -182,6 +183,10 @@ class DaemonProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def proper(self) -> psutil.Process:
+        """The daemon itself, below its keeper."""
+        return psutil.Process(daemon_pid(self.pid))
 
     async def until_ready(self) -> dict[str, str]:
         line = await asyncio.wait_for(asyncio.to_thread(self._read_line), 30)

@@ -322,3 +322,78 @@ async def test_a_second_signal_ends_a_drain(end, start_daemon, elastic_on):
     daemon.process.send_signal(signal.SIGTERM)
     assert await daemon.wait() == 0
     assert end.jobs["job"].withdrawn
+
+
+async def restarted(end, elastic, daemon):
+    """Kills the daemon below its keeper; the job as the next one finds it."""
+    known = len(end.hellos)
+    daemon.proper().kill()
+    await end.until(lambda: len(end.hellos) > known)
+    assert end.hellos[-1].boot_id == end.hellos[-2].boot_id and end.hellos[-1].stream > end.hellos[-2].stream
+    return end.hellos[-1].jobs[0]
+
+
+async def test_ranks_outlive_their_daemon(end, daemon, elastic):
+    """SIGKILL of the daemon: the same processes, their memory and their logs go on in the next generation."""
+    job = await begin(elastic, end)
+    pids = [rank.pid for rank in job.ranks]
+    for generation in (2, 3):
+        job = await restarted(end, elastic, daemon)
+        assert (job.generation, job.entered, job.error) == (generation - 1, generation - 1, "")
+        assert "was killed and started again" in job.suspended and job.takes_newcomers
+        assert [(rank.pid, rank.state) for rank in job.ranks] == [(pid, RUNNING) for pid in pids]
+        await elastic.run([0, 1, 2], generation=generation)
+        job = await elastic.until(lambda job, wanted=generation: job.entered == wanted)
+        await until_printed(
+            end, job.ranks, lambda rank, now=generation: f"generation {now} rank {rank.rank} of 3 sum 3"
+        )
+    assert [printed(rank)[0] for rank in job.ranks] == [f"generation 1 rank {n} of 3 sum 3" for n in range(3)]
+    os.kill(pids[1], signal.SIGKILL)
+    job = await elastic.until(lambda job: job.suspended and job.ranks[1].state == EXITED)
+    assert job.ranks[1].signal == 9
+    await elastic.run([0, 2], generation=4)
+    job = await elastic.until(lambda job: job.entered == 4)
+    await until_printed(end, job.ranks, lambda rank: f"generation 4 rank {rank.rank} of 2 sum 2")
+    (elastic.script.parent / "stop").touch()
+    job = await end.exited("job")
+    assert [(rank.exit_code, rank.signal) for rank in job.ranks] == [(0, 0)] * 2
+    await end.stop_job("job", generation=4)
+    assert (await end.stopped("job")).error == ""
+
+
+async def test_an_exit_while_there_is_no_daemon_is_told(end, daemon, elastic):
+    job = await begin(elastic, end)
+    os.kill(daemon.pid, signal.SIGSTOP)  # the keeper starts the next one when both have ended
+    try:
+        daemon.proper().kill()
+        os.kill(job.ranks[2].pid, signal.SIGKILL)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    job = await elastic.until(lambda job: job.suspended and job.ranks[2].state == EXITED)
+    assert job.ranks[2].signal == 9 and [rank.state for rank in job.ranks[:2]] == [RUNNING] * 2
+    await elastic.run([0, 1], generation=2)
+    job = await elastic.until(lambda job: job.entered == 2)
+    await until_printed(end, job.ranks, lambda rank: f"generation 2 rank {rank.rank} of 2 sum 1")
+    await end.stop_job("job", generation=2)
+    await end.stopped("job")
+
+
+async def test_ranks_die_with_the_keeper(end, daemon, elastic, until_gone):
+    job = await begin(elastic, end)
+    pids = [*(rank.pid for rank in job.ranks), daemon.proper().pid]
+    daemon.kill()
+    await until_gone(pids)
+
+
+async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic):
+    job = await begin(elastic, end)
+    pids, known, former = [rank.pid for rank in job.ranks], len(end.hellos), daemon.proper().pid
+    daemon.process.send_signal(signal.SIGHUP)
+    await end.until(lambda: len(end.hellos) > known)
+    assert daemon.proper().pid != former
+    await elastic.run([0, 1, 2], generation=2)
+    job = await elastic.until(lambda job: job.entered == 2)
+    await until_printed(end, job.ranks, lambda rank: f"generation 2 rank {rank.rank} of 3 sum 3")
+    assert [rank.pid for rank in job.ranks] == pids
+    await end.stop_job("job", generation=2)
+    await end.stopped("job")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -23,9 +22,9 @@ time.sleep(600)
 """
 
 
-async def running(end, script, nproc=2):
+async def running(end, script, nproc=2, **spec):
     """A job that runs, each rank with a child: (pids of the ranks, pids of all)."""
-    await end.run_script("job", script(WITH_CHILD), nproc=nproc)
+    await end.run_script("job", script(WITH_CHILD), nproc=nproc, **spec)
 
     def complete(job):
         ranks = [rank.pid for rank in job.ranks if rank.state == common_pb2.RANK_STATE_RUNNING]
@@ -61,14 +60,15 @@ async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
     await end.welcome_again(fence_s=FENCE_S)
     known = end.acknowledged
     await end.until(lambda: end.acknowledged > known)
-    os.kill(daemon.pid, signal.SIGSTOP)
+    proper = daemon.proper()
+    proper.suspend()
     try:
         await until_gone(pids, 60)
         assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
         await asyncio.sleep(FENCE_S)  # an acknowledgement that lies unread is old as well by then
         await end.run_script("late", script(WITH_CHILD))
     finally:
-        os.kill(daemon.pid, signal.SIGCONT)
+        proper.resume()
     last = await end.stopped("job")
     assert WORDS in last.error
     await end.welcome_again()
@@ -78,60 +78,57 @@ async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
     await end.exited("later")
 
 
-def test_an_acknowledgement_that_is_read_too_late():
+def test_an_acknowledgement_that_is_read_too_late(tmp_path):
     """It moves the deadline of a daemon whose ranks the keeper has ended; the reason is told all the same."""
-    subprocess.run([sys.executable, "-c", READS_TOO_LATE], check=True, timeout=60)
+    script = tmp_path / "daemon.py"
+    script.write_text(READS_TOO_LATE)
+    keeper = f"from bagua.daemon.node.keeper import Keeper\nimport sys\ncommand = [sys.executable, {str(script)!r}]\n"
+    keeper += "sys.exit(Keeper(lambda fd, first: ([*command, str(fd)], []), restart=False).run())\n"
+    subprocess.run([sys.executable, "-c", keeper], check=True, timeout=60)
 
 
 READS_TOO_LATE = """
-import subprocess, sys, structlog
+import asyncio, os, signal, sys, structlog
 from bagua.daemon.node.fence import Fence
+from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.lease import boottime
 from bagua.proto import node_pb2
 
-said = []
-fence = Fence(lambda: True, said.append, structlog.get_logger())
-rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-fence.lease.hello(boottime())
-fence.lease.welcome(node_pb2.Welcome(lease_s=60, fence_s=1))
-while not (beat := fence.lease.beat(boottime())):
-    pass
-rank.wait()  # this process does nothing else until its keeper has ended the rank
-fence.lease._sent[beat] = boottime()  # as late as can be: the clock alone would say that nothing is over
-fence.lease.acknowledged(beat)
-assert not fence.over() and len(said) == 1 and "could not reach the coordinator for 1 s" in said[0], said
-assert not fence.over() and len(said) == 1, said
-fence.close()
+async def main():
+    said = []
+    keeper = KeeperLink(int(sys.argv[1]))
+    await keeper.begin()
+    fence = Fence(keeper, lambda: True, said.append, structlog.get_logger())
+    reader, writer = os.pipe()
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    pid = await keeper.spawn("job/0", argv, dict(os.environ), "/", (writer, writer), (reader, reader))
+    os.close(writer)
+    fence.lease.hello(boottime())
+    fence.lease.welcome(node_pb2.Welcome(lease_s=60, fence_s=1))
+    while not (beat := fence.lease.beat(boottime())):
+        pass
+    os.read(reader, 1)  # this process does nothing else until its keeper has ended the rank
+    fence.lease._sent[beat] = boottime()  # as late as can be: the clock alone would say that nothing is over
+    fence.lease.acknowledged(beat)
+    assert not fence.over() and len(said) == 1 and "could not reach the coordinator for 1 s" in said[0], said
+    assert not fence.over() and len(said) == 1, said
+    codes = []
+    keeper.watch(pid, codes.append)
+    while not codes:
+        await asyncio.sleep(0.01)
+    assert codes == [-signal.SIGKILL]
+
+asyncio.run(main())
 """
 
 
-async def test_a_keeper_that_ends_is_replaced(end, daemon, script, until_gone):
-    _, pids = await running(end, script)
+async def test_a_daemon_that_is_killed_keeps_its_deadline(end, daemon, script, until_gone):
+    """The next one can't reach the coordinator, and knows of no lease: the keeper does."""
+    _, pids = await running(end, script, elastic=True)
     await end.welcome_again(fence_s=FENCE_S)
-    keeper = await other_keeper(daemon, None)
-    keeper.kill()
-    await other_keeper(daemon, keeper)
-    known = end.acknowledged
-    await end.until(lambda: end.acknowledged > known)
-    os.kill(daemon.pid, signal.SIGSTOP)
-    try:
-        await until_gone(pids, 60)
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
-    assert WORDS in (await end.stopped("job")).error
-
-
-async def other_keeper(daemon, former):
-    """The keeper of ``daemon``, as soon as there is one that is not ``former``."""
-    async with asyncio.timeout(60):
-        while not (found := [keeper for keeper in keepers(daemon) if keeper != former]):
-            await asyncio.sleep(0.05)
-    return found[0]
-
-
-def keepers(daemon):
-    living = [child for child in psutil.Process(daemon.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if "bagua.daemon.node.keeper" in child.cmdline()]
+    await end.stop()
+    daemon.proper().kill()
+    await until_gone(pids, 60)
 
 
 async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, alive):

@@ -1,0 +1,163 @@
+"""The command line of the node daemon, which its keeper calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bagua.base.disk import disk_words
+from bagua.base.errors import ConfigError
+from bagua.base.paths import state_dir as default_state_dir
+from bagua.base.security import TlsFiles
+from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.daemon.log_lines import configure_logging
+from bagua.daemon.node.daemon import run
+from bagua.daemon.node.environment import parse_patterns
+from bagua.daemon.node.process import die_with_parent
+from bagua.daemon.node.settings import Settings, WireSettings
+
+MAX_FILES = 65536
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(context_settings=COMMAND_SETTINGS)
+def node(
+    coordinator: Annotated[
+        str, typer.Option(help="Address of the coordinator.", envvar="BAGUA_COORDINATOR")
+    ] = "127.0.0.1:7670",
+    name: Annotated[str, typer.Option(help="Name of the node and of its folder; the host's name.")] = "",
+    node_id: Annotated[str, typer.Option(help="Id towards the coordinator; else made once and kept.")] = "",
+    slots: Annotated[int, typer.Option(help="Ranks that may run here at once; 0: one for each core.")] = 0,
+    data_host: Annotated[str, typer.Option(help="Address where other hosts reach this one.")] = "127.0.0.1",
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the state; BAGUA_STATE_DIR.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The coordinator's token; <state>/token.", envvar="BAGUA_TOKEN_FILE")
+    ] = None,
+    tls: Annotated[
+        Path | None, typer.Option(help="Folder with ca.pem, cert.pem and key.pem (`bagua certs`).", envvar="BAGUA_TLS")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")
+    ] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(help="Descriptor for one line of JSON when the node is ready.")
+    ] = None,
+    death_signal: Annotated[bool, typer.Option("--death-signal", help="End when the parent process dies.")] = False,
+    exit_when_idle: Annotated[
+        float | None, typer.Option(help="End so many seconds after the last job.", metavar="SECONDS")
+    ] = None,
+    drain_grace: Annotated[
+        float,
+        typer.Option(
+            help="After SIGTERM: let elastic jobs leave this node after a step, and others end, for so long. A second "
+            "SIGTERM ends the daemon at once.",
+            metavar="SECONDS",
+            envvar="BAGUA_DRAIN_GRACE",
+        ),
+    ] = 0.0,
+    keeper_fd: Annotated[
+        int | None, typer.Option(hidden=True, help="Socket of the keeper that has started this process.")
+    ] = None,
+    leash: Annotated[
+        int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
+    ] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,PATTERN",
+            help="Variables of the daemon's environment that ranks get besides the usual ones (PATH, HOME, CUDA_*; see "
+            "daemon/README.md). Again for more; '*': all.",
+            envvar="BAGUA_PASS_ENV",
+        ),
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
+    log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
+    zero_copy: Annotated[
+        bool,
+        typer.Option(
+            help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
+            "on fast networks. Given up for connections where the kernel copies anyway, and for encrypted ones.",
+            envvar="BAGUA_ZERO_COPY",
+        ),
+    ] = False,
+    measure_ring: Annotated[
+        bool,
+        typer.Option(
+            help="Jobs of four hosts and more: measure the bandwidths between them first, and order the ring by them. "
+            "Without it the last bits of sums are the same in every run, whatever was measured.",
+            envvar="BAGUA_MEASURE_RING",
+        ),
+    ] = True,
+    plain_data: Annotated[
+        bool,
+        typer.Option(
+            "--plain-data",
+            help="Don't encrypt connections between hosts: for networks that are protected otherwise. Whoever can "
+            "change what passes there can run code in the ranks. All hosts of a job need it, or none.",
+            envvar="BAGUA_PLAIN_DATA",
+        ),
+    ] = False,
+) -> None:
+    """Runs ranks of jobs on this host for the coordinator, and the native engine behind them."""
+    assert keeper_fd is not None, "main() is the way in"
+    if not die_with_parent(signal.SIGKILL):
+        raise typer.Exit(0)
+    state = state_dir or default_state_dir()
+    _allow_many_files()
+    try:
+        settings = Settings(
+            coordinator=coordinator,
+            name=name or node_id or socket.gethostname(),
+            node_id=node_id,
+            slots=slots or os.cpu_count() or 1,
+            data_host=data_host,
+            state_dir=state,
+            token_file=token_file or state / "token",
+            tls=TlsFiles.in_folder(tls) if tls else None,
+            metrics_port=metrics_port,
+            exit_when_idle_s=exit_when_idle,
+            leash=leash,
+            keeper_fd=keeper_fd,
+            log_max_bytes=log_max_bytes,
+            log_files=log_files,
+            wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
+            pass_env=parse_patterns(pass_env or ()),
+            drain_grace_s=drain_grace,
+        )
+        asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))
+    except (ConfigError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # nothing of a user's making
+        words = disk_words(error) if isinstance(error, OSError) else str(error)
+        _tell(ready_fd, {"error": words})
+        print(f"error: {words}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _allow_many_files() -> None:
+    """Each rank takes a handful of descriptors: the soft limit of 1024 is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _tell(descriptor: int | None, line: dict[str, str]) -> None:
+    """Writes the ready line, once; whoever asked for it may be gone."""
+    if descriptor is None:
+        return
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        return

@@ -1,0 +1,193 @@
+"""The daemon's end of the wire to its keeper: starts processes, learns of their ends, and finds those of its last
+life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bagua.daemon.node.keeper_wire import Message, Wire
+
+SPAWN_S = 60.0
+"""How long the keeper may take to start a process: it is stopped, or the machine is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A process of the daemon's last life: its name, and the readable ends of its output, which are the finder's."""
+
+    pid: int
+    name: str
+    readers: tuple[int, ...]
+
+
+class KeeperLink:
+    """Made with the event loop running. ``begin`` first."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._wire = Wire(socket.socket(fileno=descriptor))
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
+        self._watches: dict[int, Callable[[int], None]] = {}
+        self._codes: dict[int, int] = {}
+        self._spawns: dict[int, asyncio.Future[int]] = {}
+        self._next = 0
+        self.pid = os.getppid()
+        self.boot_id = ""
+        self.life = 0
+        self.found: list[Found] = []
+        self.notes: dict[str, Any] = {}
+        self.acted = 0.0  # the last deadline at which the keeper has ended ranks
+        self._loop.add_reader(self._wire.fileno(), self.hear)
+
+    async def begin(self) -> None:
+        """Returns when the keeper has said what it keeps."""
+        await self._begun.wait()
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        outputs: tuple[int, int],
+        readers: Sequence[int],
+    ) -> int:
+        """Starts a process, which the keeper keeps under this name; its pid. ``outputs``: its stdout and stderr, pipes
+        of which ``readers`` are the other ends. Raises OSError."""
+        self._next += 1
+        number = self._next
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._spawns[number] = answer
+        message = {"do": "spawn", "id": number, "name": name, "argv": list(argv), "env": dict(env), "cwd": cwd}
+        self._send(message, [*outputs, *readers])
+        try:
+            async with asyncio.timeout(SPAWN_S):
+                return await answer
+        except TimeoutError:
+            raise OSError(f"the keeper of this node does not answer for {SPAWN_S:g} s") from None
+        finally:
+            del self._spawns[number]
+
+    def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
+        """``on_exit(code)`` is called once, when the process ends or has ended; -N: by signal N."""
+        if pid in self._codes:
+            self._loop.call_soon(on_exit, self._codes.pop(pid))
+        else:
+            self._watches[pid] = on_exit
+
+    def note(self, job_id: str, note: Any) -> None:
+        """Words that the next life of the daemon finds in ``notes``."""
+        self._send({"do": "note", "job": job_id, "note": note})
+
+    def forget(self, job_id: str, pids: Sequence[int]) -> None:
+        """The job is over here."""
+        for pid in pids:
+            self._watches.pop(pid, None)
+            self._codes.pop(pid, None)
+        self._send({"do": "forget", "job": job_id, "pids": list(pids)})
+
+    def forget_found(self) -> None:
+        """Of the processes of the last life nobody wants those that are left in ``found``."""
+        for one in self.found:
+            for number in one.readers:
+                os.close(number)
+            self.forget(one.name.rpartition("/")[0], [one.pid])
+        self.found.clear()
+
+    def load(self) -> None:
+        """The native core can be loaded: then the first process starts without delay."""
+        self._send({"do": "load"})
+
+    def hold(self, connections: Sequence[int]) -> None:
+        """The keeper holds copies of these instead of the last ones: their other ends see no end of them when this
+        process is killed."""
+        self._send({"do": "connections"}, connections)
+
+    def set_deadline(self, at: float) -> None:
+        """Seconds of CLOCK_BOOTTIME at which the keeper ends what runs here; inf: never."""
+        self._send({"do": "deadline", "at": at})
+
+    def hear(self) -> None:
+        """Takes what has come by now."""
+        try:
+            for message, descriptors in self._wire.receive():
+                self._take(message, descriptors)
+        except EOFError:  # then this process ends, too
+            self._loop.remove_reader(self._wire.fileno())
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._wire.fileno() >= 0:
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+            self._wire.close()
+
+    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        if self._wire.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):  # the keeper is gone, and so is this process in a moment
+            self._wire.send(message, descriptors)
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._wire.flush():
+            self._loop.remove_writer(self._wire.fileno())
+        else:
+            self._loop.add_writer(self._wire.fileno(), self._flush)
+
+    def _take(self, message: Message, descriptors: list[int]) -> None:
+        match message["say"]:
+            case "process":
+                self.found.append(Found(message["pid"], message["name"], tuple(descriptors)))
+                if message["code"] is not None:
+                    self._codes[message["pid"]] = message["code"]
+            case "begin":
+                self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
+                self._begun.set()
+            case "spawned":
+                self._spawned(message)
+            case "exited":
+                pid, code = message["pid"], message["code"]
+                if (on_exit := self._watches.pop(pid, None)) is not None:
+                    on_exit(code)
+                else:
+                    self._codes[pid] = code
+            case "acted":
+                self.acted = message["deadline"]
+
+    def _spawned(self, message: Message) -> None:
+        answer = self._spawns.get(message["id"])
+        if answer is None or answer.done():
+            return
+        if "pid" in message:
+            answer.set_result(message["pid"])
+        else:
+            answer.set_exception(OSError(message["errno"], message["text"]))
+
+
+def connections_to(address: str) -> list[int]:
+    """Descriptors of this process's TCP connections to the port of ``address``: gRPC does not tell them."""
+    port = address.rpartition(":")[2]
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and _peer_port(copy) == port:
+                found.append(int(name))
+    return found
+
+
+def _peer_port(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[1])
+    except OSError:
+        return ""
