@@ -56,6 +56,8 @@ class ModelState:
                 "It is on a GPU, or was wrapped with a process group of its own: newcomers are let into models on the "
                 "CPU that all ranks train."
             )
+        if not self._runner.waits:
+            raise TypeError("It is trained asynchronously: there is no step between which newcomers could be let in.")
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in self._model.bagua_optimizers]
         tensors += self._tensors(held)
