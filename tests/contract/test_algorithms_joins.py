@@ -33,7 +33,6 @@ BECOMES = {"2 ranks, then 4": "4 ranks", "2 hosts x 1, then 1 and 2": "2 hosts, 
 ANEW = re.compile("async|low_precision|streaming|shift_one .*(minmax8|onebit|topk|int4)")
 ALL = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
 CASES = {name: case for name, case in ALL.items() if not ANEW.search(name)}
-BEGIN_ANEW = [name for name in ALL if name not in CASES and not name.startswith("async")]
 
 
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
@@ -136,13 +135,3 @@ def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]
             error = (found - values).abs().max().item()
             allowed = max(case.allowed(World("", tuple(map(tuple, WORLDS[world][0]))), step), 3e-6)
             assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", BEGIN_ANEW)
-def test_others_begin_anew(tmp_path: Path, name: str) -> None:
-    """With the first rank's weights; where ranks are not in step, each at a moment of its own."""
-    results = train(tmp_path, "2 ranks, then 4", [name])
-    last = [result[name][-1] for result in results]
-    assert all(bool(one.isfinite().all()) for one in last)
-    assert max((one - last[0]).abs().max().item() for one in last) < 0.5
