@@ -36,7 +36,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     """
 
     follows_arrival = False
-    waits = False
+    waits = takes_newcomers = False
     newcomers_take = ("passes", "begun", "rounds", "exchanged")
 
     def __init__(

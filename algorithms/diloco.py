@@ -93,6 +93,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
     """``StreamingDiLoCoAlgorithm`` at work on one model. ``_fragment_of``: the fragment of a bucket, by its name."""
 
     settings: StreamingDiLoCoAlgorithm
+    takes_newcomers = False  # a fragment may be under way
 
     def __init__(self, process_group: ProcessGroup, settings: StreamingDiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings)

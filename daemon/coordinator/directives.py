@@ -69,8 +69,9 @@ class Order:
 
     @cached_property
     def nodes(self) -> frozenset[str]:
-        """Those of the current generation."""
-        return frozenset(host.node_id for host in self._job.hosts)
+        """Those of the current generation, which are told to run it whatever else they have; of an end all parts are
+        told."""
+        return frozenset(host.node_id for host in self._job.hosts if isinstance(self.wish, Run))
 
     def to(self, host: HostRecord) -> bytes:
         """A serialized Directive for the node of this part."""

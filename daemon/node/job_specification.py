@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a process, as it is told when it starts: the ranks of all hosts, which of them is its own, and which
+    """The place of a process as it is told when it starts: the ranks of all hosts, which of them is its own, and which
     of the local processes it is."""
 
     hosts: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""Members of this node, by generation: the transitions of elastic jobs (see transitions.py). Pure functions.
+"""The transitions of elastic jobs (see transitions.py): members come and go. Pure functions.
 
 A member of this node is in one of four groups: in the newest generation (``ranks``), preparing to join (``lobby``),
 dismissed by a planned change (``leaving``), or out (``gone``). A planned generation is the newest one as soon as the

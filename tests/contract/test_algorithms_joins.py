@@ -28,10 +28,11 @@ WORLDS = {
     "2 ranks, then 4": ([[0, 1]], {0: [2, 3]}),
     "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]}),
 }
+BECOMES = {"2 ranks, then 4": "4 ranks", "2 hosts x 1, then 1 and 2": "2 hosts, 1 and 2"}
+"""The world of a case in which its reference must hold."""
 ANEW = re.compile("async|low_precision|streaming|shift_one .*(minmax8|onebit|topk|int4)")
 ALL = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
 CASES = {name: case for name, case in ALL.items() if not ANEW.search(name)}
-BEGIN_ANEW = [name for name in ALL if name not in CASES]
 
 
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
@@ -122,8 +123,10 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [(world, name) for world, then in BECOMES.items() for name in CASES if then in CASES[name].worlds],
+)
 def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
     case, results = CASES[name], trained(world)
     for step, wanted in enumerate(reference(case, world)):
@@ -132,13 +135,3 @@ def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]
             error = (found - values).abs().max().item()
             allowed = max(case.allowed(World("", tuple(map(tuple, WORLDS[world][0]))), step), 3e-6)
             assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", BEGIN_ANEW)
-def test_others_begin_anew(tmp_path: Path, name: str) -> None:
-    """With the first rank's weights; where ranks are not in step, each at a moment of its own."""
-    results = train(tmp_path, "2 ranks, then 4", [name])
-    last = [result[name][-1] for result in results]
-    assert all(bool(one.isfinite().all()) for one in last)
-    assert max((one - last[0]).abs().max().item() for one in last) < 0.5

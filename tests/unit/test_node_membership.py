@@ -270,7 +270,7 @@ EVENTS = st.one_of(
 
 
 def word(job, number, members, joining, planned):
-    """Words that a coordinator may say, as ``Job.follow`` lets it through: members of the generation are known here."""
+    """A word of the coordinator, as ``Job.follow`` lets it through: members of the generation are known here."""
     known = set(numbers(job.present))
     staying = [member for member in members if member in known]
     return plan(number, staying, joining=[member for member in joining if member not in staying], planned=planned)

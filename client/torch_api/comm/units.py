@@ -49,6 +49,8 @@ class Units:
         self._planned = 0  # the newest generation that all have agreed to enter
         self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
         self._lap: int | None = None  # after which newcomers that wait in this generation are let in
+        self.out_of_step = False  # some model is exchanged by each rank at a moment of its own
+        self._agreed = False  # on the newest plan, since this step began
         self._takes_newcomers = False  # and the daemon knows it
         self._marks = 0  # how often the program has said that a step begins
         self.part: Callable[[], None] = nothing  # communicators without newcomers go
@@ -127,6 +129,7 @@ class Units:
         for it."""
         most, least = int(self._flags[0]), -int(self._flags[1])
         self._planned = max(self._planned, int(self._flags[2]))
+        self._agreed = True
         self._flags.zero_()
         self.followers.commit()
         if most != least:
@@ -134,10 +137,6 @@ class Units:
                 f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
                 "many. A batch counts for the step that follows."
             )
-
-    def step_without_others(self) -> None:
-        """A training step is over in which nothing was agreed, because ranks are not in step."""
-        self._planned = max(self._planned, self._session.connection.planned())
 
     # Changes of membership
 
@@ -169,6 +168,9 @@ class Units:
         self._marks += marked
         if self._marks > 1 and not marked:
             return
+        if self.out_of_step and not self._agreed:  # each follows when it sees a plan
+            self._planned = max(self._planned, self._session.connection.planned())
+        self._agreed = False
         self._standing = self._standing._replace(between=True)
         try:
             generation = self._session.membership.generation

@@ -225,6 +225,8 @@ class DistributedModel:
         self._exchanged = self.bagua_algorithm.exchanged
         self._ranks = self._group.nranks()
         self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
+        if self._session.elastic and not self._runner.waits:
+            units(self._session).out_of_step = True
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)

@@ -56,6 +56,9 @@ class ModelState:
                 "It is on a GPU, or was wrapped with a process group of its own: newcomers are let into models on the "
                 "CPU that all ranks train."
             )
+        algorithm = self._model.bagua_algorithm
+        if not algorithm.takes_newcomers:
+            raise TypeError(f"{type(algorithm).__name__} takes no newcomers: something may be under way between steps.")
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in self._model.bagua_optimizers]
         tensors += self._tensors(held)

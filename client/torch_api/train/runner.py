@@ -231,7 +231,6 @@ class Runner:
         for bucket in begun:
             bucket.execution.conclude()
             bucket.execution.rewind()
-        units(self.session).step_without_others()
         return times
 
     def renew(self) -> None:
