@@ -28,8 +28,8 @@ def test_each_kind_comes_once_before_one_comes_again() -> None:
 @pytest.mark.parametrize(("kind", "whole", "possible"), [
     ("kill-rank", {"a": 1}, False),
     ("kill-rank", {"a": 2}, True),
-    ("kill-daemon", {"a": 4}, False),
-    ("kill-daemon", {"a": 1, "b": 1}, True),
+    ("kill-keeper", {"a": 4}, False),
+    ("kill-keeper", {"a": 1, "b": 1}, True),
     ("cut-link", {"a": 4}, False),
     ("kill-coordinator", {"a": 1}, True),
 ])  # fmt: skip
