@@ -1,8 +1,8 @@
 """The diaries that ranks write while faults are played, and the promises that must hold of them.
 
 A rank has a file of its own, ``diary-PID``. It has lines ``step NS WORLD`` after each committed step, with the
-monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED WHOLE`` after each epoch, and ``end`` at
-the end. WHOLE is 1 while nobody was lost.
+monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED WHOLE`` after each epoch, and ``end`` at the end. WHOLE
+is the number of ranks while nobody was lost and nobody has joined, then 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Epoch:
-    """At its end: a hash of the state, samples used too rarely and too often so far, whether nobody was lost yet."""
+    """At its end: a hash of the state, samples used too rarely and too often so far, and the number of ranks: 0 once
+    somebody was lost or has joined."""
 
     digest: str
     lost: int
     doubled: int
-    whole: bool
+    whole: int
 
 
 @dataclass
@@ -63,7 +64,7 @@ def _note(diary: Diary, line: str) -> None:
             diary.steps.append(int(at) / 1e9)
             diary.world = int(world)
         case ["epoch", number, digest, lost, doubled, whole]:
-            diary.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), whole == "1")
+            diary.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), int(whole))
         case ["end"]:
             diary.ended = True
 
@@ -106,7 +107,12 @@ def violations(diaries: Mapping[int, Diary]) -> dict[str, list[str]]:
     return found
 
 
-def whole_epochs(diaries: Mapping[int, Diary]) -> dict[int, str]:
-    """Hashes of the epochs in which, and before which, nobody was lost. They are the same in every run of the program
-    on so many ranks, whatever else happens."""
-    return {number: epoch.digest for diary in diaries.values() for number, epoch in diary.epochs.items() if epoch.whole}
+def whole_epochs(diaries: Mapping[int, Diary]) -> dict[tuple[int, int], str]:
+    """Hashes by (ranks, epoch) of the epochs in which, and before which, nobody was lost or has joined. They are the
+    same in every run of the program, whatever else happens."""
+    return {
+        (epoch.whole, number): epoch.digest
+        for diary in diaries.values()
+        for number, epoch in diary.epochs.items()
+        if epoch.whole
+    }

@@ -29,7 +29,8 @@ class Kind:
 KINDS = {
     "kill-rank": Kind("SIGKILL of a rank", takes="rank"),
     "stop-rank": Kind("SIGSTOP of a rank for 1 s", lasts_s=1.0, halts=True),
-    "kill-daemon": Kind("SIGKILL of a daemon", takes="node"),
+    "kill-daemon": Kind("SIGKILL of a daemon, which its keeper starts again"),
+    "kill-keeper": Kind("SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
     "stop-daemon": Kind("SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
     "silent-rank": Kind("SIGSTOP of a rank until it is out", takes="rank"),
     "silent-daemon": Kind("SIGSTOP of a daemon until it is out", takes="node", hosts=2),

@@ -86,7 +86,7 @@ def train(folder: Path, workers: int, tell: Any) -> None:
             time.sleep(REST_S)
         largest = max(largest, bagua.get_world_size())
         lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
-        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {int(whole)}")
+        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {largest if whole else 0}")
         stop.fill_(float((folder / "stop").exists()))
         bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)
         if stop.item():

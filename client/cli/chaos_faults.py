@@ -64,6 +64,8 @@ class Injector:
                     time.sleep(KINDS[fault.kind].lasts_s)
                 return f"process {pid} on {node}", began, time.monotonic()
             case "kill-daemon":
+                os.kill(daemon_pid(self._cluster.nodes[node].process.pid), signal.SIGKILL)
+            case "kill-keeper":
                 self._cluster.nodes.pop(node).process.kill()
                 del trained.ranks[node]
             case "silent-daemon":

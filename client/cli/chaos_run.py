@@ -83,7 +83,8 @@ class Chaos:
         self._injector = Injector(cluster, self._goes_on)
         self._jobs: list[str] = []
         self._began = time.monotonic()
-        self._whole: dict[int, tuple[str, str]] = {}  # epoch -> (hash, job) of the first job that came to its end
+        # (ranks, epoch) -> (hash, job) of the first job that came to its end:
+        self._whole: dict[tuple[int, int], tuple[str, str]] = {}
 
     def run(self) -> Findings:
         """Until the time is over or all faults were played. Raises ServiceError if services can't be started."""
@@ -243,11 +244,11 @@ class Chaos:
         for kind, words in violations(diaries).items():
             for one in words:
                 self.findings.breach(kind, f"job {trained.job_id}: {one}")
-        for number, digest in whole_epochs(diaries).items():
-            first, job_id = self._whole.setdefault(number, (digest, trained.job_id))
+        for (ranks, number), digest in whole_epochs(diaries).items():
+            first, job_id = self._whole.setdefault((ranks, number), (digest, trained.job_id))
             if first != digest:
                 differ = f"{first} in job {job_id}, {digest} in job {trained.job_id}, and nobody was lost in either"
-                self.findings.breach("different", f"after epoch {number} the state is {differ}")
+                self.findings.breach("different", f"after epoch {number} of {ranks} ranks the state is {differ}")
         self.findings.epochs += max((len(diary.epochs) for diary in diaries.values()), default=0)
         self.findings.steps += max((len(diary.steps) for diary in diaries.values()), default=0)
 

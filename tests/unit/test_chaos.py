@@ -28,8 +28,8 @@ def test_each_kind_comes_once_before_one_comes_again() -> None:
 @pytest.mark.parametrize(("kind", "whole", "possible"), [
     ("kill-rank", {"a": 1}, False),
     ("kill-rank", {"a": 2}, True),
-    ("kill-daemon", {"a": 4}, False),
-    ("kill-daemon", {"a": 1, "b": 1}, True),
+    ("kill-keeper", {"a": 4}, False),
+    ("kill-keeper", {"a": 1, "b": 1}, True),
     ("cut-link", {"a": 4}, False),
     ("kill-coordinator", {"a": 1}, True),
 ])  # fmt: skip
@@ -52,21 +52,21 @@ def test_diaries(tmp_path: Path) -> None:
     path.write_text("step 1000000000 4\nstep 1100000000 4\nstep 12000")
     assert diaries.read()[1].steps == [1.0, 1.1]
     with path.open("a") as file:
-        file.write("00000 4\nstep 2200000000 3\nepoch 0 ab 0 0 1\nend\nstep 23")
+        file.write("00000 4\nstep 2200000000 3\nepoch 0 ab 0 0 4\nend\nstep 23")
     found = diaries.read()[1]
     assert (found.steps, found.world, found.ended) == ([1.0, 1.1, 1.2, 2.2], 3, True)
-    assert found.epochs == {0: Epoch("ab", 0, 0, True)}
+    assert found.epochs == {0: Epoch("ab", 0, 0, 4)}
     assert usual_step([found], 1.25) == pytest.approx(0.1)
     assert longest_pause([found, Diary(steps=[1.0, 1.3, 1.6, 1.9])], 1.25, 3.0) == pytest.approx(1.0)
     assert longest_pause([found], 2.5, 3.0) == 0.0
 
 
 def test_what_is_broken_is_named() -> None:
-    first, second = Epoch("ab", 0, 0, True), Epoch("cd", 0, 0, False)
+    first, second = Epoch("ab", 0, 0, 4), Epoch("cd", 0, 0, 0)
     good = {1: Diary(epochs={0: first, 1: second}), 2: Diary(epochs={0: first})}
     assert not any(violations(good).values())
-    assert whole_epochs(good) == {0: "ab"}
-    one, other = Diary(epochs={0: Epoch("ab", 3, 0, True)}), Diary(epochs={0: Epoch("cd", 3, 1, True)})
+    assert whole_epochs(good) == {(4, 0): "ab"}
+    one, other = Diary(epochs={0: Epoch("ab", 3, 0, 4)}), Diary(epochs={0: Epoch("cd", 3, 1, 4)})
     bad = violations({1: one, 2: other})
     assert bad["lost"] == ["after epoch 0 3 samples are lost"]
     assert bad["doubled"] == ["after epoch 0 1 samples are doubled"]
