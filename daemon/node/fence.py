@@ -66,8 +66,8 @@ class Fence:
 
     def update(self) -> None:
         """Lets the keeper know the deadline. Call it when something begins or ends to run here."""
-        if self._busy() and not self.lease.known:
-            return  # ranks of the daemon's last life: its deadline holds
+        if not self.lease.known:
+            return  # there may be ranks of the daemon's last life: its deadline holds
         deadline = self.lease.deadline if self._busy() else math.inf
         if deadline != self._kept:
             self._tell(deadline)
