@@ -186,8 +186,10 @@ def all_at_work(folder: Path, options: argparse.Namespace) -> bool:
 def goes_on(folder: Path, victim: int, killed_at: float) -> bool:
     found = {pid: steps for pid, steps in read(folder).items() if steps}
     furthest = max((s.number for steps in found.values() for s in steps if s.at < killed_at), default=0)
-    new = [pid for pid, steps in found.items() if pid != victim and steps[-1].number >= furthest + AFTER]
-    return len(new) >= len([steps for pid, steps in found.items() if steps[-1].at > killed_at]) > 0
+    # torchrun ends those that are left, some of them after one more step.
+    alive = {pid: steps for pid, steps in found.items() if Path(f"/proc/{pid}").exists() and pid != victim}
+    new = [pid for pid, steps in alive.items() if steps[-1].number >= furthest + AFTER]
+    return len(new) >= len([steps for steps in alive.values() if steps[-1].at > killed_at]) > 0
 
 
 def wait_for(folder: Path, condition: Callable[[], bool], what: str) -> None:
