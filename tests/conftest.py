@@ -62,6 +62,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "job(world, name): what ranks of the contract suite must have done")
     config.addinivalue_line("markers", "full: runs with --full only (see tests/README.md)")
+    with contextlib.suppress(ImportError):  # a machine that is lent for GPU tests has no hypothesis
+        from hypothesis import settings
+
+        # The same examples in every run; --full looks for new ones.
+        settings.register_profile("same", derandomize=True, deadline=None)
+        settings.register_profile("new", deadline=None, print_blob=True)
+        settings.load_profile("new" if config.getoption("--full") else "same")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -25,7 +25,11 @@ class Member:
     batches: Samples = field(default_factory=list)
     taken: int = 0
     ready: bool = False
-    missed: list[dict[str, Any]] | None = None  # told by others in a generation that it did not enter
+    heard: int = 0  # steps that somebody has committed, as far as this member was told
+
+    @property
+    def known(self) -> int:
+        return max(self.step, self.heard)
 
 
 class Job(RuleBasedStateMachine):
@@ -70,7 +74,7 @@ class Job(RuleBasedStateMachine):
         member.ready = batch is None or member.taken == wanted
 
     def _commit(self, member: Member) -> None:
-        if not any(other.step > member.step for other in self.members.values()):
+        if not any(other.known > member.step for other in self.members.values()):
             self.used[member.step] = [sample for other in self.members.values() for sample in other.batches]
         member.course.commit()
         member.step, member.batches, member.taken, member.ready = member.step + 1, [], 0, False
@@ -83,14 +87,15 @@ class Job(RuleBasedStateMachine):
             del self.members[number]
         self.generation += 1
         told = [json.loads(json.dumps(member.course.tell())) for member in self.members.values()]
+        furthest = max(member.known for member in self.members.values())
         # Some hear it, and then another one is lost before the rest does.
         slow = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
         for number, member in self.members.items():
             if number not in slow:
                 member.course.hear(told, list(self.members), self.generation)
+                member.heard = furthest
         if slow:
             return self.lose(data) if len(self.members) > 1 else None
-        furthest = max(member.step for member in self.members.values())
         for member in self.members.values():
             if member.step < furthest:
                 assert member.ready and furthest == member.step + 1
@@ -165,6 +170,24 @@ def test_too_few_at_the_end_open_the_next_epoch() -> None:
         course.give()
         course.end_epoch()
     assert [course.batch() for course in courses] == [[4, 0], [1, 2]]
+
+
+def test_a_commit_that_was_told_before_its_member_was_lost() -> None:
+    """Member 0 commits, and is lost when 1 and 2 have just heard of it: its sample stays used."""
+    setting = Setting(3, 1, None, True, 7)
+    lost, *courses = (Course(setting, range(3), member, 1) for member in range(3))
+    for course in (lost, *courses):
+        course.give()
+    lost.commit()
+    for others, members in ((lost, *courses), range(3)), (courses, (1, 2)):
+        states = told(*others)
+        for course in courses:
+            course.hear(states, members, course.tell()["generation"] + 1)
+    for course in courses:
+        course.commit()
+        assert course.batch() is None
+        course.end_epoch()
+        assert course.epoch == 1 and course.tell()["opening"] == ()
 
 
 def test_members_with_other_arguments_are_named() -> None:

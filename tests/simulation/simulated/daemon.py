@@ -401,12 +401,12 @@ class SimulatedDaemon:
             self._add_newcomers(part, lobby)
             self.changed(part)
             return
-        assert run.hosts[run.host_index].node_id == self.node_id
         part.nodes = tuple(host.node_id for host in run.hosts)
-        if part.elastic and run.generation > 1:  # an earlier life of this daemon had it
+        if part.elastic and run.generation > 1:  # an earlier life of this daemon had it, and may be dismissed by now
             fact.phase = STOPPED
             self.changed(part)
             return
+        assert run.hosts[run.host_index].node_id == self.node_id
         part.present, part.known, part.stepping = frozenset(mine), set(mine), True
         fact.entered = run.generation
         for rank in run.hosts[run.host_index].ranks:
