@@ -140,6 +140,18 @@ class Units:
 
     # Changes of membership
 
+    def begin(self) -> None:
+        """This process has joined. Where members have been lost already, it enters the present generation as the others
+        do, and waits for them: all tell each other how far they are."""
+        membership = self._session.membership
+        if membership.lobby:
+            return
+        if self._session.connection.generation_is_over():
+            self.recover(membership.generation)
+        elif membership.later:
+            self._heard_in = 0
+            self.recover(self._heard_in)
+
     def recover(self, generation: int) -> None:
         """After Regrouped in ``generation``: enters the next one, where that has not been done since, and hears
         how far all members are. Raises CommunicationError when the job is over."""
@@ -208,6 +220,8 @@ class Units:
     def _hear(self) -> None:
         session, generation = self._session, self._session.membership.generation
         first = self._heard_in != generation
+        if session.companion is not None:
+            session.companion.leave()
         rows = call_the_roll(session, self._row())
         outcome = settle({member: row.standing for member, row in rows.items()})
         whole = {member: row for member, row in rows.items() if member not in outcome.newcomers}
@@ -222,14 +236,18 @@ class Units:
         if not session.newcomer and (first or outcome.copies):
             members = [session.membership.members[rank] for rank in session.membership.active]
             self.followers.hear([row.followers for row in whole.values()], members, generation)
+            if session.companion is not None:
+                session.companion.renew([rows[member].offer for member in members])
             session.renew()
         self._heard_in = generation
         LOG.info("Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size)
 
     def _row(self) -> Row:
         if self._session.newcomer:
-            return Row(self._standing, b"", {})
-        return Row(self._standing, self._ledger.tell(), self.followers.tell())
+            return Row(self._standing, b"", {}, "")
+        companion = self._session.companion
+        offer = "" if companion is None else companion.offer()
+        return Row(self._standing, self._ledger.tell(), self.followers.tell(), offer)
 
     def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
         """Newcomers get the state. All others are between the same two steps."""
