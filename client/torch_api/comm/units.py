@@ -21,6 +21,7 @@ from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import Session
 
@@ -37,6 +38,7 @@ class Units:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._devices = devices(session)
         self._ledger = Ledger()
         self._thread = 0  # that runs a unit now
         # The most batches of a member in this step, minus the least, and the newest generation that was announced.
@@ -72,7 +74,8 @@ class Units:
         """Runs ``attempt`` until it is whole on all members of the present generation; then ``commit``, once. Returns
         what ``attempt`` returned.
 
-        ``attempt`` communicates, and leaves the old values as they are. ``again`` is called before it is tried once
+        ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
+        waits for them once. ``again`` is called before it is tried once
         more. ``commit`` puts the results in their place. ``scope``: number of the communicator in whose order it goes.
         ``members``: who takes part, asked when ``attempt`` is over.
         """
@@ -86,6 +89,7 @@ class Units:
                 generation = self._session.membership.generation
                 try:
                     found = attempt()
+                    self._devices.await_results()
                     self._ledger.set_ready(scope)
                     self._exchange_flags(members())
                     self._exchanged[scope] = generation
