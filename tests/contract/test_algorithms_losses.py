@@ -102,11 +102,13 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-def train(folder: Path, names: list[str], phases: dict[int, str]) -> list[dict[str, list[torch.Tensor]]]:
+def train(
+    folder: Path, names: list[str], phases: dict[int, str], variables: dict[str, str] | None = None
+) -> list[dict[str, list[torch.Tensor]]]:
     """Results of the ranks that are left. ``phases``: in which each of the others is killed."""
     kills = " ".join(f"{member}:{step}:0:{phases[member]}" for member, (step, _) in KILLS.items())
     with make_ranks(folder) as ranks:
-        environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+        environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000", **(variables or {})}
         ranks.start(rank_train, hosts=HOSTS, elastic=True, environment=environment, names=names)
         ranks.wait(150.0)
         for one in ranks.started:

@@ -18,6 +18,7 @@ import secrets
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -147,7 +148,12 @@ class TorchGroup:
         """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
         if self._is_up():
             self._down = True
+            last = [self._mine]
+            with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
+                distributed.group.WORLD.abort()
             self.close()
+            # Gloo's threads take 10 ms to end: nobody waits for that here.
+            threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
 
     def _is_up(self) -> bool:
         """Whether it is there, and ours: the program may have put its own in its place."""
