@@ -243,7 +243,7 @@ class Job:
             case events.StartNewcomers(members):
                 self._run(self._start_newcomers(members))
             case events.SetPeers(addresses):
-                self.engine.set_peers(addresses)
+                self.engine.set_peers(self.state.generation, addresses)
             case events.RegroupEngine():
                 self._run(self.engine.follow(lambda: (self.spec, self.state.peers)))
             case events.Abort(reason):
