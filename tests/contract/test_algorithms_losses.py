@@ -20,6 +20,7 @@ from contract.algorithms.case import flat, mlp, square
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
 from rig.engine_hosts import make_ranks
 from rig.faults import VARIABLE, Fault
+from rig.placing import placed
 
 import bagua.torch_api as bagua
 from bagua import algorithms
@@ -81,7 +82,7 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
     for name in names:
         subject = {**EXACT, **ANEW}[name]
         torch.manual_seed(0)
-        model = mlp()
+        model = placed(mlp())
         optimizers = subject.optimizers(model)
         models[name] = model.with_bagua(optimizers, subject.make()), optimizers
     fault = Fault(lambda: [])

@@ -1,5 +1,6 @@
 """Algorithms when ranks are killed, through the GPU leg without a GPU: CPU tensors count as a device's, over the fakes.
-As ``test_algorithms_losses.py``, but residuals of the engine begin at zero in each generation, in both jobs."""
+As ``test_algorithms_losses.py``, but residuals of the engine begin at zero in each generation, in both jobs.
+``--device cuda`` takes a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ OFTEN = {"gradient_allreduce onebit"}
 MID_STEP = {member: phase for member, (_, phase) in KILLS.items()}
 
 
+def device_of(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Variables for ranks."""
+    return environment("cuda" if request.config.getoption("--device") == "cuda" else "fake", "staged")
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in EXACT]
 )
-def test_a_repeated_step_gives_the_same_bits(tmp_path: Path, name: str) -> None:
-    variables = environment("fake", "staged")
+def test_a_repeated_step_gives_the_same_bits(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+    variables = device_of(request)
     jobs = {"cut": MID_STEP, "uncut": dict.fromkeys(KILLS, "between")}
     for folder in jobs:
         (tmp_path / folder).mkdir()
@@ -36,8 +42,8 @@ def test_a_repeated_step_gives_the_same_bits(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ANEW)
-def test_others_begin_anew(tmp_path: Path, name: str) -> None:
-    found = train(tmp_path, [name], MID_STEP, environment("fake", "staged"))
+def test_others_begin_anew(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+    found = train(tmp_path, [name], MID_STEP, device_of(request))
     for one in found:
         assert all(bool(parameters.isfinite().all()) for parameters in one[name])
     assert (found[0][name][-1] - found[1][name][-1]).abs().max() < 0.5
