@@ -39,7 +39,7 @@ SWITCH = "BAGUA_TORCH_DISTRIBUTED"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 LAZY_SINCE = (2, 8)
-TIMEOUT = timedelta(minutes=30)
+LONGEST = timedelta(days=365)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
@@ -99,7 +99,7 @@ class TorchGroup:
         hook = sys.excepthook
         place, ranks = membership.active.index(membership.rank), len(membership.active)
         with _setting(LAZY, "1"):
-            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=TIMEOUT)
+            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
@@ -268,6 +268,11 @@ def _all_want(session: Session, wanted: bool) -> bool:
             *LAZY_SINCE,
         )
     return bool(vote.item())
+
+
+def _patience() -> timedelta:
+    """How long operations wait for ranks: as those of ours."""
+    return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
 
 
 def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
