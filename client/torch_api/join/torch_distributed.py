@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -63,7 +64,7 @@ class TorchGroup:
     def __init__(self, session: Session, wanted: bool) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._mine: object = None
+        self._mine: Any = None
         self._down = False  # between two generations
         self._offered: Store | None = None
         self._interface: str | None = None
@@ -150,7 +151,7 @@ class TorchGroup:
             self._down = True
             last = [self._mine]
             with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
-                distributed.group.WORLD.abort()
+                self._mine.abort()
             self.close()
             # Gloo's threads take 10 ms to end: nobody waits for that here.
             threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
