@@ -1,4 +1,4 @@
-"""What faults have cost, by kind. ``python -m bagua.chaos.report FILE...`` adds up several runs of ``bagua chaos
+"""The cost of faults, by kind. ``python -m bagua.chaos.report [--short] FILE...`` adds up several runs of ``bagua chaos
 --output json``, as a table in Markdown."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ HEADINGS = (
     *("kind", "fault", "times", "samples lost", "samples doubled", "replicas different", "stuck"),
     *("median pause, ms", "longest"),
 )
+SHORT_HEADINGS = ("faults", "times", "samples lost or doubled", "replicas different", "median pause, ms", "longest")
 PROMISES = ("lost", "doubled", "different", "stuck")
 
 
@@ -63,17 +64,37 @@ def by_kind(played: Sequence[Played]) -> list[Row]:
     return rows
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def by_group(played: Sequence[Played]) -> list[list[str]]:
+    """For a short table: a row for each group of kinds, see SHORT_HEADINGS."""
+    groups = {name: kind.group for name, kind in KINDS.items()} | {JOIN: "joins, in place of those"}
+    rows = []
+    for group in dict.fromkeys(groups.values()):
+        these = [one for one in played if groups[one.kind] == group]
+        if not these:
+            continue
+        kinds = ", ".join(name for name, its in groups.items() if its == group and name != JOIN)
+        counts = [sum(one.broken.get(promise, 0) for one in these) for promise in ("lost", "doubled", "different")]
+        pauses = [one.pause_s * 1e3 for one in these if one.pause_s is not None]
+        middle, longest = (f"{statistics.median(pauses):.0f}", f"{max(pauses):.0f}") if pauses else ("", "")
+        cells = (len(these), counts[0] + counts[1], counts[2])
+        rows.append([f"{group}: {kinds}" if kinds else group, *map(str, cells), middle, longest])
+    return rows
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS), *(row.cells() for row in rows)]
+    lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
     """Prints the sum of the runs that are named."""
-    documents = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    names = [name for name in sys.argv[1:] if name != "--short"]
+    documents = [json.loads(Path(name).read_text()) for name in names]
     played = [Played(**one) for document in documents for one in document["played"]]
-    print(markdown(by_kind(played)))
+    short = len(names) < len(sys.argv) - 1
+    rows = by_group(played) if short else [row.cells() for row in by_kind(played)]
+    print(markdown(SHORT_HEADINGS if short else HEADINGS, rows))
     faults = sum(one.kind != JOIN for one in played)
     steps, jobs = (sum(document[name] for document in documents) for name in ("steps", "jobs"))
     print(f"\n{faults} faults of {len({one.kind for one in played} - {JOIN})} kinds, {jobs} jobs, {steps} steps.")

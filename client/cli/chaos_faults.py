@@ -133,7 +133,7 @@ class Injector:
                 with self._service_fault(fault.kind):
                     time.sleep(kind.lasts_s)
                 node = ""
-        return node, began, time.monotonic() if kind.lasts_s or kind.halts else began
+        return node, began, time.monotonic() if kind.lasts_s else began
 
     def repair(self, fault: Fault, target: str, trained: Trained) -> None:
         """Makes room again for those that have left."""

@@ -14,9 +14,9 @@ from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
 from bagua.chaos import sockets
 from bagua.chaos.diary import Breach, Diaries, Diary, Epoch, longest_pause, usual_step, violations, whole_epochs
-from bagua.chaos.plan import KINDS, Plan, choose
+from bagua.chaos.plan import JOIN, KINDS, Plan, choose
 from bagua.chaos.relay import Relay
-from bagua.chaos.report import HEADINGS, PROMISES, Played, by_kind, markdown
+from bagua.chaos.report import HEADINGS, PROMISES, Played, by_group, by_kind, markdown
 from bagua.chaos.training import Trap
 from bagua.cli.chaos_run import Findings
 
@@ -96,8 +96,14 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert rows["cut-link"][2:] == ["1", "0", "0", "0", "1", "500", "500"]
     assert rows["pause"][2:] == ["1", "0", "0", "0", "0", "", ""], "nobody went on"
     assert set(found.document()["kinds"][0]["broken"]) == set(PROMISES)  # type: ignore[index]
-    lines = markdown(by_kind(found.played)).splitlines()
+    lines = markdown(HEADINGS, [row.cells() for row in by_kind(found.played)]).splitlines()
     assert len(lines) == 5 and {line.count("|") for line in lines} == {len(HEADINGS) + 1}
+    assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
+        ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
+        ["planned changes: scale, drain, pause", "1", "0", "0", "", ""],
+        ["network: cut-link, slow-link, corrupt-link", "1", "0", "0", "500", "500"],
+        ["joins, in place of those", "1", "0", "0", "100", "100"],
+    ]
 
 
 def test_an_address_that_moves() -> None:
