@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
 
