@@ -18,10 +18,12 @@ import secrets
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -38,7 +40,7 @@ SWITCH = "BAGUA_TORCH_DISTRIBUTED"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 LAZY_SINCE = (2, 8)
-TIMEOUT = timedelta(minutes=30)
+LONGEST = timedelta(days=365)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
@@ -62,7 +64,7 @@ class TorchGroup:
     def __init__(self, session: Session, wanted: bool) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._mine: object = None
+        self._mine: Any = None
         self._down = False  # between two generations
         self._offered: Store | None = None
         self._interface: str | None = None
@@ -98,7 +100,7 @@ class TorchGroup:
         hook = sys.excepthook
         place, ranks = membership.active.index(membership.rank), len(membership.active)
         with _setting(LAZY, "1"):
-            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=TIMEOUT)
+            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
@@ -147,7 +149,12 @@ class TorchGroup:
         """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
         if self._is_up():
             self._down = True
+            last = [self._mine]
+            with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
+                self._mine.abort()
             self.close()
+            # Gloo's threads take 10 ms to end: nobody waits for that here.
+            threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
 
     def _is_up(self) -> bool:
         """Whether it is there, and ours: the program may have put its own in its place."""
@@ -262,6 +269,11 @@ def _all_want(session: Session, wanted: bool) -> bool:
             *LAZY_SINCE,
         )
     return bool(vote.item())
+
+
+def _patience() -> timedelta:
+    """How long operations wait for ranks: as those of ours."""
+    return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
 
 
 def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
