@@ -60,7 +60,7 @@ class Regrouper:
         self._admitted(self.hosts)
 
     def _admitted(self, hosts: dict[int, list[int]]) -> None:
-        """Whoever is in these is no newcomer any more."""
+        """The members of these hosts are no newcomers any more."""
         members = [member for ranks in hosts.values() for member in ranks]
         self.joining = _without(self.joining, members)
         self.ready -= set(members)
