@@ -28,7 +28,7 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
     admitted, wake = _ready(job, now, options)
     left = _leaving(job, nodes)
     admitted = admitted[: _room(job, nodes, left, admitted)]
-    step = changed(job, admitted, left, now)
+    step = changed(job, admitted, left)
     if len(step.hosts) < job.least:
         wait = None if holds or enough(job) else _hold(job, below(job))
         return wait, wake

@@ -414,6 +414,29 @@ def test_newcomers_that_are_not_wanted_any_more():
     assert c.joining() == [("b", [2, 3])] and c.job.failures == 0
 
 
+def test_who_was_dismissed_and_hangs_is_stopped():
+    """A loss lets the others go on at once, so nobody waits for the step of that rank any more."""
+    c = Cluster("abc")
+    c.asks(wishes.scale, 2)
+    assert c.run("c").planned
+    c.decide(at=1000.0)
+    assert c.run("c").planned, "the step may take long"
+    c.says("b", *(killed(rank.number) for rank in c.job.hosts[1].ranks), entered=1)
+    c.decide()
+    c.enter()
+    (part,) = [part for part in c.job.former if part.node_id == "c"]
+    assert part.dismissed and c.wake() is not None
+    c.decide(at=OPTIONS.leave_s - 1)
+    assert next(part for part in c.job.former if part.node_id == "c").dismissed
+    job, events = apply(c.job, decide(c.job, c.views, c.now + 1, OPTIONS), c.now + 1, WALL)
+    assert [(event.kind, event.reason) for event in events] == [
+        ("stopped", "c is stopped: its ranks were to leave, and have not ended 90 s after the others went on")
+    ]
+    (part,) = [part for part in job.former if part.node_id == "c"]
+    order = node_pb2.Directive.FromString(Order(wish(job), job).to(part))
+    assert order.stop.generation == job.generation and order.stop.grace_s == 5.0
+
+
 def test_a_drained_node_leaves_and_another_comes():
     c = Cluster("ab", most=2)
     c.there("c")
