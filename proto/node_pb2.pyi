@@ -121,6 +121,7 @@ class Hello(google.protobuf.message.Message):
     STREAM_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
+    UNPACKS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -134,6 +135,8 @@ class Hello(google.protobuf.message.Message):
     """Counts the streams of this start: a Hello that was on its way for long must not replace a younger one. 0: unknown."""
     life: builtins.int
     """Counts the daemon processes below one keeper: a daemon that was killed is started again, with the same boot_id."""
+    unpacks: builtins.bool
+    """understands RunJob.packed"""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -153,9 +156,10 @@ class Hello(google.protobuf.message.Message):
         stream: builtins.int = ...,
         status: global___NodeStatus | None = ...,
         life: builtins.int = ...,
+        unpacks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 
@@ -463,6 +467,7 @@ class RunJob(google.protobuf.message.Message):
     JOINING_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     host_index: builtins.int
@@ -479,6 +484,10 @@ class RunJob(google.protobuf.message.Message):
     """With planned: all ranks stop after that step and wait for the next RunJob."""
     waiting: builtins.str
     """why the job waits, or why newcomers do, in words: their waits have no limit meanwhile"""
+    packed: builtins.bytes
+    """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
+    get a thousand hosts each.
+    """
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -507,9 +516,10 @@ class RunJob(google.protobuf.message.Message):
         joining: collections.abc.Iterable[global___HostPlan] | None = ...,
         hold: builtins.bool = ...,
         waiting: builtins.str = ...,
+        packed: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

@@ -181,6 +181,23 @@ class HostRecord:
         return tuple(rank for rank in self.ranks if rank.failed)
 
     @cached_property
+    def losses(self) -> tuple[RankRecord, ...]:
+        """Ranks that an elastic job goes on without: those that failed, and newcomers that have ended in any way. An
+        exception of others ends the job: see ``causes``."""
+        over = (rank for rank in self.ranks if rank.state is RankState.EXITED)
+        return tuple(rank for rank in over if rank.failed or rank.newcomer)
+
+    @cached_property
+    def ending(self) -> bool:
+        """True if the program comes to its end: some rank has left, or has ended well."""
+        return any(rank.left or (rank.state is RankState.EXITED and not rank.failed) for rank in self.ranks)
+
+    @cached_property
+    def has_newcomers(self) -> bool:
+        """True if some rank has no state of the job."""
+        return any(rank.newcomer for rank in self.ranks)
+
+    @cached_property
     def new(self) -> bool:
         """True if nobody here has state of the job."""
         return all(rank.newcomer for rank in self.ranks)

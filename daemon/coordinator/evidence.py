@@ -46,7 +46,7 @@ def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence
         elif at is not None:
             wake.append(at)
             away = away or silent_since(host, nodes, options) is not None
-    dead = [rank for host in job.hosts if host.node_id not in lost for rank in host.ranks if _is_loss(rank)]
+    dead = [rank for host in job.hosts if host.losses and host.node_id not in lost for rank in host.losses]
     suspended = tuple(host for host in job.hosts if host.suspended)
     return Evidence(lost, tuple(dead), suspended, away, min(wake, default=None))
 
@@ -94,21 +94,19 @@ def host_loss(
 def leaving(job: JobRecord, lost: Iterable[str] = ()) -> bool:
     """True if a rank has taken leave in good order, and its process has not ended yet: it can't be a member, and the
     job must not end while it does."""
-    there = (host for host in job.hosts if host.node_id not in lost)
+    there = (host for host in job.hosts if host.ending and host.node_id not in lost)
     return any(rank.left and rank.state is not RankState.EXITED for host in there for rank in host.ranks)
 
 
 def ending(job: JobRecord) -> bool:
     """True if the program comes to its end: some rank has left, or has ended well."""
-    return any(
-        rank.left or (rank.state is RankState.EXITED and not rank.failed) for host in job.hosts for rank in host.ranks
-    )
+    return any(host.ending for host in job.hosts)
 
 
 def settled(job: JobRecord) -> bool:
     """True if every host has entered the current generation, and has state; or if the job holds."""
     return job.plan.holds or all(
-        (host.entered == job.generation and not any(rank.newcomer for rank in host.ranks))
+        (host.entered == job.generation and not host.has_newcomers)
         or host.phase is Phase.STOPPED
         for host in job.hosts
     )
@@ -121,7 +119,3 @@ def passed(job: JobRecord) -> bool:
         return True
     return any(host.entered == job.generation and not host.new for host in job.hosts)
 
-
-def _is_loss(rank: RankRecord) -> bool:
-    """Also of a newcomer that has ended in any way. An exception of others ends the job: see ``causes``."""
-    return rank.failed or (rank.newcomer and rank.state is RankState.EXITED)

@@ -87,7 +87,7 @@ def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[W
 
 def hindrance(job: JobRecord) -> str:
     """Why nobody may be started now, in words; empty: nothing stands in the way."""
-    if job.joining or any(rank.newcomer for host in job.hosts for rank in host.ranks):
+    if job.joining or any(host.has_newcomers for host in job.hosts):
         return "others are joining"
     if not any(host.takes_newcomers for host in job.hosts):
         return "its program has not said that it takes newcomers (ElasticSampler.epochs() and wait_to_join() say so)"

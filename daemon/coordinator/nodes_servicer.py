@@ -70,7 +70,7 @@ class NodeServicer:
         for job in jobs:
             scopes.check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
-        session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life)
+        session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life, hello.unpacks)
         if not self._sessions.youngest(session):
             raise UnavailableError("This daemon has opened another stream since.")
         session.note_heard(self._clock.now())

@@ -19,10 +19,13 @@ MAX_WAITING_DIRECTIVES = 10_000
 class NodeSession:
     """One stream of one daemon."""
 
-    def __init__(self, node_id: str, boot_id: str, hostname: str, number: int = 0, life: int = 0) -> None:
+    def __init__(
+        self, node_id: str, boot_id: str, hostname: str, number: int = 0, life: int = 0, unpacks: bool = False
+    ) -> None:
         self.node_id = node_id
         self.boot_id = boot_id
         self.hostname = hostname
+        self.unpacks = unpacks  # its daemon takes large directives compressed
         self.life = life  # of the daemon below its keeper
         self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
         self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
@@ -60,7 +63,7 @@ class NodeSession:
             self._told.pop(job_id, None)
         elif self._told.get(job_id) is not order:
             self._told[job_id] = order
-            self.tell(order.to(host))
+            self.tell(order.to(host, self.unpacks))
 
 
 class Sessions:

@@ -22,6 +22,7 @@ from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job
+from bagua.daemon.node.job_specification import unpack
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink, connections_to
@@ -215,6 +216,7 @@ class NodeDaemon:
             boot_id=self._keeper.boot_id,
             stream=self._streams,
             life=self._keeper.life,
+            unpacks=True,
             status=self._status(),
         )
 
@@ -224,6 +226,7 @@ class NodeDaemon:
     def _directive(self, directive: node_pb2.Directive) -> None:
         match directive.WhichOneof("directive"):
             case "run":
+                unpack(directive.run)
                 if self._fence.over():  # it lay unread while this process, or the machine, stood still
                     self._log.warning("an old directive is not followed", job=directive.run.job_id)
                 elif not self._stop.is_set():

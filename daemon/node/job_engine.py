@@ -112,7 +112,7 @@ class JobEngine:
                 self._orphaned = False
                 self._entered(spec.generation)
                 now, peers = newest()
-                if now is spec and peers:
+                if now.generation == spec.generation and peers:
                     self.set_peers(peers)
 
     async def open_lobby(self, tokens: dict[int, bytes]) -> None:

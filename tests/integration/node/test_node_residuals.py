@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from bagua.proto import common_pb2, node_pb2
 
 PROGRAM = """
@@ -19,7 +21,7 @@ service = RankServiceStub(channel)
 reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid()), timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
 segment = rank.alloc(4 * count)
-numbers, draw, results = memoryview(segment).cast("f"), random.Random(me), hashlib.sha256()
+numbers, draw, results = memoryview(segment).cast("f")[:count], random.Random(me), hashlib.sha256()
 encoded = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["AVG"], count=count)
 encoded |= dict(codec=core.CODECS["onebit"], residual=1, src=(segment.id, 0), dst=(segment.id, 0))
 for step in range(40):
@@ -76,18 +78,19 @@ class TwoHosts:
     async def printed(self, job, word):
         """The first line of each rank that begins with ``word``."""
         found = []
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             for end in self.ends:
                 log = Path(
                     (await end.job_until(job, lambda known: known.ranks and known.ranks[0].log_path)).ranks[0].log_path
                 )
                 while not (lines := [line for line in log.read_text().splitlines() if line.startswith(word)]):
-                    assert not end.jobs[job].error, end.jobs[job].error
+                    assert not any(rank.exit_code for rank in end.jobs[job].ranks), log.read_text()
                     await asyncio.sleep(0.02)
                 found += lines
         return found
 
 
+@pytest.mark.full
 async def test_residuals_outlive_the_daemon(end, daemon, other_host, tmp_path):
     other, other_daemon = other_host
     hosts = TwoHosts(tmp_path, end, other)
