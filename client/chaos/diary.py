@@ -1,14 +1,15 @@
 """The diaries that ranks write while faults are played, and the promises that must hold of them.
 
 A rank has a file of its own, ``diary-PID``. It has lines ``step NS WORLD`` after each committed step, with the
-monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED WHOLE`` after each epoch, and ``end`` at the end. WHOLE
-is the number of ranks while nobody was lost and nobody has joined, then 0.
+monotonic time in nanoseconds, ``epoch NUMBER HASH LOST DOUBLED WHOLE NS`` after each epoch, and ``end`` at the end.
+WHOLE is the number of ranks while nobody was lost and nobody has joined, then 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Epoch:
-    """At its end: a hash of the state, samples used too rarely and too often so far, and the number of ranks: 0 once
-    somebody was lost or has joined."""
+    """At its end: a hash of the state, samples used too rarely and too often so far, the number of ranks: 0 once
+    somebody was lost or has joined, and when that was, in seconds."""
 
     digest: str
     lost: int
     doubled: int
     whole: int
+    at: float
 
 
 @dataclass
@@ -63,8 +65,8 @@ def _note(diary: Diary, line: str) -> None:
         case ["step", at, world]:
             diary.steps.append(int(at) / 1e9)
             diary.world = int(world)
-        case ["epoch", number, digest, lost, doubled, whole]:
-            diary.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), int(whole))
+        case ["epoch", number, digest, lost, doubled, whole, at]:
+            diary.epochs[int(number)] = Epoch(digest, int(lost), int(doubled), int(whole), int(at) / 1e9)
         case ["end"]:
             diary.ended = True
 
@@ -92,18 +94,35 @@ def longest_pause(diaries: Iterable[Diary], since: float, until: float) -> float
     )
 
 
-def violations(diaries: Mapping[int, Diary]) -> dict[str, list[str]]:
-    """Broken promises in words: "lost" and "doubled" samples, "different" replicas."""
-    found: dict[str, list[str]] = {"lost": [], "doubled": [], "different": []}
+@dataclass(frozen=True)
+class Breach:
+    """A promise that was not kept: "lost" or "doubled" samples, "different" replicas, or "stuck". ``count``: of these,
+    since the last breach of it. ``at``: when it came to light, in seconds."""
+
+    promise: str
+    count: int
+    at: float
+    words: str
+
+
+def violations(diaries: Mapping[int, Diary]) -> list[Breach]:
+    """Broken promises, in the order of epochs."""
+    found: list[Breach] = []
+    before = {"lost": 0, "doubled": 0}
     for number in sorted({number for diary in diaries.values() for number in diary.epochs}):
         told = {pid: diary.epochs[number] for pid, diary in diaries.items() if number in diary.epochs}
-        if len({epoch.digest for epoch in told.values()}) > 1:
+        at = max(epoch.at for epoch in told.values())
+        counts = Counter(epoch.digest for epoch in told.values())
+        if len(counts) > 1:
             hashes = ", ".join(f"{pid}: {epoch.digest}" for pid, epoch in told.items())
-            found["different"].append(f"after epoch {number} replicas differ ({hashes})")
-        if lost := max(epoch.lost for epoch in told.values()):
-            found["lost"].append(f"after epoch {number} {lost} samples are lost")
-        if doubled := max(epoch.doubled for epoch in told.values()):
-            found["doubled"].append(f"after epoch {number} {doubled} samples are doubled")
+            others = len(told) - max(counts.values())
+            found.append(Breach("different", others, at, f"after epoch {number} replicas differ ({hashes})"))
+        for promise in before:
+            count = max(getattr(epoch, promise) for epoch in told.values())
+            if count > before[promise]:
+                words = f"after epoch {number} {count} samples are {promise}"
+                found.append(Breach(promise, count - before[promise], at, words))
+            before[promise] = max(count, before[promise])
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,34 +13,67 @@ ALONE = 0.7
 """So likely a fault is over, with all its consequences, before the next one comes."""
 
 
+Need = Literal["root", "sqlite", "postgresql"]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """``takes``: members that are lost by it. ``lasts_s``: for so long. ``halts``: nobody trains meanwhile, so that a
-    pause is counted from its end. ``root``: whether it needs root."""
+    """``group``: of similar kinds. ``takes``: members that are lost by it, or leave. ``lasts_s``: for so long.
+    ``halts``: nobody trains meanwhile, so that a pause is counted from its end. ``phase``: of newcomers that meet it,
+    "prepares" or "takes" (the state over); a rank is lost first, to have some. ``needs``: what must be there."""
 
+    group: str
     words: str
     takes: Literal["", "rank", "node"] = ""
     lasts_s: float = 0.0
     halts: bool = False
-    root: bool = False
+    phase: str = ""
+    needs: Need | None = None
     hosts: int = 1
 
 
 KINDS = {
-    "kill-rank": Kind("SIGKILL of a rank", takes="rank"),
-    "stop-rank": Kind("SIGSTOP of a rank for 1 s", lasts_s=1.0, halts=True),
-    "kill-daemon": Kind("SIGKILL of a daemon, which its keeper starts again"),
-    "kill-keeper": Kind("SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
-    "stop-daemon": Kind("SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
-    "silent-rank": Kind("SIGSTOP of a rank until it is out", takes="rank"),
-    "silent-daemon": Kind("SIGSTOP of a daemon until it is out", takes="node", hosts=2),
-    "kill-coordinator": Kind("SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0),
-    "stop-coordinator": Kind("SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
-    "lock-database": Kind("the database locked for 4 s", lasts_s=4.0),
-    "cut-link": Kind("connections between two hosts cut", hosts=2),
-    "slow-link": Kind("a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
-    "corrupt-link": Kind("garbage in a connection between hosts", hosts=2),
-    "full-disk": Kind("no room on the disk of all services for 3 s", lasts_s=3.0, root=True),
+    "kill-rank": Kind("ranks", "SIGKILL of a rank", takes="rank"),
+    "stop-rank": Kind("ranks", "SIGSTOP of a rank for 1 s", lasts_s=1.0, halts=True),
+    "silent-rank": Kind("silence, 5 s", "SIGSTOP of a rank until it is out", takes="rank"),
+    "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again"),
+    "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
+    "silent-daemon": Kind("silence, 5 s", "SIGSTOP of a daemon until it is out", takes="node", hosts=2),
+    "kill-keeper": Kind("daemons", "SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
+    "kill-newcomer": Kind("newcomers", "SIGKILL of a newcomer while it prepares", takes="rank", phase="prepares"),
+    "stop-newcomer": Kind(
+        "newcomers", "SIGSTOP of a newcomer for 2 s as it prepares", takes="rank", lasts_s=2.0, phase="prepares"
+    ),
+    "kill-taker": Kind("newcomers", "SIGKILL of a newcomer while it takes over the state", takes="rank", phase="takes"),
+    "silent-taker": Kind(
+        "silence, 5 s", "SIGSTOP of a newcomer while it takes over the state", takes="rank", phase="takes"
+    ),
+    "scale": Kind("planned changes", "bagua job scale to one node less, then back", takes="node", hosts=2),
+    "drain": Kind("planned changes", "bagua node drain, then undrain", takes="node", hosts=2),
+    "pause": Kind("planned changes", "bagua job pause, and resume after 1 s", lasts_s=1.0, halts=True),
+    "kill-coordinator": Kind("coordinators", "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0),
+    "stop-coordinator": Kind("coordinators", "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
+    "kill-leader": Kind(
+        "coordinators", "SIGKILL of the coordinator that leads: the second one does", lasts_s=1.0, needs="postgresql"
+    ),
+    "stop-leader": Kind(
+        "coordinators", "SIGSTOP of the coordinator that leads, for 8 s", lasts_s=8.0, needs="postgresql"
+    ),
+    "lock-database": Kind("database", "the database locked for 4 s", lasts_s=4.0, needs="sqlite"),
+    "kill-database": Kind(
+        "database", "SIGKILL of PostgreSQL, started again after 2 s", lasts_s=2.0, needs="postgresql"
+    ),
+    "stop-database": Kind("database", "SIGSTOP of PostgreSQL for 4 s", lasts_s=4.0, needs="postgresql"),
+    "cut-link": Kind("network", "connections between two hosts cut", hosts=2),
+    "dead-link": Kind("silence, 5 s", "a host's connections carry nothing more", hosts=2),
+    "slow-link": Kind("network", "a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
+    "corrupt-link": Kind("network", "garbage in a connection between hosts", hosts=2),
+    "full-disk": Kind("disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
+}
+WHY_NOT = {
+    "root": "it needs root",
+    "sqlite": "it needs SQLite: leave --postgresql out",
+    "postgresql": "it needs --postgresql",
 }
 
 
@@ -86,15 +119,17 @@ def _possible(kind: Kind, sizes: Sequence[int]) -> bool:
     return left > 0 and len(sizes) >= kind.hosts
 
 
-def choose(names: str, root: bool) -> tuple[list[str], dict[str, str]]:
-    """(kinds of ``names``, with commas, empty for all; those that can't be played here, and why). Raises ConfigError
-    for unknown names."""
+def choose(names: str, there: Collection[Need]) -> tuple[list[str], dict[str, str]]:
+    """(kinds of ``names``, with commas, empty for all; those that can't be played here, and why). ``there``: all that
+    kinds may need. Raises ConfigError for unknown names."""
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(KINDS)
     for name in wanted:
         if name not in KINDS:
             raise ConfigError(f"There is no fault {name!r}: choose from {', '.join(KINDS)}.")
-    left_out = {name: "it needs root" for name in wanted if KINDS[name].root and not root}
+    needs = {name: KINDS[name].needs for name in wanted}
+    left_out = {name: WHY_NOT[need] for name, need in needs.items() if need is not None and need not in there}
     chosen = [name for name in wanted if name not in left_out]
     if not chosen:
-        raise ConfigError(f"No fault is left to play: {', '.join(left_out)} needs root.")
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise ConfigError(f"No fault is left to play ({reasons}).")
     return chosen, left_out

@@ -5,6 +5,8 @@ are summed, and the parameter goes down by its gradient. So after an epoch the p
 in a committed step, whoever was lost. A small network beside it has real gradients and an optimizer with memory.
 
 Whoever was lost may be replaced. It ends after the epoch in which somebody makes the file ``stop`` in FOLDER.
+A file ``trap-PHASE`` there holds the number of a signal, which the next newcomer sends itself when it "prepares", or
+"takes" the state over. So it comes at the right moment, however short that is. ``sprung`` then names the process.
 """
 
 from __future__ import annotations
@@ -59,9 +61,38 @@ def lost_and_doubled(model: Counting, epochs: int, most_left: int) -> tuple[int,
     return (missing if missing > most_left else 0), int((used - epochs).clamp(min=0).sum())
 
 
+class Trap:
+    """A state without content. It is taken over with all other state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.spring("takes")
+
+    def spring(self, phase: str) -> None:
+        """Meets the signal that waits for a newcomer in this phase."""
+        mine = self._folder / f"sprung-{os.getpid()}"
+        try:
+            (self._folder / f"trap-{phase}").rename(mine)  # one process alone gets it
+        except FileNotFoundError:
+            return
+        number = int(mine.read_text())
+        mine.write_text(f"{os.getpid()} {time.monotonic_ns()}")
+        mine.rename(self._folder / "sprung")
+        os.kill(os.getpid(), number)
+
+
 def train(folder: Path, workers: int, tell: Any) -> None:
     """Trains until it is told to stop."""
     torch.manual_seed(0)
+    trap = Trap(folder)
+    bagua.register_state("trap", trap)
+    if bagua.is_newcomer():
+        trap.spring("prepares")
     inputs = torch.randn(SAMPLES, WIDTH)
     dataset = torch.utils.data.TensorDataset(inputs, torch.arange(SAMPLES))
     sampler = bagua.contrib.ElasticSampler(dataset, batch_size=BATCH)
@@ -86,7 +117,9 @@ def train(folder: Path, workers: int, tell: Any) -> None:
             time.sleep(REST_S)
         largest = max(largest, bagua.get_world_size())
         lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
-        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {largest if whole else 0}")
+        tell(
+            f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {largest if whole else 0} {time.monotonic_ns()}"
+        )
         stop.fill_(float((folder / "stop").exists()))
         bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)
         if stop.item():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -17,8 +16,6 @@ from bagua.cli.options import Output, UsageError
 if TYPE_CHECKING:
     from bagua.cli.chaos_run import Findings, Wanted
 
-PROMISES = {"lost": "samples lost", "doubled": "samples doubled", "different": "replicas different", "stuck": "stuck"}
-
 
 def chaos(
     minutes: float = typer.Option(1.0, "--minutes", min=0.01, help="For how long."),
@@ -28,7 +25,11 @@ def chaos(
     nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),
     nproc_per_node: options.NprocOption = 2,
     workers: int = typer.Option(0, "--workers", min=0, help="Processes that load samples, for each rank."),
+    postgresql: Annotated[
+        bool, typer.Option("--postgresql", help="Two coordinators over a PostgreSQL of its own, for more faults.")
+    ] = False,
     output: options.OutputOption = Output.text,
+    log_dir: Path | None = typer.Option(None, help="Copy all logs and diaries there.", show_default=False),
     list_kinds: Annotated[bool, typer.Option("--list", help="Say which faults there are, and end.")] = False,
 ) -> None:
     """Kills, stops and cuts what an elastic job needs, and checks that it goes on.
@@ -43,20 +44,20 @@ def chaos(
     """
     from bagua.base.errors import ConfigError
     from bagua.chaos.plan import KINDS, choose
-    from bagua.cli.chaos_run import Wanted, rooted
+    from bagua.cli.chaos_run import Wanted, what_is_there
     from bagua.cli.tables import table
 
     if list_kinds:
         table(("kind", "fault"), [(name, kind.words) for name, kind in KINDS.items()])
         return
     try:
-        chosen, left_out = choose(kinds, rooted())
+        chosen, left_out = choose(kinds, what_is_there(postgresql))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     for name, why in left_out.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
-    wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers)
-    found = _run(wanted)
+    wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers, postgresql)
+    found = _run(wanted, log_dir.absolute() if log_dir else None)
     if output is Output.json:
         print(json_text({"settings": vars(wanted), **found.document()}))
     else:
@@ -64,9 +65,9 @@ def chaos(
     raise typer.Exit(1 if found.broken else 0)
 
 
-def _run(wanted: Wanted) -> Findings:
+def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
     from bagua.chaos.plan import KINDS
-    from bagua.cli.chaos_cluster import ChaosCluster, private_disk
+    from bagua.cli.chaos_cluster import ChaosCluster, copy_logs, private_disk
     from bagua.cli.chaos_run import Chaos
     from bagua.cli.embedded import StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
@@ -74,37 +75,35 @@ def _run(wanted: Wanted) -> Findings:
     forget_other_service()
     state = StateFolder()
     try:
-        if any(KINDS[kind].root for kind in wanted.kinds):
+        if any(KINDS[kind].needs == "root" for kind in wanted.kinds):
             private_disk(state.path)
         with (
             tempfile.TemporaryDirectory(prefix="bagua-chaos-") as folder,
-            ChaosCluster(state.path, wanted.nproc_per_node) as cluster,
+            ChaosCluster(state.path, wanted.nproc_per_node, wanted.postgresql) as cluster,
             CoreBuild() as build,
         ):
             build.wait()
             tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-            return Chaos(wanted, cluster, Path(folder), tell).run()
+            try:
+                return Chaos(wanted, cluster, Path(folder), tell).run()
+            finally:
+                if log_dir is not None:
+                    copy_logs(state.path, log_dir, "*.log*")
+                    copy_logs(Path(folder), log_dir, "diary-*")
     finally:
         state.remove()
 
 
 def _show(found: Findings) -> None:
-    from bagua.chaos.plan import JOIN, KINDS
+    from bagua.chaos.plan import JOIN
+    from bagua.chaos.report import HEADINGS, by_kind
     from bagua.cli.tables import table
 
-    words = {name: kind.words for name, kind in KINDS.items()} | {JOIN: "those that were lost are replaced"}
-    rows = []
-    for kind in (*KINDS, JOIN):
-        pauses = sorted(one.pause_s * 1e3 for one in found.played if one.kind == kind)
-        if pauses:
-            rows.append((kind, words[kind], str(len(pauses)), f"{statistics.median(pauses):.0f}", f"{pauses[-1]:.0f}"))
-    table(("kind", "fault", "times", "median pause, ms", "longest"), rows)
+    table(HEADINGS, [row.cells() for row in by_kind(found.played)])
     count = sum(one.kind != JOIN for one in found.played)
     print(
         f"\n{count} faults in {found.seconds / 60:.1f} minutes; {found.jobs} jobs, {found.steps} steps, "
-        f"{found.epochs} epochs. "
-        + ", ".join(f"{promise} {len(found.broken.get(kind, ()))}" for kind, promise in PROMISES.items())
-        + "."
+        f"{found.epochs} epochs. {sum(map(len, found.broken.values())) or 'No'} promises broken."
     )
     for lines in found.broken.values():
         for line in lines:

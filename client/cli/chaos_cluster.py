@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from bagua.base.errors import ServiceError, UnavailableError
 from bagua.base.security import read_token
+from bagua.cli.chaos_coordinators import Coordinators
 from bagua.cli.embedded import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
 from bagua.client import Client
 from bagua.proto import job_pb2
@@ -23,18 +25,17 @@ T = TypeVar("T")
 
 
 class ChaosCluster:
-    """A coordinator and node daemons. ``nodes``: those that are thought to be alive, by name. Leaving the context ends
+    """Coordinators and node daemons. ``nodes``: those that are thought to be alive, by name. Leaving the context ends
     all of them, and all ranks."""
 
-    def __init__(self, state: Path, slots: int) -> None:
+    def __init__(self, state: Path, slots: int, postgresql: bool = False) -> None:
+        """Raises ServiceError if there is no PostgreSQL."""
         self.state = state
         self.slots = slots
         self.nodes: dict[str, ServiceProcess] = {}
-        self.coordinator: ServiceProcess | None = None
-        self._address = "127.0.0.1:0"
-        self._token = state / "token"
         self._started = 0
         self._all: list[ServiceProcess] = []
+        self.coordinators = Coordinators(state, self._launch, postgresql)
 
     def __enter__(self) -> ChaosCluster:
         return self
@@ -47,20 +48,13 @@ class ChaosCluster:
             service.signal_group(signal.SIGTERM)
         for service in self._all:
             service.wait(deadline)
-
-    def start_coordinator(self) -> None:
-        """Starts it, again at the address that it had. Raises ServiceError."""
-        database = f"sqlite:///{self.state / 'coordinator' / 'bagua.db'}"
-        arguments = ["--listen", self._address, "--state-dir", str(self.state), "--database-url", database]
-        service = self._launch("coordinator", "bagua.daemon.coordinator", [*arguments, "--fence-after", "10"])
-        self.coordinator = service
-        self._address = service.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
+        self.coordinators.close()
 
     def start_node(self) -> str:
         """Starts a daemon under a new name, and returns that. Raises ServiceError."""
         name = f"node-{self._started}"
         self._started += 1
-        reach = ["--coordinator", self._address, "--token-file", str(self._token)]
+        reach = ["--coordinator", self.coordinators.address, "--token-file", str(self.coordinators.token)]
         arguments = ["--name", name, "--node-id", name, "--slots", str(self.slots), "--state-dir", str(self.state)]
         service = self._launch(
             f"daemon {name}", "bagua.daemon.node", [*arguments, *reach, "--pass-env", "*", "--no-measure-ring"]
@@ -79,7 +73,7 @@ class ChaosCluster:
         deadline = time.monotonic() + COORDINATOR_PATIENCE_S
         while True:
             try:
-                with Client(self._address, token=read_token(self._token)) as client:
+                with Client(self.coordinators.address, token=read_token(self.coordinators.token)) as client:
                     return work(client)
             except UnavailableError:
                 if time.monotonic() > deadline:
@@ -97,8 +91,16 @@ class ChaosCluster:
 
     @property
     def port(self) -> int:
-        """The coordinator's."""
-        return int(self._address.rpartition(":")[2])
+        """The coordinators', as daemons see it."""
+        return int(self.coordinators.address.rpartition(":")[2])
+
+
+def copy_logs(source: Path, target: Path, names: str) -> None:
+    """Copies the files below ``source`` that are named so, each into the same folder below ``target``."""
+    for path in source.rglob(names):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
 
 
 def private_disk(folder: Path) -> None:

@@ -3,6 +3,7 @@ are left."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from bagua.base.errors import ServiceError
 from bagua.chaos.diary import Diaries, longest_pause, usual_step, violations, whole_epochs
-from bagua.chaos.plan import JOIN, KINDS, Fault, Plan
+from bagua.chaos.plan import JOIN, KINDS, Fault, Need, Plan
+from bagua.chaos.report import Played, by_kind
 from bagua.cli.chaos_cluster import ChaosCluster
 from bagua.cli.chaos_faults import Injector, Trained, alive, until
 from bagua.cli.describe import ENDED, SUCCEEDED, job_state
@@ -38,17 +40,7 @@ class Wanted:
     nnodes: int
     nproc_per_node: int
     workers: int
-
-
-@dataclass(frozen=True)
-class Played:
-    """One fault. ``pause_s``: of the ranks that are left, less a step."""
-
-    kind: str
-    target: str
-    at_s: float
-    pause_s: float
-    ranks_left: int
+    postgresql: bool
 
 
 @dataclass
@@ -62,11 +54,15 @@ class Findings:
     played: list[Played] = field(default_factory=list)
     broken: dict[str, list[str]] = field(default_factory=dict)
 
-    def breach(self, kind: str, words: str) -> None:
-        self.broken.setdefault(kind, []).append(words)
+    def breach(self, promise: str, words: str, at_s: float = math.inf, count: int = 1) -> None:
+        """The newest fault before that moment is to blame."""
+        self.broken.setdefault(promise, []).append(words)
+        before = [one for one in self.played if one.at_s <= at_s]
+        if before:
+            before[-1].broken[promise] = before[-1].broken.get(promise, 0) + count
 
     def document(self) -> dict[str, object]:
-        return asdict(self)
+        return {**asdict(self), "kinds": [asdict(row) for row in by_kind(self.played)]}
 
 
 class Chaos:
@@ -88,7 +84,7 @@ class Chaos:
 
     def run(self) -> Findings:
         """Until the time is over or all faults were played. Raises ServiceError if services can't be started."""
-        self._cluster.start_coordinator()
+        self._cluster.coordinators.start()
         while not self._over():
             self._one_job()
         for job_id in self._jobs:
@@ -121,25 +117,31 @@ class Chaos:
         """Raises ServiceError if the ranks that are left do not go on."""
         until(lambda: self._cluster.connected(trained.ranks), "daemons are connected to the coordinator")
         before = len(trained.pids())
+        played = self._begin(fault.kind)
         target, began, ended = self._injector.play(fault, trained)
         self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
         halted = ended - began if KINDS[fault.kind].halts else 0.0
         lost = before - len(trained.pids())
-        self._note(fault.kind, trained, began, halted, f"{target} ({lost} ranks)" if lost else target)
+        self._note(played, trained, began, halted, f"{target} ({lost} ranks)" if lost else target)
+        self._injector.repair(fault, target, trained)
         if not lost:
             return
         self._start_nodes()
         if fault.alone:
             began = time.monotonic()
+            played = self._begin(JOIN)
             self._wait_until_whole(trained)
-            self._note(JOIN, trained, began, 0.0, f"{len(trained.pids())} ranks again")
+            self._note(played, trained, began, 0.0, f"{len(trained.pids())} ranks again")
 
-    def _note(self, kind: str, trained: Trained, began: float, halted: float, target: str) -> None:
+    def _begin(self, kind: str) -> Played:
+        self.findings.played.append(Played(kind, "", time.monotonic() - self._began))
+        return self.findings.played[-1]
+
+    def _note(self, played: Played, trained: Trained, began: float, halted: float, target: str) -> None:
         diaries = [diary for pid, diary in self._diaries.read().items() if pid in trained.pids()]
         pause = longest_pause(diaries, began, time.monotonic()) - usual_step(diaries, began) - halted
-        played = Played(kind, target, began - self._began, max(0.0, pause), len(trained.pids()))
-        self.findings.played.append(played)
-        self._tell(f"{self.faults:4}  {kind} {target}: pause {played.pause_s * 1e3:.0f} ms")
+        played.target, played.pause_s, played.ranks_left = target, max(0.0, pause), len(trained.pids())
+        self._tell(f"{self.faults:4}  {played.kind} {target}: pause {played.pause_s * 1e3:.0f} ms")
 
     @property
     def faults(self) -> int:
@@ -190,7 +192,7 @@ class Chaos:
         job_id = self._cluster.call(lambda client: client.submit(spec)).job_id
         self._jobs.append(job_id)
         self.findings.jobs += 1
-        trained = Trained(job_id, folder, {})
+        trained = Trained(job_id, folder, wanted.nnodes, {})
         ranks = wanted.nnodes * wanted.nproc_per_node
         deadline = time.monotonic() + PLACED_S
         while len(self._diaries.read()) < ranks or not self._goes_on(list(self._diaries.read()), 0.0):
@@ -241,9 +243,9 @@ class Chaos:
         for pid in trained.pids():
             if not (pid in diaries and diaries[pid].ended):
                 self.findings.breach("stuck", f"process {pid} of job {trained.job_id} did not come to its end")
-        for kind, words in violations(diaries).items():
-            for one in words:
-                self.findings.breach(kind, f"job {trained.job_id}: {one}")
+        for breach in violations(diaries):
+            words = f"job {trained.job_id}: {breach.words}"
+            self.findings.breach(breach.promise, words, breach.at - self._began, breach.count)
         for (ranks, number), digest in whole_epochs(diaries).items():
             first, job_id = self._whole.setdefault((ranks, number), (digest, trained.job_id))
             if first != digest:
@@ -260,6 +262,7 @@ class Chaos:
             self.findings.breach("stuck", f"job {job_id} is {job_state(job.state)}: {job.reason}")
 
 
-def rooted() -> bool:
-    """Whether this user may mount disks."""
-    return os.geteuid() == 0
+def what_is_there(postgresql: bool) -> set[Need]:
+    """Of all that faults may need: whether this user may mount disks, and which database there is."""
+    found: set[Need] = {"postgresql" if postgresql else "sqlite"}
+    return found | {"root"} if os.geteuid() == 0 else found

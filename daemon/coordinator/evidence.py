@@ -106,9 +106,7 @@ def ending(job: JobRecord) -> bool:
 def settled(job: JobRecord) -> bool:
     """True if every host has entered the current generation, and has state; or if the job holds."""
     return job.plan.holds or all(
-        (host.entered == job.generation and not host.has_newcomers)
-        or host.phase is Phase.STOPPED
-        for host in job.hosts
+        (host.entered == job.generation and not host.has_newcomers) or host.phase is Phase.STOPPED for host in job.hosts
     )
 
 
@@ -118,4 +116,3 @@ def passed(job: JobRecord) -> bool:
     if job.plan is not Plan.PLANNED:
         return True
     return any(host.entered == job.generation and not host.new for host in job.hosts)
-

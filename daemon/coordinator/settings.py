@@ -35,6 +35,8 @@ class Settings(BaseSettings):
     # A connection that shows no token is shut down after so long.
     stranger_s: float = Field(10.0, gt=0, le=3600)
     settle_s: float = Field(1.0, ge=0, le=60)
+    # After newcomers have failed nobody is started for so long, then twice as long, and so on.
+    rejoin_s: float = Field(60.0, gt=0, le=3600)
     # A daemon that can't renew its lease for so long ends its ranks; 0: never.
     fence_after: float = Field(60.0, ge=0, le=86_400)
     # Every rank must have been started so long after its job was placed.

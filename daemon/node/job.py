@@ -255,8 +255,7 @@ class Job:
             case events.StartNewcomers(members):
                 self._run(self._start_newcomers(members))
             case events.SetPeers(addresses):
-                if self.engine.present.generation == self.spec.generation:  # else it gets them when it has followed
-                    self.engine.set_peers(addresses)
+                self.engine.set_peers(self.state.generation, addresses)
             case events.RegroupEngine():
                 self._run(self.engine.follow(lambda: (self.spec, self.state.peers)))
             case events.Abort(reason):

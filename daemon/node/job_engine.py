@@ -79,9 +79,10 @@ class JobEngine:
         if self._engine is not None:
             self._engine.abort(reason)
 
-    def set_peers(self, addresses: tuple[str, ...]) -> None:
-        """Where the engines of all hosts are."""
-        if self._engine is None or self._orphaned:
+    def set_peers(self, generation: int, addresses: tuple[str, ...]) -> None:
+        """Where the engines of all hosts of a generation are. Of one that the engine is not in yet, ``follow`` tells
+        it."""
+        if self._engine is None or self._orphaned or generation != self.present.generation:
             return
         try:
             self._engine.set_peers(list(addresses))
@@ -111,9 +112,9 @@ class JobEngine:
             if not spec.planned:
                 self._orphaned = False
                 self._entered(spec.generation)
-                now, peers = newest()
-                if now.generation == spec.generation and peers:
-                    self.set_peers(peers)
+                now, peers = newest()  # the same generation may have been told again meanwhile, with other newcomers
+                if peers:
+                    self.set_peers(now.generation, peers)
 
     async def open_lobby(self, tokens: dict[int, bytes]) -> None:
         """Lets newcomers in, beside the generation that goes on. Raises core.CoreError."""

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import TYPE_CHECKING
+
+import pytest
+
+from bagua.chaos.plan import KINDS as KINDS_OF_FAULTS
+from bagua.cli.chaos_postgres import find_binaries
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
-KINDS = "kill-rank,cut-link,corrupt-link,kill-coordinator"
+KINDS = "kill-rank,cut-link,corrupt-link,kill-coordinator,pause"
+LONG = "kill-newcomer,kill-taker,scale,drain,kill-leader,kill-database"
 
 
 def test_chaos(sandbox: Sandbox) -> None:
-    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--seed", "5")  # the rank is killed last
-    done = sandbox.bagua("chaos", "--minutes", "2", "--faults", "4", "--kinds", KINDS, *shape, "--output", "json")
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--seed", "16")  # the rank is killed last
+    done = sandbox.bagua("chaos", "--minutes", "2", "--faults", "5", "--kinds", KINDS, *shape, "--output", "json")
     assert done.code == 0, done.text
     found = json.loads(done.out)
-    assert sorted(one["kind"] for one in found["played"]) == sorted(KINDS.split(","))
+    rows = {row["kind"]: row["times"] for row in found["kinds"]}
+    assert rows == {**dict.fromkeys(KINDS.split(","), 1), **({"join": 1} if "join" in rows else {})}
     assert found["broken"] == {} and found["epochs"] > 0 and found["jobs"] == 1
+    sandbox.assert_all_gone(within=20)
+
+
+@pytest.mark.full
+def test_newcomers_and_two_coordinators(sandbox: Sandbox) -> None:
+    if find_binaries() is None or importlib.util.find_spec("psycopg") is None:
+        pytest.skip("PostgreSQL: no binaries on this machine, or no package psycopg")
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--postgresql", "--log-dir", sandbox.folder / "logs")
+    done = sandbox.bagua("chaos", "--minutes", "5", "--faults", "6", "--kinds", LONG, *shape, deadline=400.0)
+    assert done.code == 0, done.text
+    assert "kill-taker" in done.out and "6 faults in" in done.out and "No promises broken." in done.out
+    assert [path.name for path in (sandbox.folder / "logs").glob("coordinator*")]
+    assert list((sandbox.folder / "logs").rglob("diary-*"))
     sandbox.assert_all_gone(within=20)
 
 
 def test_bad_options(sandbox: Sandbox) -> None:
     done = sandbox.bagua("chaos", "--kinds", "kill-rank,fire")
     assert done.code == 2 and "There is no fault 'fire'" in done.err
-    assert "SIGKILL of a rank" in sandbox.bagua("chaos", "--list").out
+    listed = sandbox.bagua("chaos", "--list").out.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == list(KINDS_OF_FAULTS)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
 
@@ -42,6 +43,7 @@ def in_generation(service: Service, job_id: str, generation: int) -> dict[str, A
     return found
 
 
+@pytest.mark.full  # test_elastic_promise.py loses a rank and a host, too
 def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()
@@ -155,3 +157,30 @@ def test_a_run_goes_on_without_a_killed_rank(sandbox: Sandbox) -> None:
     document = json.loads(finished.out.splitlines()[-1])
     assert (finished.code, document["state"], document["generation"]) == (0, "succeeded", 2), finished.text
     assert [(rank["member"], rank["signal"]) for rank in document["gone"]] == [(1, 9)]
+
+
+BEGINS = """
+import os, signal
+if os.environ["RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+import torch
+import torch.distributed as dist
+import bagua.torch_api as bagua
+bagua.init_process_group()
+mine, theirs = torch.ones(1), torch.ones(1)
+bagua.allreduce_inplace(mine)
+dist.all_reduce(theirs)
+print(f"rank {bagua.get_rank()} of {bagua.get_world_size()} sums {mine.item():g} {theirs.item():g}", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_is_killed_before_it_has_joined(sandbox: Sandbox) -> None:
+    """Its process has ended: the others, which come later, go on without it, and events say why."""
+    script = sandbox.script("train.py", BEGINS)
+    process = sandbox.start(*sandbox.command, "run", "--elastic", "--nproc-per-node", "3", "--output", "json", script)
+    finished = sandbox.finish(process, time.monotonic())
+    document = json.loads(finished.out.splitlines()[-1])
+    assert (finished.code, document["state"], document["generation"]) == (0, "succeeded", 2), finished.text
+    assert "generation 2: rank 0 on node node-0 was killed by SIGKILL" in finished.err
+    assert all(f"rank {rank} of 2 sums 2 2" in finished.err for rank in range(2)), finished.text

@@ -56,7 +56,7 @@ class Training:
         job = self.service.wait_for_state(self.id, ["succeeded", "failed"], within=2 * SOON_S)
         assert job["state"] == "succeeded", job["reason"]
         found = self.diaries()
-        assert not any(violations(found).values()), "samples lost 0, samples doubled 0, replicas different 0"
+        assert violations(found) == [], "samples lost 0, samples doubled 0, replicas different 0"
         return {pid: diary for pid, diary in found.items() if diary.ended}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api import communication
-from bagua.torch_api.comm import coalesced
+from bagua.torch_api.comm import admission, coalesced, state_copy, units
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -50,6 +50,10 @@ class FakeRuntime:
         """Returns when the current stream has done what it holds."""
         self._library.fake_cuda_drain(ctypes.c_void_p(self.stream()))
 
+    def synchronize(self) -> None:
+        """Waits on the host for the current stream, as the library does it: this is counted."""
+        assert self._library.cudaStreamSynchronize(ctypes.c_void_p(self.stream())) == 0
+
     def watch_this_thread(self) -> None:
         """From now on it is counted how often this thread waits for the device."""
         self._library.fake_cuda_watch_this_thread()
@@ -65,22 +69,26 @@ class FakeRuntime:
 
 
 class _HostMoment:
-    def __init__(self) -> None:
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
         self._now = time.monotonic_ns()
 
     def passed(self) -> bool:
         return True
 
     def await_on_host(self) -> None:
-        pass
+        self._runtime.synchronize()
 
     def nanoseconds(self) -> int:
         return self._now
 
 
 class _HostClock:
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+
     def now(self) -> _HostMoment:
-        return _HostMoment()
+        return _HostMoment(self._runtime)
 
 
 class FakeCuda(port.Cuda):
@@ -101,7 +109,7 @@ class FakeCuda(port.Cuda):
         return self._runtime.stream()
 
     def clock(self, index: int) -> Any:
-        return _HostClock()
+        return _HostClock(self._runtime)
 
     @contextlib.contextmanager
     def by_way_of(self, stream: object) -> Iterator[None]:
@@ -129,6 +137,13 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (ModelBuckets, "_of_rank_0"),
     (ModelBuckets, "level_out"),
     (DistributedModel, "_reduce_loss"),
+    (units, "call_the_roll"),
+    (units.Units, "_exchange_flags"),
+    (admission, "broadcast_bytes"),
+    (admission, "gather_rows"),
+    (admission, "gather_texts"),
+    (state_copy, "gather_rows"),
+    (state_copy, "largest"),
     (coalesced, "broadcast_object"),
     (communication, "broadcast_object"),
 )

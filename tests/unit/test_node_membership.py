@@ -206,6 +206,15 @@ def test_a_newcomer_that_has_entered_can_not_go_back(entered_first):
     assert not told and job.phase is Phase.RUNNING and all(rank.phase is RankPhase.EXITED for rank in job.lobby)
 
 
+def test_a_loss_may_be_told_before_the_beginning_of_its_generation():
+    """As of a newcomer that ends as soon as it is in: whoever else is in it or out of it is known all the same."""
+    job = drive(with_newcomer(), ev.ReadyToJoin(7), plan(2, (2, 7)))[0]
+    job, told = drive(job, ev.Suspended(2, -1, "rank 7 is gone"), ev.Entered(2, (2, 7)), now=10.0)
+    assert not told and (job.entered, job.suspended) == (2, "rank 7 is gone")
+    assert not any(rank.outside or rank.ready for rank in job.ranks)
+    assert [rank.member for rank in job.leaving] == [3] and job.deadline == 10.0 + membership.LEAVE_S
+
+
 def test_who_is_dismissed_ends_by_itself():
     job, told = drive(elastic(), plan(2, (2,)))
     assert told == [ev.RegroupEngine()] and numbers(job.leaving) == [3] and job.deadline is None

@@ -15,6 +15,7 @@ from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tenso
 from bagua.torch_api.comm.members import world_number
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
 from bagua.torch_api.comm.units import Units, nothing
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Regrouped
 from bagua.torch_api.join.session import Session
 
@@ -106,8 +107,11 @@ class ElasticCommunicator(Communicator):
             super().allreduce_inplace(tensor, op, codec=codec)
 
     def _repeats(self, tensor: object) -> bool:
-        """Whether an operation on this tensor is a unit of its own. Those on a GPU are not: nobody waits for them."""
-        return not self._units.inside and check_tensor(tensor, "tensor").is_cpu
+        """Whether an operation on this tensor is a unit of its own."""
+        if self._units.inside:
+            return False
+        check_tensor(tensor, "tensor")
+        return True
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
         self._units.run(self.id, lambda: self, attempt, commit=commit)
@@ -149,6 +153,8 @@ def _once(name: str) -> Callable[..., None]:
         generation = self._session().membership.generation
         try:
             plain(self, *arguments, **named)
+            if not self._units.inside:
+                devices(self._session()).await_results()
         except Regrouped as error:
             if self._units.inside:
                 raise

@@ -105,10 +105,17 @@ class Members:
     def renew(self) -> None:
         """In a new generation of the job: the members that are left, by their new ranks."""
         self.renew_ranks()
+        for twin in self._twins.values():
+            twin.forget()
         self._twins.clear()
         if self._is_known() and not self.lost:
             assert self.connection is not None
             self.connection.create_comm(self.id, self.ranks)
+
+    def forget(self) -> None:
+        """It has ended with its generation, and another one gets its number."""
+        if self._destroy is not None:
+            self._destroy.detach()
 
     def _is_known(self) -> bool:
         """Whether the daemon is to know it."""

@@ -26,8 +26,11 @@ UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order."""
+    """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order. Of
+    a tensor on a GPU it is a copy on the host."""
     plain = tensor.detach()
+    if not plain.is_cpu:
+        plain = plain.contiguous().cpu()
     if not plain.is_contiguous():
         plain = torch.as_strided(plain, (plain.numel(),), (1,)) if _has_no_gaps(plain) else plain.contiguous()
     return plain.view(-1).view(torch.uint8)

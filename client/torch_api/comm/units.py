@@ -21,6 +21,7 @@ from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import Session
 
@@ -37,6 +38,7 @@ class Units:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._devices = devices(session)
         self._ledger = Ledger()
         self._thread = 0  # that runs a unit now
         # The most batches of a member in this step, minus the least, and the newest generation that was announced.
@@ -72,7 +74,8 @@ class Units:
         """Runs ``attempt`` until it is whole on all members of the present generation; then ``commit``, once. Returns
         what ``attempt`` returned.
 
-        ``attempt`` communicates, and leaves the old values as they are. ``again`` is called before it is tried once
+        ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
+        waits for them once. ``again`` is called before it is tried once
         more. ``commit`` puts the results in their place. ``scope``: number of the communicator in whose order it goes.
         ``members``: who takes part, asked when ``attempt`` is over.
         """
@@ -86,6 +89,7 @@ class Units:
                 generation = self._session.membership.generation
                 try:
                     found = attempt()
+                    self._devices.await_results()
                     self._ledger.set_ready(scope)
                     self._exchange_flags(members())
                     self._exchanged[scope] = generation
@@ -139,6 +143,18 @@ class Units:
             )
 
     # Changes of membership
+
+    def begin(self) -> None:
+        """This process has joined. Where members have been lost already, it enters the present generation as the others
+        do, and waits for them: all tell each other how far they are."""
+        membership = self._session.membership
+        if membership.lobby:
+            return
+        if self._session.connection.generation_is_over():
+            self.recover(membership.generation)
+        elif membership.later:
+            self._heard_in = 0
+            self.recover(self._heard_in)
 
     def recover(self, generation: int) -> None:
         """After Regrouped in ``generation``: enters the next one, where that has not been done since, and hears
@@ -208,6 +224,8 @@ class Units:
     def _hear(self) -> None:
         session, generation = self._session, self._session.membership.generation
         first = self._heard_in != generation
+        if session.companion is not None:
+            session.companion.leave()
         rows = call_the_roll(session, self._row())
         outcome = settle({member: row.standing for member, row in rows.items()})
         whole = {member: row for member, row in rows.items() if member not in outcome.newcomers}
@@ -222,14 +240,18 @@ class Units:
         if not session.newcomer and (first or outcome.copies):
             members = [session.membership.members[rank] for rank in session.membership.active]
             self.followers.hear([row.followers for row in whole.values()], members, generation)
+            if session.companion is not None:
+                session.companion.renew([rows[member].offer for member in members])
             session.renew()
         self._heard_in = generation
         LOG.info("Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size)
 
     def _row(self) -> Row:
         if self._session.newcomer:
-            return Row(self._standing, b"", {})
-        return Row(self._standing, self._ledger.tell(), self.followers.tell())
+            return Row(self._standing, b"", {}, "")
+        companion = self._session.companion
+        offer = "" if companion is None else companion.offer()
+        return Row(self._standing, self._ledger.tell(), self.followers.tell(), offer)
 
     def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
         """Newcomers get the state. All others are between the same two steps."""

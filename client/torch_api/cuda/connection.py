@@ -1,16 +1,19 @@
 """Connection of this rank to one GPU: operations on its memory, carried out by the GPU leg of the core.
 
-Nothing here waits on the host but the making of communicators. An operation begins after the current stream's work, and
-``wait`` makes that stream wait. So an error comes to light at the next call after it, not where it happened.
+Nothing here waits on the host but the making of communicators and, in elastic jobs, ``await_results``. An operation
+begins after the current stream's work, and ``wait`` makes that stream wait. So an error comes to light at the next call
+after it, not where it happened.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +25,7 @@ from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.cuda.step_times import CudaSteps
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.cuda.wait_watchdog import WaitWatchdog
-from bagua.torch_api.join.connection import HostConnection, Place, Request, Times
+from bagua.torch_api.join.connection import HostConnection, Place, Regrouped, Request, Times
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ class CudaConnection:
 
     Ranks that live and never come are given up as on the CPU (``BAGUA_WAIT_TIMEOUT_S``): the leg fails.
 
+    In an elastic job each generation has a leg of its own: communicators of the old one were aborted together, and are
+    made again when they are used. Errors come as Regrouped where the generation has ended.
+
     Numbers of communicators are those of twins: see ``Members.twin``.
     """
 
@@ -55,23 +61,45 @@ class CudaConnection:
         self._cuda = PORT.cuda
         module, self._core, self._no_kernels, kernels = _modules()
         self._error: type[Exception] = module.DeviceError
-        try:
-            self._leg: Leg = module.Leg(
-                rank=connection.native,
-                device=index,
-                hosts=self.membership.hosts,
-                me=self.membership.rank,
-                kernels=kernels,
-                world=False,  # perhaps only some of the ranks have CUDA tensors
-            )
-        except self._error as error:
-            raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
+        # Perhaps only some of the ranks have CUDA tensors, so the leg makes no communicator by itself.
+        self._new_leg = functools.partial(
+            module.Leg, rank=connection.native, device=index, kernels=kernels, world=False
+        )
+        self._open()
         self._say_what_is_missing()
-        self._waited: deque[int] = deque()
-        self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
-        self._watchdog = WaitWatchdog(connection.first_warning_s, self._leg.waiting, self._go_on, self._leg.abort)
         self.clock = self._cuda.clock(index)
         self.steps = CudaSteps(recorder, self._times)
+
+    def _open(self) -> None:
+        self.membership = self.connection.membership
+        try:
+            self._leg: Leg = self._new_leg(hosts=self.membership.hosts, me=self.membership.rank)
+        except self._error as error:
+            if self.connection.generation_is_over():
+                raise Regrouped(str(error)) from None
+            raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
+        self._waited: deque[int] = deque()
+        self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
+        first_s = self.connection.first_warning_s
+        self._watchdog = WaitWatchdog(first_s, self._leg.waiting, self._go_on, self._leg.abort)
+
+    def renew(self) -> None:
+        """In a new generation: another leg. Tickets of the old one mean nothing any more."""
+        self._leg.abort("Members have changed: the communicators of the generation that has ended are aborted.")
+        self.close()
+        self.steps.forget()
+        self._open()
+
+    def _translate(self, error: Exception) -> CommunicationError:
+        return (Regrouped if self.connection.generation_is_over() else CommunicationError)(str(error))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The leg's errors become CommunicationError."""
+        try:
+            yield
+        except self._error as error:
+            raise self._translate(error) from None
 
     def _say_what_is_missing(self) -> None:
         missing = dict(self._leg.capabilities()["why_not"])
@@ -88,14 +116,14 @@ class CudaConnection:
 
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
         """See ``Connection``; waits for the other members, the first of which logs the route."""
-        with _Translated(self._error):
+        with self._translated():
             self._leg.create_comm(comm, ranks)
             if self.membership.rank == min(ranks):
                 _log_route(ranks, **self._leg.report(comm))
 
     def destroy_comm(self, comm: int) -> None:
         """See ``Connection``; waits for this rank's operations on it."""
-        with _Translated(self._error):
+        with self._translated():
             self._leg.destroy_comm(comm)
 
     # Memory
@@ -123,7 +151,7 @@ class CudaConnection:
         return CudaTranscoder(self._transcode, number, density, count, length, device)
 
     def _transcode(self, codec: int, count: int, **what: Any) -> None:
-        with _Translated(self._error):
+        with self._translated():
             self._leg.transcode(codec, count, stream=self._cuda.stream(self.index), **what)
 
     # Operations
@@ -137,17 +165,17 @@ class CudaConnection:
         try:
             ticket = self._leg.submit(**native, stream=self._cuda.stream(self.index))
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
         self._in_use[ticket] = src, dst
         return ticket
 
     def done(self, ticket: int) -> bool:
         """Whether the result is there, or never will be. Raises CommunicationError for an error of the device."""
-        with _Translated(self._error):
+        with self._translated():
             return self._leg.done(ticket)
 
     def _times(self, ticket: int) -> Times:
-        with _Translated(self._error):
+        with self._translated():
             return self._leg.times(ticket)
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
@@ -156,13 +184,21 @@ class CudaConnection:
         try:
             self._leg.wait(ticket, self._cuda.stream(self.index))
         except self._error as error:
-            raise CommunicationError(str(error)) from None
+            raise self._translate(error) from None
         finally:
             self._in_use.pop(ticket, None)
         self._waited.append(ticket)
         if len(self._waited) > KEPT_TICKETS:
             self._leg.release(self._waited.popleft())
         return ticket, 0, 0
+
+    def await_results(self) -> None:
+        """Returns when all that the current stream waits for is there: the one wait on the host in a step of an elastic
+        job. Raises Regrouped if it never will be, because the generation has ended, else CommunicationError."""
+        self.clock.now().await_on_host()
+        words = self._leg.error()  # a failure frees the stream without results
+        if words:
+            raise self._translate(CommunicationError(words))
 
     def counters(self) -> dict[str, int]:
         """Counters of the leg."""
@@ -196,20 +232,6 @@ def _log_route(ranks: Sequence[int], route: str, impossible: Mapping[str, str], 
     reasons += "".join(f"; {name} could not be set up: {why}" for name, why in failed.items())
     level = logging.WARNING if failed else logging.INFO
     LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
-
-
-class _Translated:
-    """The leg's errors become CommunicationError."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self._error = error
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, self._error):
-            raise CommunicationError(str(error)) from None
 
 
 def _modules() -> tuple[Any, Any, str, str]:

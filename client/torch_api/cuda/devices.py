@@ -24,11 +24,20 @@ class Devices:
         found = self._open.get(index)
         if found is None:
             found = self._open[index] = CudaConnection(self._session.connection, index, self._session.statistics)
+            if self._session.elastic:
+                self._session.renew_with(found)
         return found
 
     def all(self) -> list[CudaConnection]:
         """Those that were made."""
         return list(self._open.values())
+
+    def await_results(self) -> None:
+        """See ``CudaConnection.await_results``. Nothing in jobs that are not elastic, and where no tensor of a device
+        has come."""
+        if self._session.elastic:
+            for device in self._open.values():
+                device.await_results()
 
     def settle(self) -> None:
         """Counts all steps in the statistics, once they are over."""

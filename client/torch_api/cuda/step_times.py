@@ -34,6 +34,10 @@ class CudaSteps:
         self._open.append(_Step(operations, begin, end))
         self.settle()
 
+    def forget(self) -> None:
+        """The steps that are not counted yet will not be: nobody knows their tickets any more."""
+        self._open.clear()
+
     def settle(self, wait: bool = False) -> None:
         """Counts the steps that are over; with ``wait``, all of them, once they are."""
         while self._open:

@@ -195,6 +195,10 @@ class HostConnection:
         self.membership = self._membership(found)
         return self.membership
 
+    def generation_is_over(self) -> bool:
+        """Whether the present generation has ended before the next one was entered, or the job has."""
+        return self.elastic and bool(self._rank.error())
+
     def planned(self) -> int:
         """The newest generation that was announced: all enter it after the same step."""
         return self._rank.planned()

@@ -53,6 +53,11 @@ class Membership:
         return self.members[self.rank]
 
     @property
+    def later(self) -> bool:
+        """Whether it is another generation than the first one: members have been lost, or have come."""
+        return self.generation > 1 and not self.lobby
+
+    @property
     def active(self) -> tuple[int, ...]:
         """Ranks of the members that take part."""
         return tuple(rank for rank, member in enumerate(self.members) if member not in self.resting)

@@ -32,6 +32,23 @@ class Renewable(Protocol):
         ...
 
 
+class Companion(Protocol):
+    """Something beside the session that is made anew in each generation, at a place that one member tells the others.
+    Members come to each of these calls together, in this order."""
+
+    def leave(self) -> None:
+        """It goes down, if it is up: the generation has ended, or gets other members."""
+        ...
+
+    def offer(self) -> str:
+        """Words of this member for the others."""
+        ...
+
+    def renew(self, offers: Sequence[str]) -> None:
+        """It comes up again. ``offers``: of each rank that takes part."""
+        ...
+
+
 class Session:
     """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself.
 
@@ -48,6 +65,7 @@ class Session:
         self.elastic = self.connection.elastic
         self.newcomer = self.membership.lobby
         self.dismissed = False
+        self.companion: Companion | None = None
         self._daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.memory = SharedMemory(self.connection)
@@ -77,6 +95,8 @@ class Session:
         """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
         environment are those of the new one then, and ``renew`` is to be called. Members that were in none with this
         one rest. Ends the process where the job goes on without it."""
+        if self.companion is not None:
+            self.companion.leave()
         before = self.membership
         known = {before.members[rank] for rank in before.active}
         try:

@@ -25,24 +25,8 @@ class _Torch:
     group: TorchGroup | None = None
 
 
-def init_process_group(
-    store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
-) -> None:
-    """Joins this process to its job. Call it once, before anything else of this library, on every rank.
-
-    A process started by ``bagua run`` or by a node daemon finds its daemon by itself. Any other (torchrun,
-    ``torch.multiprocessing.spawn``, plain ``python``) gets a daemon for the life of the job: RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT say who takes part, as for ``torch.distributed``, or a ``store`` does, together with
-    ``rank``, ``world_size`` and ``local_world_size``, which are then written to the environment. Several such hosts
-    need a secret that all of them hold (BAGUA_JOB_SECRET; client/README.md names the other ways).
-
-    Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo (and NCCL for CUDA tensors), for the program's
-    own calls; nothing of this library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be
-    brought up, a warning says so.
-
-    Raises RuntimeError if called twice, ConfigError for settings that can't be, ServiceError if the daemon refuses or
-    can't be reached, CommunicationError if another rank is lost meanwhile.
-    """
+def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1) -> None:
+    """See ``bagua.torch_api.comm.beginning``, which goes on where this ends."""
     if CURRENT.session is not None and CURRENT.session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already.")
     torch_wanted = torch_distributed.wanted()
@@ -77,8 +61,8 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
 
 def _export(membership: Membership) -> None:
     """Completes the environment, which the rank getters read: launchers set different variables. A newcomer was started
-    with its member number for a rank."""
-    if membership.lobby:
+    with its member number for a rank, and others may have been lost since a process was started."""
+    if membership.lobby or membership.later:
         os.environ.update(membership.variables)
     for name, value in membership.variables.items():
         os.environ.setdefault(name, value)
@@ -86,7 +70,7 @@ def _export(membership: Membership) -> None:
 
 def _begin(session: Session, torch_wanted: bool) -> None:
     _export(session.membership)
-    torch_group = TorchGroup(session, torch_wanted)
+    torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group = torch_group
     atexit.register(_leave, session, torch_group)

@@ -2,6 +2,8 @@
 
 Gloo starts three threads and a listening socket per rank; ranks connect to each other when they first communicate.
 Before torch 2.8 they connect at once, all to all: there either all ranks of a job have it or none.
+In an elastic job it goes down when a generation ends: connections close, and operations under way on them fail. All
+members of the next one find each other anew, at a store of its first member, and start again.
 Processes that are forked (DataLoader workers) inherit its objects without the threads, and freeing these would wait for
 threads for ever: in a forked child they are never freed.
 """
@@ -12,13 +14,16 @@ import ctypes
 import fcntl
 import logging
 import os
+import secrets
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -26,6 +31,7 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ign
 
 from bagua.base.address import is_loopback
 from bagua.torch_api.join import environment
+from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
@@ -34,92 +40,163 @@ SWITCH = "BAGUA_TORCH_DISTRIBUTED"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 LAZY_SINCE = (2, 8)
-TIMEOUT = timedelta(minutes=30)
+LONGEST = timedelta(days=365)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
+CONNECT_AGAIN = timedelta(seconds=5)
+"""In a later generation: that host was reached before, and may have been lost since."""
 ADDRESS_BYTES = 256
+_FILE, _FAILED = "file:", "!"
 MIN = 2  # number of the reduction
 _SIOCGIFADDR = 0x8915
 
 
 class TorchGroup:
-    """The default group of ``torch.distributed``, if it is ours; made for one session."""
+    """The default group of ``torch.distributed``, if it is ours; made for one session.
+
+    ``leave``, ``offer`` and ``renew`` take it into the next generation of an elastic job (``Companion`` in session.py).
+    """
 
     _uses = 0
     _guarded = False
 
     def __init__(self, session: Session, wanted: bool) -> None:
+        self._session = session
         self._pid = os.getpid()
-        self._mine: object = None
+        self._mine: Any = None
+        self._down = False  # between two generations
+        self._offered: Store | None = None
         self._interface: str | None = None
         type(self)._uses += 1
-        if not connects_lazily():
-            wanted = _all_want(session, wanted)
+        if session.membership.later:  # ``renew`` follows
+            self._down = wanted
+            return
         try:
-            store = self._meet(session, wanted)
+            if not connects_lazily():
+                wanted = _all_want(session, wanted)
+            store = self._meet(wanted)
             if store is not None:
-                self._bring_up(session, store)
+                self._bring_up(store, environment.get_master_addr())
+        except Regrouped:  # so it comes with the next generation
+            self._down = wanted
         except (RuntimeError, OSError, ValueError) as error:
-            LOG.warning(
-                "Rank %d could not bring up torch.distributed, which only your own calls of it need: %s",
-                session.membership.rank,
-                str(error).splitlines()[0],
-            )
+            self._warn(error)
 
-    def _bring_up(self, session: Session, store: Store) -> None:
-        """Waits for no other rank, if this torch connects lazily."""
-        membership = session.membership
-        address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(environment.get_master_addr())
+    def _warn(self, error: Exception) -> None:
+        LOG.warning(
+            "Rank %d could not bring up torch.distributed, which only your own calls of it need: %s",
+            self._session.membership.rank,
+            str(error).splitlines()[0],
+        )
+
+    def _bring_up(self, store: Store, towards: str) -> None:
+        """Waits for no other rank, if this torch connects lazily. ``towards``: a host of the job."""
+        membership = self._session.membership
+        address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(towards)
         interface = _interface_of(address)
         if interface is not None and INTERFACE not in os.environ:
             os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
         hook = sys.excepthook
+        place, ranks = membership.active.index(membership.rank), len(membership.active)
         with _setting(LAZY, "1"):
-            distributed.init_process_group(
-                backends(), store=store, rank=membership.rank, world_size=membership.world_size, timeout=TIMEOUT
-            )
+            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
             TorchGroup._guarded = True
             os.register_at_fork(after_in_child=_never_free)
 
-    def _meet(self, session: Session, wanted: bool) -> Store | None:
+    def _meet(self, wanted: bool) -> Store | None:
         """Where Gloo's ranks find each other: a file beside the daemon's socket, or a port of the first host that
         listens on its data address alone. None if this rank or, with several hosts, rank 0 does not want it."""
-        membership = session.membership
+        membership = self._session.membership
         if len(membership.hosts) > 1:
-            return self._meet_across_hosts(session, wanted)
+            return self._meet_across_hosts(wanted)
         if not wanted:
             return None
         if membership.world_size == 1:
             return HashStore()
-        socket_path = Path(session.data_socket)
         # Newcomers have one of their own, and later ones another.
-        file = socket_path.with_name(f"{socket_path.stem}.torch-{membership.members[0]}-{self._uses}")
-        return FileStore(str(file), membership.world_size)
+        return self._file(f"{membership.members[0]}-{self._uses}")
 
-    def _meet_across_hosts(self, session: Session, wanted: bool) -> Store | None:
+    def _file(self, name: str) -> Store:
+        """A file beside the daemon's socket, for the ranks of this host that take part."""
+        socket_path = Path(self._session.data_socket)
+        file = socket_path.with_name(f"{socket_path.stem}.torch-{name}")
+        return FileStore(str(file), len(self._session.membership.active))
+
+    def _meet_across_hosts(self, wanted: bool) -> Store | None:
         """All ranks take part, also those that don't want it: rank 0 tells them."""
-        world_size = session.membership.world_size
+        world_size = self._session.membership.world_size
         store, text = None, b""
-        if wanted and session.membership.rank == 0:
+        if wanted and self._session.membership.rank == 0:
             try:
                 store, text = _listen(environment.get_master_addr(), world_size)
             except (RuntimeError, OSError) as error:
-                text = f"!{error}".encode()[:ADDRESS_BYTES]
-        answer = _tell(session, text).decode(errors="replace")
+                text = f"{_FAILED}{error}".encode()[:ADDRESS_BYTES]
+        answer = _tell(self._session, text).decode(errors="replace")
         if not wanted or not answer:
             return None
-        if answer.startswith("!"):
-            raise RuntimeError(f"rank 0 could not listen at MASTER_ADDR {environment.get_master_addr()}: {answer[1:]}")
-        if store is not None:
-            return store
-        host, _, port = answer.rpartition(":")
-        store = TCPStore(host, int(port), world_size, False, CONNECT, wait_for_workers=False)
-        store.set_timeout(MEETING)
-        return store
+        if answer.startswith(_FAILED):
+            where = environment.get_master_addr()
+            raise RuntimeError(f"rank 0 could not listen at MASTER_ADDR {where}: {answer.removeprefix(_FAILED)}")
+        return store or _store_at(answer, world_size, CONNECT)
+
+    # The next generation
+
+    def leave(self) -> None:
+        """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
+        if self._is_up():
+            self._down = True
+            last = [self._mine]
+            with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
+                self._mine.abort()
+            self.close()
+            # Gloo's threads take 10 ms to end: nobody waits for that here.
+            threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
+
+    def _is_up(self) -> bool:
+        """Whether it is there, and ours: the program may have put its own in its place."""
+        return self._mine is not None and distributed.is_initialized() and distributed.group.WORLD is self._mine
+
+    def offer(self) -> str:
+        """Where the ranks of this generation can meet: said by the first that takes part, empty on others."""
+        membership = self._session.membership
+        self._offered = None
+        if not self._down or membership.rank != membership.active[0]:
+            return ""
+        if len(membership.hosts) == 1:
+            return _FILE + secrets.token_hex(8)
+        try:
+            address = _address_towards(environment.get_master_addr())
+            self._offered, where = _listen(address, len(membership.active))
+        except (RuntimeError, OSError) as error:
+            return f"{_FAILED}{error}"
+        return where.decode()
+
+    def renew(self, offers: Sequence[str]) -> None:
+        """Up again, with the ranks that take part in this generation. ``offers``: what they said, by rank."""
+        if self._down and distributed.is_initialized():  # the program has one of its own now
+            self._down = False
+        offered, self._offered = self._offered, None
+        if not self._down:
+            return
+        self.close()
+        try:
+            if not connects_lazily():
+                raise RuntimeError(f"torch {torch.__version__} can't do it again: 2.8 or newer can.")
+            where = next(filter(None, offers), f"{_FAILED}the first rank has none of ours")
+            if where.startswith(_FAILED):
+                raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)}")
+            if where.startswith(_FILE):
+                self._bring_up(self._file(where.removeprefix(_FILE)), "127.0.0.1")
+            else:
+                store = offered or _store_at(where, len(self._session.membership.active), CONNECT_AGAIN)
+                self._bring_up(store, where.rpartition(":")[0])
+            self._down = False
+        except (RuntimeError, OSError, ValueError) as error:
+            self._warn(error)
 
     def close(self) -> None:
         """Takes it down, if it is still there and ours. Waits for pending calls of the user's own."""
@@ -194,6 +271,11 @@ def _all_want(session: Session, wanted: bool) -> bool:
     return bool(vote.item())
 
 
+def _patience() -> timedelta:
+    """How long operations wait for ranks: as those of ours."""
+    return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
+
+
 def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
     """A store that listens on a free port of ``address``, and where it is."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
@@ -212,6 +294,14 @@ def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
             use_libuv=False,  # which takes no listening socket in torch 2.4
         )
     return store, f"{host}:{port}".encode()
+
+
+def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
+    """The store that listens at ``where``."""
+    host, _, port = where.rpartition(":")
+    store = TCPStore(host, int(port), world_size, False, patience, wait_for_workers=False)
+    store.set_timeout(MEETING)
+    return store
 
 
 def _tell(session: Session, text: bytes) -> bytes:

@@ -53,8 +53,7 @@ class ModelState:
     def give(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
         if not self._runner.grows:
             raise TypeError(
-                "It is on a GPU, or was wrapped with a process group of its own: newcomers are let into models on the "
-                "CPU that all ranks train."
+                "It was wrapped with a process group of its own: newcomers are let into models that all ranks train."
             )
         algorithm = self._model.bagua_algorithm
         if not algorithm.takes_newcomers:

@@ -78,7 +78,6 @@ class Runner:
         """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError that
         names a missing part."""
         device = devices(self.session).of(tensor)
-        self.repeats = False  # a GPU's communicators can't be made again yet
         self._device = self.connection = device
         self.allocate = functools.partial(device.place_empty, device=tensor.device)
         self.transcoder = functools.partial(device.transcoder, device=tensor.device)
@@ -224,6 +223,7 @@ class Runner:
         try:
             if not any(bucket.execution.lost for bucket in begun):
                 times = join_all(begun)
+                devices(self.session).await_results()
             elif any(bucket.execution.ended for bucket in begun):
                 raise Regrouped("An exchange could not begin.")
         except Regrouped:
@@ -328,8 +328,9 @@ class Runner:
         if step.everywhere and bucket.dtype is torch.float32:
             return EverywhereAction(self, bucket, step, carried, first)
         # Members of a device's communicator wait for each other as it is made: in a step, where none can be missing.
-        # In an elastic job only that of all ranks stays the same one.
-        early = isinstance(step.over, str) and (step.over == EVERYONE or (self._device is None and not self.repeats))
+        # In an elastic job only that of all ranks stays the same one, and on a device not even that.
+        everyone, on_host = step.over == EVERYONE, self._device is None
+        early = isinstance(step.over, str) and (everyone and on_host if self.repeats else everyone or on_host)
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)

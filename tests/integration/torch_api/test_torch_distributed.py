@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from rig.faults import kill_self
+from rig.files import await_file
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.communication import CommMember, _torch_to_bagua_pg_map, from_torch_group, new_group
 from bagua.torch_api.data_parallel.functional import all_reduce
+from bagua.torch_api.join.session import current
 from bagua.torch_api.join.torch_distributed import connects_lazily
 
 
@@ -117,3 +122,75 @@ def test_a_rank_that_fails_ends_at_once_with_torch_distributed_up(ranks: Any) ->
     ranks.wait(60)
     assert "on purpose" in started[1].output and "rank 1" in started[0].output
     assert [one.process.returncode for one in started] == [1, 1]
+
+
+def total(member: int) -> float:
+    """The sum of what all ranks have."""
+    tensor = torch.full((1000,), 2.0**member)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def rank_loses_others() -> list[Any]:
+    """Member 0 is lost while others use Bagua, 1 while they are in an all-reduce of torch's. Returns what it saw."""
+    bagua.init_process_group()
+    member = current().membership.member
+    seen: list[Any] = [total(member)]
+
+    @bagua.communication.on_membership_change
+    def note(change: Any) -> None:
+        seen.append((dist.get_rank(), dist.get_world_size(), change.world_size))
+
+    if member == 0:
+        kill_self()
+    bagua.barrier()
+    seen.append(total(member))
+    if member == 1:
+        kill_self()
+    with pytest.raises(RuntimeError, match="onnection"):  # some are not connected to the one that died
+        for _ in range(3):
+            total(member)
+    bagua.barrier()
+    seen.append(total(member))
+    pair = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=pair)
+    seen.append(tensor.item())
+    return seen
+
+
+@pytest.mark.skipif(not connects_lazily(), reason="before torch 2.8 it does not come up again")
+@pytest.mark.parametrize("hosts", [[[0, 1, 2, 3]], [[0, 1], [2, 3]]], ids=["one host", "two hosts"])
+def test_it_comes_up_again_without_lost_ranks(ranks: Any, hosts: list[list[int]]) -> None:
+    ranks.start(rank_loses_others, hosts=hosts, elastic=True)
+    ranks.wait(60)
+    assert [one.process.returncode for one in ranks.started] == [-9, -9, 0, 0], [one.output for one in ranks.started]
+    for place, one in enumerate(ranks.started[2:]):
+        assert one.result() == [15, (place + 1, 3, 3), 14, (place, 2, 2), 12, 2]
+
+
+def rank_meets_newcomers(folder: str) -> list[Any]:
+    """Goes on until three are together. Returns what it saw."""
+    bagua.init_process_group()
+    member = current().membership.member
+    seen: list[Any] = [total(member)]
+    bagua.communication.on_membership_change(lambda _: seen.append(dist.get_world_size()))
+    model = torch.nn.Linear(2, 2)
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
+    if bagua.is_newcomer():
+        await_file(Path(folder, "step"))
+    while True:
+        bagua.wait_to_join()
+        model(torch.ones(1, 2)).sum().backward()
+        Path(folder, "step").touch()
+        if bagua.get_world_size() == 3:
+            return [*seen, total(member)]
+
+
+@pytest.mark.skipif(not connects_lazily(), reason="before torch 2.8 it does not come up again")
+@pytest.mark.parametrize("host", [0, 1], ids=["the same host", "another host"])
+def test_it_comes_up_again_with_newcomers(ranks: Any, tmp_path: Path, host: int) -> None:
+    ranks.start(rank_meets_newcomers, 2, elastic=True, folder=str(tmp_path))
+    ranks.join(rank_meets_newcomers, [2], host, folder=str(tmp_path))
+    ranks.wait(60)
+    assert [one.result() for one in ranks.started] == [[3, 3, 7], [3, 3, 7], [4, 3, 7]]

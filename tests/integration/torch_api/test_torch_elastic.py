@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 import torch
 from rig.engine_hosts import Ranks
+from rig.files import await_file
+from torch import distributed as dist
 from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.base.errors import MembershipChanged
+from bagua.torch_api.join import start as beginning
 from bagua.torch_api.join.session import current
+from bagua.torch_api.join.torch_distributed import TorchGroup, connects_lazily
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -288,3 +292,51 @@ def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks)
     ranks.wait(60.0)
     for one in ranks.started[:2]:
         assert "rank 2" in one.result()
+
+
+def rank_begins(folder: str) -> dict[str, Any]:
+    """Member 0 dies before it joins, and 1 when it has, while 2 waits for both. 3 comes later. Returns what it saw."""
+    member = int(os.environ["RANK"])
+
+    def join_torch(*arguments: Any) -> Any:
+        if member == 1:
+            kill_self()
+        Path(folder, f"joined-{member}").touch()
+        return TorchGroup(*arguments)
+
+    beginning.TorchGroup = join_torch  # type: ignore[assignment, misc]
+    if member == 0:
+        await_file(Path(folder, "joined-2"))
+        kill_self()
+    if member == 3:
+        await_file(Path(folder, "regrouped-3"))
+    bagua.init_process_group()
+    seen: dict[str, Any] = {"member": member, "place": (bagua.get_world_size(), bagua.get_rank())}
+    if connects_lazily():
+        seen["torch"] = dist.get_world_size()
+    mine = torch.full((5,), 2.0**member)
+    bagua.allreduce_inplace(mine)
+    seen["sum"] = mine[0].item()
+    model = seeded(wide_mlp, seed=member)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    for step in range(2):
+        optimizer.zero_grad()
+        wide_square(model, member, step).backward()
+        optimizer.step()
+    return {**seen, "model": flat(model)}
+
+
+def test_losses_while_ranks_begin(ranks: Ranks, tmp_path: Path) -> None:
+    """Those that are left go on, in whichever generation they came."""
+    ranks.start(rank_begins, hosts=[[0, 1], [2, 3]], elastic=True, folder=str(tmp_path))
+    assert ranks.regrouper is not None
+    ranks.regrouper.on_regroup = lambda generation: (tmp_path / f"regrouped-{generation}").touch()
+    ranks.started[0].process.wait(60.0)
+    ranks.regrouper.lose([0])  # as its daemon says, whose child it was
+    ranks.wait(60.0)
+    assert [one.process.returncode for one in ranks.started[:2]] == [-9, -9]
+    found = [one.result() for one in ranks.started[2:]]
+    assert [one["place"] for one in found] == [(2, 0), (2, 1)] and [one["sum"] for one in found] == [12, 12]
+    assert all(one.get("torch", 2) == 2 for one in found)
+    assert torch.equal(found[0]["model"], found[1]["model"])

@@ -1,0 +1,153 @@
+"""Elastic jobs with models on GPUs, without a GPU: CPU tensors count as a device's, over the fakes of
+tests/native/leg."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig import fake_device, placing
+from rig.engine_hosts import Ranks
+from rig.faults import VARIABLE, kill_self
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import test_torch_elastic as losses
+import test_torch_joins as joins
+from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
+
+import bagua.torch_api as bagua
+from bagua.base.errors import MembershipChanged
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.join.session import current
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
+)
+STEPS = 5
+
+
+@pytest.mark.parametrize(
+    ("route", "hosts"),
+    [
+        ("staged", [[0, 1, 2, 3, 4]]),
+        ("flat", [[0, 1, 2], [3, 4]]),
+        pytest.param("", [[0, 1, 2], [3, 4]], marks=pytest.mark.full, id="measured"),
+    ],
+)
+@pytest.mark.parametrize("kills", losses.JOBS[:2], ids=lambda kills: " ".join(kill.phase for kill in kills))
+def test_the_others_go_on_when_ranks_are_killed(
+    ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill]
+) -> None:
+    """As on the CPU: a step counts with all members, or again with those that are left."""
+    told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
+    environment = placing.environment("fake", route) | {VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(losses.rank_train, hosts=hosts, elastic=True, environment=environment)
+    ranks.wait(120.0)
+    losses.check_survivors(ranks, kills)
+
+
+def test_newcomers_join(ranks: Ranks, tmp_path: Path) -> None:
+    environment = placing.environment("fake", "staged")
+    joins.start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, environment=environment)
+    joins.join(ranks, tmp_path, [2], 4, 0, environment=environment)
+    joins.join(ranks, tmp_path, [3], 4, 1, environment=environment)
+    members_of = joins.check(joins.results_of(ranks))
+    assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [[0, 1, 2, 3]] * 2
+
+
+def rank_counts_waits() -> tuple[int, int, str]:
+    """Waits of the host in some steps, NCCL's aborts when a rank was lost, and what CUDA does not allow."""
+    bagua.init_process_group()
+    member = current().membership.member
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    runtime = fake_device.RUNTIME
+    assert runtime is not None
+    [device] = devices(current()).all()
+    aborts = before = 0
+    for step in range(2 * STEPS):
+        if step == 2:
+            if member == 2:
+                kill_self()
+            leg = device._leg
+        if step == STEPS:
+            assert bagua.get_world_size() == 2 or not current().elastic
+            aborts = leg.counters()["aborts"]
+            runtime.watch_this_thread()
+            before = runtime.synchronisations()
+        optimizer.zero_grad()
+        wide_square(model, member, step).backward()
+        optimizer.step()
+    return runtime.synchronisations() - before, aborts, runtime.misuse()
+
+
+@pytest.mark.parametrize("route", ["staged", "flat"])
+def test_one_wait_on_the_host_in_each_step(ranks: Ranks, route: str) -> None:
+    """test_torch_device.py has jobs that are not elastic: none there."""
+    environment = placing.environment("fake", route)
+    ranks.start(rank_counts_waits, hosts=[[0, 1], [2]], elastic=True, environment=environment)
+    ranks.wait(60.0)
+    for one in ranks.started[:2]:
+        waits, aborts, misuse = one.result()
+        assert waits == STEPS and aborts == (route == "flat") and not misuse, (waits, aborts, misuse)
+
+
+def rank_reduces() -> Any:
+    """The user's own all-reduce, and an all-gather, when a rank is lost before each."""
+    bagua.init_process_group()
+    member = current().membership.member
+    tensor = torch.full((2000,), 2.0**member)
+    bagua.allreduce_inplace(tensor)
+    if member == 0:
+        kill_self()
+    mine = torch.full((2000,), 2.0**member)
+    bagua.allreduce_inplace(mine)
+    if member == 1:
+        kill_self()
+    everyone = torch.zeros(2 * 3)
+    with pytest.raises(MembershipChanged, match="not repeated by itself"):
+        bagua.allgather(torch.ones(2), everyone)
+    again = torch.zeros(4)
+    bagua.allgather(torch.full((2,), float(member)), again)
+    return tensor[0].item(), mine[-1].item(), again.tolist()
+
+
+def test_primitives_of_the_program(ranks: Ranks) -> None:
+    """An all-reduce is repeated; an all-gather says that a rank was lost, and where it happened."""
+    ranks.start(rank_reduces, nprocs=4, elastic=True, environment=placing.environment("fake", "staged"))
+    ranks.wait(60.0)
+    assert [one.result() for one in ranks.started[2:]] == [(15, 14, [2, 2, 3, 3])] * 2
+
+
+def rank_averages() -> int:
+    """How often the host waits in asynchronous training, until it has averaged once."""
+    bagua.init_process_group()
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    model.with_bagua([optimizer], Algorithm.init("async", sync_interval_ms=0))
+    runtime = fake_device.RUNTIME
+    assert runtime is not None
+    runtime.watch_this_thread()
+    before = runtime.synchronisations()
+    for step in range(2000):
+        optimizer.zero_grad()
+        wide_square(model, current().membership.member, step).backward()
+        optimizer.step()
+        if runtime.synchronisations() > before:
+            break
+    return runtime.synchronisations() - before
+
+
+def test_averages_in_the_background_are_awaited(ranks: Ranks) -> None:
+    """They are no units, and a leg that fails frees them without a result, too."""
+    ranks.start(rank_averages, nprocs=2, elastic=True, environment=placing.environment("fake", "staged"))
+    ranks.wait(60.0)
+    assert [one.result() for one in ranks.started] == [1, 1]
