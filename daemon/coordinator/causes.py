@@ -44,10 +44,10 @@ def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | No
 
 def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
     """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer). Of an
-    elastic job that runs, losses are left to ``membership``."""
+    elastic job that runs, losses are left to ``membership``; and those of ranks also while others are being started."""
     goes_on = job.spec.elastic and job.state.under_way
     failed = [rank for host in job.hosts if host.failed for rank in host.failed]
-    if goes_on:
+    if goes_on or (job.spec.elastic and job.state is JobState.STARTING):
         failed = [rank for rank in failed if not rank.newcomer]
         lost = any(host.withdrawn for host in job.hosts) or any(rank.signal for rank in failed)
         withdrawn = {host.node_id for host in job.hosts if host.withdrawn}
