@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 VERSION = 1
-"""Both ends must have the same: a keeper stays while daemons come and go."""
+"""Both ends must have the same: a keeper stays while daemons come and go. What notes about jobs contain belongs to it."""
 
 Message = dict[str, Any]
 
