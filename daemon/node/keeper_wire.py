@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 VERSION = 1
-"""Both ends must have the same: a keeper stays while daemons come and go. What notes about jobs contain belongs to it."""
+"""Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain."""
 
 Message = dict[str, Any]
 
