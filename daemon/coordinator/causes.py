@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bagua.base.late import LATE
+from bagua.base.late import LATE, ORPHANED
 from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import (
     HostRecord,
@@ -116,7 +116,7 @@ def describe_exit(rank: RankRecord) -> str:
             name = signals.Signals(rank.signal).name
         except ValueError:
             name = f"signal {rank.signal}"
-        return f"{where} was killed by {name}{f'. {last}' if last.startswith((KILLER, LATE)) else ''}"
+        return f"{where} was killed by {name}{f'. {last}' if last.startswith((KILLER, LATE, ORPHANED)) else ''}"
     detail = f": {last}" if last and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
+from bagua.daemon.coordinator.dismissals import stop_late
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
 from bagua.daemon.coordinator.evidence import failed_by_itself, host_loss
 from bagua.daemon.coordinator.generations import Regroup, regrouped
@@ -37,7 +38,7 @@ class Decision:
     outcome: JobState | None = None  # with STOPPING: where the stop leads
     placement: Placement | None = None  # with STARTING
     regroup: Regroup | None = None  # the next generation of a job that goes on
-    wave: Wave | None = None  # newcomers that are started, or given up
+    wave: Wave | None = None  # newcomers that are started, or given up; or those that leave are stopped
     wake_at: float | None = None  # decide again then, if no fact comes before
     note: str = ""  # for the event alone: the job's reason stays its first cause
 
@@ -61,6 +62,8 @@ def apply(job: JobRecord, decision: Decision, now: float, wall: float) -> tuple[
         text = f"WAITING: {reason}" if holds else reason
         return job, (Event("state" if holds else "regrouped", text, job.generation, wall),)
     if decision.wave is not None:
+        if not decision.wave.reason:
+            return decision.wave.job, ()
         return decision.wave.job, (Event(decision.wave.kind, decision.wave.reason, job.generation, wall),)
     if state is job.state:
         if reason == job.reason:
@@ -153,6 +156,9 @@ def _lost_at_start(job: JobRecord, nodes: Nodes, now: float, options: Options) -
 
 def _goes_on(job: JobRecord, nodes: Nodes, now: float, options: Options, wake_at: float | None) -> Decision:
     step, wake = next_generation(job, nodes, now, options)
+    if step is None:
+        step, at = stop_late(job, now, options)
+        wake = min((at for at in (wake, at) if at is not None), default=None)
     if isinstance(step, Regroup):
         return Decision(reason=step.reason, regroup=step)
     if isinstance(step, Wave):
