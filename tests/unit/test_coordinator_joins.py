@@ -559,6 +559,14 @@ def test_who_is_silent_and_accused_is_out_before_its_lease_is_over():
     assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
 
 
+def test_who_talks_to_another_coordinator_is_not_taken_for_silent():
+    c = Cluster("abc")
+    c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
+    c.says("b", suspended="no word from host 0", suspended_nodes=("a",))
+    c.views["b"] = replace(c.views["b"], heard_clock=0.0)
+    assert c.decide(1.0).generation == 2 and len(c.members()) == 3
+
+
 # ---- wishes that can't be met
 
 
