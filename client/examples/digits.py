@@ -122,7 +122,7 @@ def train(options: argparse.Namespace) -> _common.Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -58,6 +58,7 @@ def test_allreduce(tmp_path: Path) -> None:
     check_picture(plot)
 
 
+@pytest.mark.full  # test_train has a codec between hosts, too
 def test_allreduce_with_a_codec_between_hosts() -> None:
     found = bench(
         "allreduce",
@@ -158,6 +159,7 @@ def test_emulated_networks() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.full  # test_net and test_emulated_networks have its two halves
 def test_net_between_emulated_hosts() -> None:
     """Through the wire, not past it: no system is faster than its rate."""
     needs_namespaces()

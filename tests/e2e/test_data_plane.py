@@ -64,6 +64,7 @@ SHARE = """
 """
 
 
+@pytest.mark.full  # integration/data_plane/test_two_jobs.py has two, too
 def test_two_jobs_on_the_same_daemons(service: Service) -> None:
     """Both get on, at about the same speed; results are right; neither holds memory of the other, nor can a rank of one
     join the other."""

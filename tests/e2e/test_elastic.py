@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
 
@@ -42,6 +43,7 @@ def in_generation(service: Service, job_id: str, generation: int) -> dict[str, A
     return found
 
 
+@pytest.mark.full  # test_elastic_promise.py loses a rank and a host, too
 def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()

@@ -85,6 +85,7 @@ RESTART = """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
 
 
+@pytest.mark.full  # the next one starts two of them
 def test_torchrun(sandbox: Sandbox) -> None:
     script = sandbox.script("sum_script.py", SUM)
     done = sandbox.run(*TORCHRUN, "2", script)
@@ -150,6 +151,7 @@ def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sa
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # integration/torch_api/test_torch_daemon.py spawns ranks, too
 def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
     sandbox.script("sum_script.py", SUM)
     script = sandbox.script("spawn.py", SPAWN)

@@ -51,7 +51,9 @@ def run(make_job: Callable[..., Any], layout: Layout, chunk: int, todo: list[cas
     return digests, share
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name.startswith("eight") else ()) for name in SAMPLED]
+)
 def test_sample(make_job: Callable[..., Any], name: str) -> None:
     """Every pair of dtype and op, and every kind, at sizes where something changes; twice, with the same bits."""
     layout, chunk = SAMPLED[name]

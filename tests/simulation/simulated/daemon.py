@@ -188,6 +188,8 @@ class SimulatedDaemon:
         if part.fact.phase == STOPPED:
             return
         if not mine and not lobby and part.present and (part.boundary or part.fact.suspended):
+            if not part.boundary:  # in the middle of a step: its engine hangs up, also on those that had not noticed
+                self._on_death(part.fact.job_id, self.node_id, part)
             self._stop(part, code=0, error="")
         elif mine and (part.boundary or not part.present):
             new = [rank for rank in part.fact.ranks if rank.member in mine and rank.member not in part.present]
