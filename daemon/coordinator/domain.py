@@ -342,6 +342,15 @@ class Change:
         before = {part.index for part in self.old.job.joining}
         return tuple(part for part in self.job.joining if part.index not in before and part.phase is Phase.UNKNOWN)
 
+    def takes(self, node_id: str, boot_id: str) -> int:
+        """Slots that the step takes of a node while this run of its daemon lives, less those that it gives back."""
+
+        def held(job: JobRecord) -> int:
+            there = (part for part in job.parts if (part.node_id, part.boot_id) == (node_id, boot_id))
+            return sum(part.nranks for part in there if part.phase is not Phase.STOPPED)
+
+        return held(self.job) - held(self.old.job)
+
     @property
     def regroups(self) -> bool:
         """True if the parts are others than before."""
@@ -399,7 +408,7 @@ class NodeView:
     slots: int
     used: int  # slots taken by jobs that are not yet stopped on it
     connected: bool
-    heard_clock: float  # while it is not connected: when it was heard of last
+    heard_clock: float  # when it was heard of last; 0: another coordinator holds its session, and knows
     hung_up: bool = False  # its session ended here: it is not only that this coordinator has not met it yet
     last_seen: float = 0.0  # for people
     version: str = ""

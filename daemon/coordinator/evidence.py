@@ -81,14 +81,21 @@ def host_loss(
     if heard is None:
         if accuser is None or node is None or not node.heard_clock:
             return "", None
-        if now < node.heard_clock + options.silence_s:
-            return "", node.heard_clock + options.silence_s
+        late = _silent_at(node.heard_clock, accuser.suspended_clock, options)
+        if now < late:
+            return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
     if now >= heard + options.lease_s:
         return f"node {host.name} has not been heard of for {options.lease_s:g} s", None
     if accuser is not None and node is not None and node.hung_up:
         return f"node {host.name} is gone: its session ended, and node {accuser.node_id} has lost it, too", None
     return "", heard + options.lease_s
+
+
+def _silent_at(heard: float, lost: float, options: Options) -> float:
+    """When a host is silent that was heard of, and lost by a peer, at these moments. Where it was lost before it had
+    been silent for long, its connection broke: its daemon may be starting again, and has the whole time for that."""
+    return (heard if lost >= heard + options.silence_s else max(heard, lost)) + options.silence_s
 
 
 def leaving(job: JobRecord, lost: Iterable[str] = ()) -> bool:

@@ -577,11 +577,28 @@ def test_a_waiting_job_can_be_cancelled():
 def test_who_is_silent_and_accused_is_out_before_its_lease_is_over():
     c = Cluster("abc")
     c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
-    c.views["b"] = replace(c.views["b"], heard_clock=c.now - 1.0)
+    c.views["b"] = replace(c.views["b"], heard_clock=c.now - OPTIONS.silence_s)
     c.decide()
-    assert c.job.generation == 1 and c.wake() == c.now - 1.0 + OPTIONS.silence_s
+    assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
+
+
+def test_a_daemon_that_is_started_again_has_its_time_from_the_loss_on():
+    """Its last word may have been nearly a heartbeat old when it was killed."""
+    c = Cluster("abc")
+    c.says("a", suspended="the connection broke", suspended_nodes=("b",))
+    c.views["b"] = replace(c.views["b"], heard_clock=c.now - 2.9)
+    c.decide()
+    assert c.job.generation == 1 and c.wake() == c.now + OPTIONS.silence_s
     c.decide(OPTIONS.silence_s)
     assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
+
+
+def test_who_talks_to_another_coordinator_is_not_taken_for_silent():
+    c = Cluster("abc")
+    c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
+    c.says("b", suspended="no word from host 0", suspended_nodes=("a",))
+    c.views["b"] = replace(c.views["b"], heard_clock=0.0)
+    assert c.decide(1.0).generation == 2 and len(c.members()) == 3
 
 
 # ---- wishes that can't be met
