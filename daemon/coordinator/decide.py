@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.dismissals import stop_late
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
-from bagua.daemon.coordinator.evidence import failed_by_itself, host_loss
+from bagua.daemon.coordinator.evidence import accusers, failed_by_itself, host_loss
 from bagua.daemon.coordinator.generations import Regroup, regrouped
 from bagua.daemon.coordinator.joins import Wave
 from bagua.daemon.coordinator.membership import next_generation
@@ -149,7 +149,8 @@ def _lost_at_start(job: JobRecord, nodes: Nodes, now: float, options: Options) -
     if job.state is not JobState.STARTING or not job.spec.elastic:
         return {}, None
     silent = [host for host in job.hosts if not failed_by_itself(host)]
-    losses = {host.node_id: host_loss(job, host, nodes, now, options) for host in silent}
+    accused = accusers(job, nodes, options)
+    losses = {host.node_id: host_loss(host, accused.get(host.node_id), nodes, now, options) for host in silent}
     wakes = [wake for words, wake in losses.values() if not words and wake is not None]
     return {name: words for name, (words, _) in losses.items() if words}, min(wakes, default=None)
 
