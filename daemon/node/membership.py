@@ -94,12 +94,15 @@ def _next(state: JobState, event: Regrouped, known: dict[int, Rank], lobby: tupl
 
 def entered(state: JobState, event: Entered, now: float) -> Step:
     """The engine has followed. Whoever is not in the generation may end by itself. A newcomer that is in it, and has to
-    wait for another one, is of no use: it can't go back."""
-    if event.generation <= state.entered:
+    wait for another one, is of no use: it can't go back. That the generation has lost somebody may have been told
+    before: it stays so."""
+    if event.generation < state.entered:
         return state, []
+    after = state
+    if event.generation > state.entered:
+        after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=())
     for member in event.members:
-        state = state.update(member, outside=False, ready=False)
-    after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=())
+        after = after.update(member, outside=False, ready=False)
     for rank in after.leaving:
         if rank.member not in event.members and rank.ends_by is None:
             after = after.update(rank.member, ends_by=now + LEAVE_S)

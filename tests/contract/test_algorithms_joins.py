@@ -62,16 +62,18 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     return found
 
 
-def train(folder: Path, world: str, names: Sequence[str]) -> list[dict[str, list[torch.Tensor]]]:
+def train(
+    folder: Path, world: str, names: Sequence[str], environment: dict[str, str] | None = None
+) -> list[dict[str, list[torch.Tensor]]]:
     hosts, newcomers = WORLDS[world]
     with make_ranks(folder) as ranks:
         arguments = {"names": list(names), "folder": str(folder)}
-        ranks.start(rank_train, hosts=hosts, elastic=True, **arguments)
+        ranks.start(rank_train, hosts=hosts, elastic=True, environment=environment, **arguments)
         assert ranks.regrouper is not None
         ranks.regrouper.on_plan = lambda generation: (folder / "planned").touch()
         await_file(folder / "ready")
         for host, members in newcomers.items():
-            ranks.join(rank_train, members, host, **arguments)
+            ranks.join(rank_train, members, host, environment=environment, **arguments)
         ranks.wait(150.0)
         for one in ranks.started:
             assert one.process.returncode == 0, f"{one.rank}: {one.output}"
@@ -128,7 +130,12 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
     [(world, name) for world, then in BECOMES.items() for name in CASES if then in CASES[name].worlds],
 )
 def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
-    case, results = CASES[name], trained(world)
+    check(trained(world), world, name)
+
+
+def check(results: list[dict[str, list[torch.Tensor]]], world: str, name: str) -> None:
+    """Parameters of this case are those of the reference, on every rank after each step."""
+    case = CASES[name]
     for step, wanted in enumerate(reference(case, world)):
         for rank, values in enumerate(wanted):
             found = results[rank][name][step - (case.steps - len(results[rank][name]))]

@@ -20,6 +20,7 @@ from contract.algorithms.case import flat, mlp, square
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
 from rig.engine_hosts import make_ranks
 from rig.faults import VARIABLE, Fault
+from rig.placing import placed
 
 import bagua.torch_api as bagua
 from bagua import algorithms
@@ -81,7 +82,7 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
     for name in names:
         subject = {**EXACT, **ANEW}[name]
         torch.manual_seed(0)
-        model = mlp()
+        model = placed(mlp())
         optimizers = subject.optimizers(model)
         models[name] = model.with_bagua(optimizers, subject.make()), optimizers
     fault = Fault(lambda: [])
@@ -102,11 +103,13 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-def train(folder: Path, names: list[str], phases: dict[int, str]) -> list[dict[str, list[torch.Tensor]]]:
+def train(
+    folder: Path, names: list[str], phases: dict[int, str], variables: dict[str, str] | None = None
+) -> list[dict[str, list[torch.Tensor]]]:
     """Results of the ranks that are left. ``phases``: in which each of the others is killed."""
     kills = " ".join(f"{member}:{step}:0:{phases[member]}" for member, (step, _) in KILLS.items())
     with make_ranks(folder) as ranks:
-        environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+        environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000", **(variables or {})}
         ranks.start(rank_train, hosts=HOSTS, elastic=True, environment=environment, names=names)
         ranks.wait(150.0)
         for one in ranks.started:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
@@ -17,11 +17,13 @@ class Regrouper:
     def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
         self._lock = threading.RLock()  # one generation is made after the other
         self.generation = 1
+        self._settled = 1  # the newest generation that has begun, or begins at once
         self.hosts = {index: list(members) for index, members in enumerate(hosts)}
         self.joining: dict[int, list[int]] = {}
         self.ready: set[int] = set()
         self.planned: dict[int, list[int]] | None = None  # hosts of the generation that is planned
         self._begun: set[int] = set()  # hosts where it has begun
+        self._gone: set[int] = set()
         self.engines: dict[int, Any] = {}
         self.on_regroup: Callable[[int], None] = lambda generation: None
         self.plans = True
@@ -29,15 +31,19 @@ class Regrouper:
         self.on_plan: Callable[[int], None] = lambda generation: None
 
     def take(self, index: int, event: dict[str, Any]) -> None:
-        """The engine of a host has told something."""
+        """The engine of a host has told something. Hosts tell in any order: that a generation is suspended may come
+        before others, or even this one, have told that it has begun."""
         with self._lock:
             if event["kind"] == "suspended" and event["rank"] >= 0:
-                self.lose([event["rank"]])
+                self._gone.add(event["rank"])
+                if event["generation"] >= self._settled:
+                    self._follow_loss(event["generation"])
             elif event["kind"] == "ready_to_join":
                 self.ready.add(event["rank"])
                 self.admit()
-            elif event["kind"] == "lost" and event["rank"] in self._newcomers():
-                self._forget([event["rank"]])
+            elif event["kind"] == "lost":
+                self._gone.add(event["rank"])
+                self.joining = _without(self.joining, self._gone)
             elif event["kind"] == "regrouped" and event["generation"] == self.generation and self.planned is not None:
                 self._begun.add(index)
                 if self._begun >= set(self.planned):
@@ -46,31 +52,39 @@ class Regrouper:
     def _newcomers(self) -> list[int]:
         return [member for members in self.joining.values() for member in members]
 
-    def _forget(self, gone: Sequence[int]) -> None:
-        self.joining = _without(self.joining, gone)
-        self.ready -= set(gone)
-
     def _settle(self) -> None:
-        """The planned change has taken place everywhere."""
+        """The planned change takes place everywhere."""
         assert self.planned is not None
         self.hosts, self.planned = self.planned, None
-        self._forget([member for members in self.hosts.values() for member in members])
+        self._settled = self.generation
+        self._admitted(self.hosts)
 
-    def lose(self, gone: Sequence[int]) -> None:
-        """The next generation, without these members. Nothing where all have been lost before. It takes the place of
-        one that is planned: newcomers are let in by a later one."""
+    def _admitted(self, hosts: dict[int, list[int]]) -> None:
+        """The members of these hosts are no newcomers any more."""
+        members = [member for ranks in hosts.values() for member in ranks]
+        self.joining = _without(self.joining, members)
+        self.ready -= set(members)
+
+    def _follow_loss(self, generation: int) -> None:
+        """The next generation, without those that are gone, after one that is suspended. It takes the place of one that
+        is planned. If that has begun nowhere, newcomers are let in by a later one: members may have a step to
+        repeat."""
+        if self.planned is not None and (self._begun or generation == self.generation):
+            self._settle()
+        self.hosts = _without(self.hosts, self._gone)
+        self.joining = _without(self.joining, self._gone)
+        self.planned = None
+        if not self.plans:
+            self.hosts = self._with_newcomers()
+            self._admitted(self.hosts)
+        self._regroup()
+        self.admit()
+
+    def lose(self, members: Collection[int]) -> None:
+        """These have ended before they joined, of which no engine tells."""
         with self._lock:
-            if self.planned is not None and any(member in self._newcomers() for member in gone):
-                self._forget(gone)
-            elif not any(member in members for members in self.hosts.values() for member in gone):
-                return
-            self.hosts = _without(self.hosts, gone)
-            self.planned = None
-            if not self.plans:
-                self.hosts = self._with_newcomers()
-                self._forget(self._newcomers())
-            self._regroup()
-            self.admit()
+            self._gone.update(members)
+            self._follow_loss(self.generation)
 
     def again(self) -> None:
         """The next generation, of the same members: a link broke."""
@@ -116,6 +130,7 @@ class Regrouper:
 
     def _regroup(self) -> None:
         self.generation += 1
+        self._settled = self.generation
         members, layout = _layout(self.hosts)
         for place, index in enumerate(self.hosts):
             self.engines[index].regroup(generation=self.generation, host_index=place, hosts=layout, members=members)
@@ -125,7 +140,7 @@ class Regrouper:
         self.on_regroup(self.generation)
 
 
-def _without(hosts: dict[int, list[int]], gone: Sequence[int]) -> dict[int, list[int]]:
+def _without(hosts: dict[int, list[int]], gone: Collection[int]) -> dict[int, list[int]]:
     left = {index: [member for member in members if member not in gone] for index, members in hosts.items()}
     return {index: members for index, members in left.items() if members}
 

@@ -108,8 +108,10 @@ class ElasticCommunicator(Communicator):
 
     def _repeats(self, tensor: object) -> bool:
         """Whether an operation on this tensor is a unit of its own."""
+        if self._units.inside:
+            return False
         check_tensor(tensor, "tensor")
-        return not self._units.inside
+        return True
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
         self._units.run(self.id, lambda: self, attempt, commit=commit)

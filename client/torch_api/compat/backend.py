@@ -12,6 +12,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.groups import _get_default_group
 from bagua.torch_api.compat.bucket import BaguaBucket
 from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
+from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.execution import StartOrder, join_all
 from bagua.torch_api.train.model import DistributedModel
@@ -140,6 +141,8 @@ class Backend:
                     self._start_front()
             running, self._running = self._running, []
         join_all(running)
+        if running:
+            devices(current()).await_results()
         return len(running)
 
     @property

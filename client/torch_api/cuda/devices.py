@@ -33,9 +33,11 @@ class Devices:
         return list(self._open.values())
 
     def await_results(self) -> None:
-        """See ``CudaConnection.await_results``. Nothing where no tensor of a device has come."""
-        for device in self._open.values():
-            device.await_results()
+        """See ``CudaConnection.await_results``. Nothing in jobs that are not elastic, and where no tensor of a device
+        has come."""
+        if self._session.elastic:
+            for device in self._open.values():
+                device.await_results()
 
     def settle(self) -> None:
         """Counts all steps in the statistics, once they are over."""

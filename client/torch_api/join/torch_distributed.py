@@ -18,10 +18,12 @@ import secrets
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -38,7 +40,7 @@ SWITCH = "BAGUA_TORCH_DISTRIBUTED"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 LAZY_SINCE = (2, 8)
-TIMEOUT = timedelta(minutes=30)
+LONGEST = timedelta(days=365)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
@@ -62,7 +64,7 @@ class TorchGroup:
     def __init__(self, session: Session, wanted: bool) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._mine: object = None
+        self._mine: Any = None
         self._down = False  # between two generations
         self._offered: Store | None = None
         self._interface: str | None = None
@@ -98,7 +100,7 @@ class TorchGroup:
         hook = sys.excepthook
         place, ranks = membership.active.index(membership.rank), len(membership.active)
         with _setting(LAZY, "1"):
-            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=TIMEOUT)
+            distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
@@ -116,13 +118,12 @@ class TorchGroup:
         if membership.world_size == 1:
             return HashStore()
         # Newcomers have one of their own, and later ones another.
-        return self._file(f"{membership.members[0]}-{self._uses}")
+        return FileStore(self._file(f"{membership.members[0]}-{self._uses}"), membership.world_size)
 
-    def _file(self, name: str) -> Store:
-        """A file beside the daemon's socket, for the ranks of this host that take part."""
+    def _file(self, name: str) -> str:
+        """Path of a file beside the daemon's socket, for ranks of this host."""
         socket_path = Path(self._session.data_socket)
-        file = socket_path.with_name(f"{socket_path.stem}.torch-{name}")
-        return FileStore(str(file), len(self._session.membership.active))
+        return str(socket_path.with_name(f"{socket_path.stem}.torch-{name}"))
 
     def _meet_across_hosts(self, wanted: bool) -> Store | None:
         """All ranks take part, also those that don't want it: rank 0 tells them."""
@@ -147,7 +148,12 @@ class TorchGroup:
         """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
         if self._is_up():
             self._down = True
+            last = [self._mine]
+            with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
+                self._mine.abort()
             self.close()
+            # Gloo's threads take 10 ms to end: nobody waits for that here.
+            threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
 
     def _is_up(self) -> bool:
         """Whether it is there, and ours: the program may have put its own in its place."""
@@ -160,7 +166,7 @@ class TorchGroup:
         if not self._down or membership.rank != membership.active[0]:
             return ""
         if len(membership.hosts) == 1:
-            return _FILE + secrets.token_hex(8)
+            return _FILE + self._file(secrets.token_hex(8))
         try:
             address = _address_towards(environment.get_master_addr())
             self._offered, where = _listen(address, len(membership.active))
@@ -182,10 +188,11 @@ class TorchGroup:
             where = next(filter(None, offers), f"{_FAILED}the first rank has none of ours")
             if where.startswith(_FAILED):
                 raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)}")
+            ranks = len(self._session.membership.active)
             if where.startswith(_FILE):
-                self._bring_up(self._file(where.removeprefix(_FILE)), "127.0.0.1")
+                self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")
             else:
-                store = offered or _store_at(where, len(self._session.membership.active), CONNECT_AGAIN)
+                store = offered or _store_at(where, ranks, CONNECT_AGAIN)
                 self._bring_up(store, where.rpartition(":")[0])
             self._down = False
         except (RuntimeError, OSError, ValueError) as error:
@@ -262,6 +269,11 @@ def _all_want(session: Session, wanted: bool) -> bool:
             *LAZY_SINCE,
         )
     return bool(vote.item())
+
+
+def _patience() -> timedelta:
+    """How long operations wait for ranks: as those of ours."""
+    return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
 
 
 def _listen(address: str, world_size: int) -> tuple[Store, bytes]:

@@ -223,6 +223,7 @@ class Runner:
         try:
             if not any(bucket.execution.lost for bucket in begun):
                 times = join_all(begun)
+                devices(self.session).await_results()
             elif any(bucket.execution.ended for bucket in begun):
                 raise Regrouped("An exchange could not begin.")
         except Regrouped:

@@ -23,6 +23,7 @@ from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
 from bagua.base.errors import MembershipChanged
+from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
 
@@ -124,3 +125,29 @@ def test_primitives_of_the_program(ranks: Ranks) -> None:
     ranks.start(rank_reduces, nprocs=4, elastic=True, environment=placing.environment("fake", "staged"))
     ranks.wait(60.0)
     assert [one.result() for one in ranks.started[2:]] == [(15, 14, [2, 2, 3, 3])] * 2
+
+
+def rank_averages() -> int:
+    """How often the host waits in asynchronous training, until it has averaged once."""
+    bagua.init_process_group()
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    model.with_bagua([optimizer], Algorithm.init("async", sync_interval_ms=0))
+    runtime = fake_device.RUNTIME
+    assert runtime is not None
+    runtime.watch_this_thread()
+    before = runtime.synchronisations()
+    for step in range(2000):
+        optimizer.zero_grad()
+        wide_square(model, current().membership.member, step).backward()
+        optimizer.step()
+        if runtime.synchronisations() > before:
+            break
+    return runtime.synchronisations() - before
+
+
+def test_averages_in_the_background_are_awaited(ranks: Ranks) -> None:
+    """They are no units, and a leg that fails frees them without a result, too."""
+    ranks.start(rank_averages, nprocs=2, elastic=True, environment=placing.environment("fake", "staged"))
+    ranks.wait(60.0)
+    assert [one.result() for one in ranks.started] == [1, 1]

@@ -1,0 +1,40 @@
+"""Algorithms when ranks join, through the GPU leg without a GPU: CPU tensors count as a device's, over the fakes. Those
+whose residuals are the engine's are left out: these begin at zero in each generation on a GPU. ``--device cuda`` takes
+a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+from contract.test_algorithms_joins import BECOMES, CASES, check, train
+from rig.placing import environment
+
+WORLD = "2 hosts x 1, then 1 and 2"
+FEEDBACK = ("onebit", "topk", "int4")
+NAMES = [
+    name
+    for name, case in CASES.items()
+    if BECOMES[WORLD] in case.worlds and not any(codec in name for codec in FEEDBACK)
+]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, list[torch.Tensor]]]:
+    """Results of all ranks."""
+    device = "cuda" if request.config.getoption("--device") == "cuda" else "fake"
+    return train(tmp_path_factory.mktemp("joins"), WORLD, NAMES, environment(device, "staged"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_join(trained: list[dict[str, list[torch.Tensor]]], name: str) -> None:
+    check(trained, WORLD, name)
