@@ -60,6 +60,9 @@ class Engine:
         # This node is in no generation yet: the first one is a lobby, of its newcomers alone (one host; ``members`` are
         # their new numbers, ``generation`` the job's present one).
         newcomers: bool = False,
+        # Descriptor of an anonymous file, empty or of an engine whose process was killed, with what outlives the
+        # engine: residuals of error feedback. The engine makes a copy. -1: memory of its own.
+        memory: int = -1,
     ) -> None: ...
     def regroup(
         self,

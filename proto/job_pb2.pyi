@@ -518,6 +518,41 @@ class UndrainNodeRequest(google.protobuf.message.Message):
 global___UndrainNodeRequest = UndrainNodeRequest
 
 @typing.final
+class UpgradeNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___UpgradeNodeRequest = UpgradeNodeRequest
+
+@typing.final
+class UpgradeNodeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    FORMER_VERSION_FIELD_NUMBER: builtins.int
+    former_version: builtins.str
+    @property
+    def node(self) -> global___Node: ...
+    def __init__(
+        self,
+        *,
+        node: global___Node | None = ...,
+        former_version: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["former_version", b"former_version", "node", b"node"]) -> None: ...
+
+global___UpgradeNodeReply = UpgradeNodeReply
+
+@typing.final
 class ListNodesReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

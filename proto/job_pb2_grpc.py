@@ -107,6 +107,11 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.Node.FromString,
                 _registered_method=True)
+        self.UpgradeNode = channel.unary_unary(
+                '/bagua.v1.JobService/UpgradeNode',
+                request_serializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -206,6 +211,14 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpgradeNode(self, request, context):
+        """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
+        elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -278,6 +291,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.UndrainNode,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.Node.SerializeToString,
+            ),
+            'UpgradeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpgradeNode,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -660,6 +678,33 @@ class JobService(object):
             '/bagua.v1.JobService/UndrainNode',
             bagua_dot_proto_dot_job__pb2.UndrainNodeRequest.SerializeToString,
             bagua_dot_proto_dot_job__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpgradeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/UpgradeNode',
+            bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

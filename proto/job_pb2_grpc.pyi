@@ -104,6 +104,14 @@ class JobServiceStub:
         bagua.proto.job_pb2.Node,
     ]
 
+    UpgradeNode: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.UpgradeNodeRequest,
+        bagua.proto.job_pb2.UpgradeNodeReply,
+    ]
+    """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
+    elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
+    """
+
 class JobServiceAsyncStub:
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
     "authorization: Bearer TOKEN".
@@ -188,6 +196,14 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.UndrainNodeRequest,
         bagua.proto.job_pb2.Node,
     ]
+
+    UpgradeNode: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.UpgradeNodeRequest,
+        bagua.proto.job_pb2.UpgradeNodeReply,
+    ]
+    """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
+    elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
+    """
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
@@ -301,5 +317,15 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.UndrainNodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.job_pb2.Node, collections.abc.Awaitable[bagua.proto.job_pb2.Node]]: ...
+
+    @abc.abstractmethod
+    def UpgradeNode(
+        self,
+        request: bagua.proto.job_pb2.UpgradeNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.UpgradeNodeReply, collections.abc.Awaitable[bagua.proto.job_pb2.UpgradeNodeReply]]:
+        """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
+        elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
+        """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

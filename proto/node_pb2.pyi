@@ -55,6 +55,7 @@ class NodeFact(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     LOG_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    UPGRADE_REFUSAL_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -69,6 +70,8 @@ class NodeFact(google.protobuf.message.Message):
     def log(self) -> global___LogReply: ...
     @property
     def status(self) -> global___NodeStatus: ...
+    @property
+    def upgrade_refusal(self) -> global___UpgradeRefusal: ...
     def __init__(
         self,
         *,
@@ -78,10 +81,11 @@ class NodeFact(google.protobuf.message.Message):
         progress: bagua.proto.common_pb2.Progress | None = ...,
         log: global___LogReply | None = ...,
         status: global___NodeStatus | None = ...,
+        upgrade_refusal: global___UpgradeRefusal | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status"] | None: ...
+    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal"] | None: ...
 
 global___NodeFact = NodeFact
 
@@ -116,6 +120,8 @@ class Hello(google.protobuf.message.Message):
     BOOT_ID_FIELD_NUMBER: builtins.int
     STREAM_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    LIFE_FIELD_NUMBER: builtins.int
+    UNPACKS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -127,6 +133,10 @@ class Hello(google.protobuf.message.Message):
     """new at each start of the daemon process"""
     stream: builtins.int
     """Counts the streams of this start: a Hello that was on its way for long must not replace a younger one. 0: unknown."""
+    life: builtins.int
+    """Counts the daemon processes below one keeper: a daemon that was killed is started again, with the same boot_id."""
+    unpacks: builtins.bool
+    """understands RunJob.packed"""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -145,9 +155,11 @@ class Hello(google.protobuf.message.Message):
         boot_id: builtins.str = ...,
         stream: builtins.int = ...,
         status: global___NodeStatus | None = ...,
+        life: builtins.int = ...,
+        unpacks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 
@@ -274,6 +286,7 @@ class Directive(google.protobuf.message.Message):
     READ_LOG_FIELD_NUMBER: builtins.int
     END_LOG_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
+    UPGRADE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -288,6 +301,8 @@ class Directive(google.protobuf.message.Message):
     def end_log(self) -> global___EndLog: ...
     @property
     def ack(self) -> global___HeartbeatAck: ...
+    @property
+    def upgrade(self) -> global___Upgrade: ...
     def __init__(
         self,
         *,
@@ -297,12 +312,48 @@ class Directive(google.protobuf.message.Message):
         read_log: global___ReadLog | None = ...,
         end_log: global___EndLog | None = ...,
         ack: global___HeartbeatAck | None = ...,
+        upgrade: global___Upgrade | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade"] | None: ...
 
 global___Directive = Directive
+
+@typing.final
+class Upgrade(google.protobuf.message.Message):
+    """The daemon that is installed now takes over. Its Hello, with the next `life`, is the answer; or a refusal."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___Upgrade = Upgrade
+
+@typing.final
+class UpgradeRefusal(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "request_id", b"request_id"]) -> None: ...
+
+global___UpgradeRefusal = UpgradeRefusal
 
 @typing.final
 class HeartbeatAck(google.protobuf.message.Message):
@@ -416,6 +467,7 @@ class RunJob(google.protobuf.message.Message):
     JOINING_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     host_index: builtins.int
@@ -432,6 +484,10 @@ class RunJob(google.protobuf.message.Message):
     """With planned: all ranks stop after that step and wait for the next RunJob."""
     waiting: builtins.str
     """why the job waits, or why newcomers do, in words: their waits have no limit meanwhile"""
+    packed: builtins.bytes
+    """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
+    get a thousand hosts each.
+    """
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -460,9 +516,10 @@ class RunJob(google.protobuf.message.Message):
         joining: collections.abc.Iterable[global___HostPlan] | None = ...,
         hold: builtins.bool = ...,
         waiting: builtins.str = ...,
+        packed: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

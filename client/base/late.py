@@ -1,8 +1,10 @@
-"""Words that a node says of a rank that it has ended because it was stopped. The coordinator passes them on."""
+"""Words that a node says of a rank that it has ended, and why. The coordinator passes them on."""
 
 from __future__ import annotations
 
 LATE = "It was stopped (SIGSTOP)"
+ORPHANED = "Its daemon was killed"
+ORPHANED_NEWCOMER = f"{ORPHANED} and started again while it prepared to join: others are started."
 
 
 def late_words(seconds: float) -> str:

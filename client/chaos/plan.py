@@ -51,24 +51,29 @@ KINDS = {
     "scale": Kind("planned changes", "bagua job scale to one node less, then back", takes="node", hosts=2),
     "drain": Kind("planned changes", "bagua node drain, then undrain", takes="node", hosts=2),
     "pause": Kind("planned changes", "bagua job pause, and resume after 1 s", lasts_s=1.0, halts=True),
-    "kill-coordinator": Kind("coordinators", "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0),
-    "stop-coordinator": Kind("coordinators", "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
+    "kill-coordinator": Kind(
+        "coordinator, database", "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0
+    ),
+    "stop-coordinator": Kind("coordinator, database", "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
     "kill-leader": Kind(
-        "coordinators", "SIGKILL of the coordinator that leads: the second one does", lasts_s=1.0, needs="postgresql"
+        "coordinator, database",
+        "SIGKILL of the one that leads: the second one does",
+        lasts_s=1.0,
+        needs="postgresql",
     ),
     "stop-leader": Kind(
-        "coordinators", "SIGSTOP of the coordinator that leads, for 8 s", lasts_s=8.0, needs="postgresql"
+        "coordinator, database", "SIGSTOP of the one that leads, for 8 s", lasts_s=8.0, needs="postgresql"
     ),
-    "lock-database": Kind("database", "the database locked for 4 s", lasts_s=4.0, needs="sqlite"),
+    "lock-database": Kind("coordinator, database", "the database locked for 4 s", lasts_s=4.0, needs="sqlite"),
     "kill-database": Kind(
-        "database", "SIGKILL of PostgreSQL, started again after 2 s", lasts_s=2.0, needs="postgresql"
+        "coordinator, database", "SIGKILL of PostgreSQL, started again after 2 s", lasts_s=2.0, needs="postgresql"
     ),
-    "stop-database": Kind("database", "SIGSTOP of PostgreSQL for 4 s", lasts_s=4.0, needs="postgresql"),
-    "cut-link": Kind("network", "connections between two hosts cut", hosts=2),
+    "stop-database": Kind("coordinator, database", "SIGSTOP of PostgreSQL for 4 s", lasts_s=4.0, needs="postgresql"),
+    "cut-link": Kind("network, disk", "connections between two hosts cut", hosts=2),
     "dead-link": Kind("silence, 5 s", "a host's connections carry nothing more", hosts=2),
-    "slow-link": Kind("network", "a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
-    "corrupt-link": Kind("network", "garbage in a connection between hosts", hosts=2),
-    "full-disk": Kind("disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
+    "slow-link": Kind("network, disk", "a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
+    "corrupt-link": Kind("network, disk", "garbage in a connection between hosts", hosts=2),
+    "full-disk": Kind("network, disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
 }
 WHY_NOT = {
     "root": "it needs root",

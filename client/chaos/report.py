@@ -65,19 +65,17 @@ def by_kind(played: Sequence[Played]) -> list[Row]:
 
 
 def by_group(played: Sequence[Played]) -> list[list[str]]:
-    """For a short table: a row for each group of kinds, see SHORT_HEADINGS."""
-    groups = {name: kind.group for name, kind in KINDS.items()} | {JOIN: "joins, in place of those"}
+    """For a short table: a row for each group of kinds, see SHORT_HEADINGS. Joins are no faults."""
     rows = []
-    for group in dict.fromkeys(groups.values()):
-        these = [one for one in played if groups[one.kind] == group]
-        if not these:
-            continue
-        kinds = ", ".join(name for name, its in groups.items() if its == group and name != JOIN)
-        counts = [sum(one.broken.get(promise, 0) for one in these) for promise in ("lost", "doubled", "different")]
-        pauses = [one.pause_s * 1e3 for one in these if one.pause_s is not None]
-        middle, longest = (f"{statistics.median(pauses):.0f}", f"{max(pauses):.0f}") if pauses else ("", "")
-        cells = (len(these), counts[0] + counts[1], counts[2])
-        rows.append([f"{group}: {kinds}" if kinds else group, *map(str, cells), middle, longest])
+    for group in dict.fromkeys(kind.group for kind in KINDS.values()):
+        kinds = [name for name, kind in KINDS.items() if kind.group == group]
+        these = [one for one in played if one.kind in kinds]
+        if these:
+            lost, doubled, different, _ = (sum(one.broken.get(name, 0) for one in these) for name in PROMISES)
+            pauses = [one.pause_s * 1e3 for one in these if one.pause_s is not None]
+            middle, longest = (f"{statistics.median(pauses):.0f}", f"{max(pauses):.0f}") if pauses else ("", "")
+            counts = map(str, (len(these), lost + doubled, different))
+            rows.append([f"{group}: {', '.join(kinds)}", *counts, middle, longest])
     return rows
 
 

@@ -169,8 +169,8 @@ class Injector:
     def _silence(self, node: str, trained: Trained) -> None:
         """A daemon that is stopped until the others go on without it, and wakes up: its ranks must end."""
         service, out = self._cluster.nodes.pop(node), trained.ranks.pop(node)
-        began = time.monotonic()
         with stopped(daemon_pid(service.process.pid)):
+            began = time.monotonic()  # steps before the stop don't count
             until(lambda: self._goes_on(trained.pids(), began), "the others go on without a daemon that is stopped")
         until(lambda: not any(alive(pid) for pid in out), "ranks of a daemon that was out have ended")
         service.process.kill()

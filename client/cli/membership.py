@@ -1,6 +1,7 @@
 """``bagua job scale | pause | resume`` and ``bagua node drain | undrain``: planned changes of elastic jobs.
 
-Each states a wish and returns at once; the change happens after the same training step everywhere.
+Each states a wish and returns at once; the change happens after the same training step everywhere. ``bagua node
+upgrade`` waits for its end.
 """
 
 from __future__ import annotations
@@ -93,6 +94,24 @@ def undrain(
         print_json(node_document(node))
     else:
         print(f"{node_id} {'drains as its daemon will end' if node.draining else 'takes jobs'}")
+
+
+def upgrade(
+    node_id: str = NodeArgument,
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Lets the installed daemon take over from the one that runs there; ranks of elastic jobs wait for it."""
+    from bagua.cli.describe import node_document
+
+    with connect(coordinator, token_file, tls) as client:
+        reply = client.upgrade(node_id)
+    if output is Output.json:
+        print_json({**node_document(reply.node), "former_version": reply.former_version})
+    else:
+        print(f"{node_id} has a new daemon, of version {reply.node.version}; the last one had {reply.former_version}")
 
 
 def _ask(

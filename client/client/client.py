@@ -21,6 +21,7 @@ from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
 PAGE = 1_000  # jobs in one answer
 TIMEOUT_S = 15.0  # of every call that is not a stream
+UPGRADE_S = 320.0  # of a call that may build a core on a node
 PATIENCE_S = 60.0  # how long ``watch`` waits for a coordinator that is being restarted
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
@@ -190,6 +191,13 @@ class Client:
         """Lets jobs begin on the node again. Raises NotFoundError."""
         return self._call(self._stub.UndrainNode, job_pb2.UndrainNodeRequest(node_id=node_id))
 
+    def upgrade(self, node_id: str) -> job_pb2.UpgradeNodeReply:
+        """The daemon that is installed on the node now takes over from the one that runs; returns when it has. Raises
+        NotFoundError, ConflictError if it can't, and UnavailableError if the node is away."""
+        with self._words(UPGRADE_S):
+            request = job_pb2.UpgradeNodeRequest(node_id=node_id)
+            return self._stub.UpgradeNode(request, timeout=UPGRADE_S, metadata=self._metadata)
+
     # ---- helpers
 
     def _call(self, method: Callable[..., Reply], request: Message) -> Reply:
@@ -197,8 +205,8 @@ class Client:
             return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
     @contextmanager
-    def _words(self) -> Iterator[None]:
-        """Turns errors of gRPC into ours."""
+    def _words(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Turns errors of gRPC into ours. ``timeout_s``: of the call, if it is not that of all."""
         try:
             yield
         except grpc.RpcError as error:
@@ -214,6 +222,6 @@ class Client:
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(
-                    f"The coordinator at {self.address} did not answer within {self._timeout_s:g} s."
+                    f"The coordinator at {self.address} did not answer within {timeout_s or self._timeout_s:g} s."
                 ) from error
             raise error_of(code, details) from error

@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bagua.base.late import LATE
+from bagua.base.late import LATE, ORPHANED
 from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import (
     HostRecord,
@@ -44,8 +44,8 @@ def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | No
 
 def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
     """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer). Of an
-    elastic job that runs, losses are left to ``membership``."""
-    goes_on = job.spec.elastic and job.state.under_way
+    elastic job that runs, or is being started, losses are left to ``membership``."""
+    goes_on = job.spec.elastic and (job.state.under_way or job.state is JobState.STARTING)
     failed = [rank for host in job.hosts if host.failed for rank in host.failed]
     if goes_on:
         failed = [rank for rank in failed if not rank.newcomer]
@@ -116,7 +116,7 @@ def describe_exit(rank: RankRecord) -> str:
             name = signals.Signals(rank.signal).name
         except ValueError:
             name = f"signal {rank.signal}"
-        return f"{where} was killed by {name}{f'. {last}' if last.startswith((KILLER, LATE)) else ''}"
+        return f"{where} was killed by {name}{f'. {last}' if last.startswith((KILLER, LATE, ORPHANED)) else ''}"
     detail = f": {last}" if last and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
+from bagua.daemon.coordinator.dismissals import stop_late
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
+from bagua.daemon.coordinator.evidence import failed_by_itself, host_loss
 from bagua.daemon.coordinator.generations import Regroup, regrouped
 from bagua.daemon.coordinator.joins import Wave
 from bagua.daemon.coordinator.membership import next_generation
@@ -36,7 +38,7 @@ class Decision:
     outcome: JobState | None = None  # with STOPPING: where the stop leads
     placement: Placement | None = None  # with STARTING
     regroup: Regroup | None = None  # the next generation of a job that goes on
-    wave: Wave | None = None  # newcomers that are started, or given up
+    wave: Wave | None = None  # newcomers that are started, or given up; or those that leave are stopped
     wake_at: float | None = None  # decide again then, if no fact comes before
     note: str = ""  # for the event alone: the job's reason stays its first cause
 
@@ -60,6 +62,8 @@ def apply(job: JobRecord, decision: Decision, now: float, wall: float) -> tuple[
         text = f"WAITING: {reason}" if holds else reason
         return job, (Event("state" if holds else "regrouped", text, job.generation, wall),)
     if decision.wave is not None:
+        if not decision.wave.reason:
+            return decision.wave.job, ()
         return decision.wave.job, (Event(decision.wave.kind, decision.wave.reason, job.generation, wall),)
     if state is job.state:
         if reason == job.reason:
@@ -116,10 +120,15 @@ def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decis
     """STARTING, RUNNING and WAITING."""
     if job.cancel_reason is not None:
         return Decision(JobState.STOPPING, job.cancel_reason, JobState.CANCELLED)
-    started = job.state is JobState.STARTING and all(host.started for host in job.hosts)
-    if started and job.spec.elastic:  # from now on it survives losses, those that were seen already included
-        return Decision(JobState.RUNNING, f"{all_of(len(job.ranks), 'rank')} started")
-    cause, wake_at = find_cause(job, nodes, now, options)
+    lost, wake_at = _lost_at_start(job, nodes, now, options)
+    started = job.state is JobState.STARTING and all(host.started for host in job.hosts if host.node_id not in lost)
+    if len(lost) == len(job.hosts):
+        return Decision(JobState.STOPPING, "; ".join(lost.values()), JobState.FAILED)
+    if started and job.spec.elastic:  # now losses have their consequences, those that were seen already included
+        there = sum(host.nranks for host in job.hosts if host.node_id not in lost)
+        return Decision(JobState.RUNNING, f"{all_of(there, 'rank')} started")
+    cause, cause_at = find_cause(job, nodes, now, options)
+    wake_at = min((at for at in (wake_at, cause_at) if at is not None), default=None)
     if cause is not None:
         return Decision(JobState.STOPPING, cause.reason, cause.outcome)
     if job.state is JobState.STARTING:
@@ -134,8 +143,22 @@ def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decis
     return Decision(wake_at=wake_at)
 
 
+def _lost_at_start(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[dict[str, str], float | None]:
+    """Nodes of an elastic job that were lost before all ranks were started, each with the reason; and when to look
+    again."""
+    if job.state is not JobState.STARTING or not job.spec.elastic:
+        return {}, None
+    silent = [host for host in job.hosts if not failed_by_itself(host)]
+    losses = {host.node_id: host_loss(job, host, nodes, now, options) for host in silent}
+    wakes = [wake for words, wake in losses.values() if not words and wake is not None]
+    return {name: words for name, (words, _) in losses.items() if words}, min(wakes, default=None)
+
+
 def _goes_on(job: JobRecord, nodes: Nodes, now: float, options: Options, wake_at: float | None) -> Decision:
     step, wake = next_generation(job, nodes, now, options)
+    if step is None:
+        step, at = stop_late(job, now, options)
+        wake = min((at for at in (wake, at) if at is not None), default=None)
     if isinstance(step, Regroup):
         return Decision(reason=step.reason, regroup=step)
     if isinstance(step, Wave):

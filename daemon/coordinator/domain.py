@@ -119,6 +119,16 @@ class RankRecord:
         """Of the process in its job: given once, while ranks are counted anew in each generation."""
         return self.rank if self.member < 0 else self.member
 
+    def moved(self, rank: int, local_rank: int) -> RankRecord:
+        """The same process with another rank. A generation of thousands is counted anew while they wait:
+        ``dataclasses.replace`` would take four times as long."""
+        number = self.number
+        if (rank, local_rank, number) == (self.rank, self.local_rank, self.member):
+            return self
+        made = object.__new__(RankRecord)
+        made.__dict__.update(self.__dict__, rank=rank, local_rank=local_rank, member=number)
+        return made
+
     @property
     def failed(self) -> bool:
         """True if the rank ended and did not end well."""
@@ -151,7 +161,8 @@ class HostRecord:
     takes_newcomers: bool = False  # the program has said so here
     joining: bool = False  # newcomers that prepare to join
     dismissed: bool = False  # out by a planned change: its ranks go on until then, and end by themselves
-    since_clock: float = 0.0  # joining: when it was started, or got ready; dismissed: when that was decided
+    # joining: when it was started, or got ready; dismissed: when all others had gone on (0: not yet)
+    since_clock: float = 0.0
     ranks: tuple[RankRecord, ...] = ()
 
     @cached_property
@@ -168,6 +179,23 @@ class HostRecord:
     def failed(self) -> tuple[RankRecord, ...]:
         """Ranks that did not end well."""
         return tuple(rank for rank in self.ranks if rank.failed)
+
+    @cached_property
+    def losses(self) -> tuple[RankRecord, ...]:
+        """Ranks that an elastic job goes on without: those that failed, and newcomers that have ended in any way. An
+        exception of others ends the job: see ``causes``."""
+        over = (rank for rank in self.ranks if rank.state is RankState.EXITED)
+        return tuple(rank for rank in over if rank.failed or rank.newcomer)
+
+    @cached_property
+    def ending(self) -> bool:
+        """True if the program comes to its end: some rank has left, or has ended well."""
+        return any(rank.left or (rank.state is RankState.EXITED and not rank.failed) for rank in self.ranks)
+
+    @cached_property
+    def has_newcomers(self) -> bool:
+        """True if some rank has no state of the job."""
+        return any(rank.newcomer for rank in self.ranks)
 
     @cached_property
     def new(self) -> bool:
@@ -314,6 +342,15 @@ class Change:
         before = {part.index for part in self.old.job.joining}
         return tuple(part for part in self.job.joining if part.index not in before and part.phase is Phase.UNKNOWN)
 
+    def takes(self, node_id: str, boot_id: str) -> int:
+        """Slots that the step takes of a node while this run of its daemon lives, less those that it gives back."""
+
+        def held(job: JobRecord) -> int:
+            there = (part for part in job.parts if (part.node_id, part.boot_id) == (node_id, boot_id))
+            return sum(part.nranks for part in there if part.phase is not Phase.STOPPED)
+
+        return held(self.job) - held(self.old.job)
+
     @property
     def regroups(self) -> bool:
         """True if the parts are others than before."""
@@ -371,7 +408,7 @@ class NodeView:
     slots: int
     used: int  # slots taken by jobs that are not yet stopped on it
     connected: bool
-    heard_clock: float  # while it is not connected: when it was heard of last
+    heard_clock: float  # when it was heard of last; 0: another coordinator holds its session, and knows
     hung_up: bool = False  # its session ended here: it is not only that this coordinator has not met it yet
     last_seen: float = 0.0  # for people
     version: str = ""
@@ -466,6 +503,9 @@ class Options:
     # them the job fails.
     stall_s: float = 60.0
     max_stalls: int = 5
+    # Ranks that were dismissed have so long to end, once the others have gone on; their daemon ends them before, if it
+    # can.
+    leave_s: float = 90.0
     # Newcomers have so long to get ready; those that are ready wait so long for others of their wave.
     join_s: float = 600.0
     join_wait_s: float = 5.0

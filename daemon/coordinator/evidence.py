@@ -38,14 +38,15 @@ def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence
     lost: dict[str, str] = {}
     wake: list[float] = []
     away = False
+    accused = accusers(job, nodes, options)
     for host in job.hosts:
-        words, at = host_loss(job, host, nodes, now, options)
+        words, at = host_loss(host, accused.get(host.node_id), nodes, now, options)
         if words:
             lost[host.node_id] = words
         elif at is not None:
             wake.append(at)
             away = away or silent_since(host, nodes, options) is not None
-    dead = [rank for host in job.hosts if host.node_id not in lost for rank in host.ranks if _is_loss(rank)]
+    dead = [rank for host in job.hosts if host.losses and host.node_id not in lost for rank in host.losses]
     suspended = tuple(host for host in job.hosts if host.suspended)
     return Evidence(lost, tuple(dead), suspended, away, min(wake, default=None))
 
@@ -57,20 +58,32 @@ def failed_by_itself(host: HostRecord) -> bool:
     return bool(host.error) or any(not rank.signal and not rank.newcomer for rank in host.failed)
 
 
-def host_loss(job: JobRecord, host: HostRecord, nodes: Nodes, now: float, options: Options) -> tuple[str, float | None]:
-    """(why the whole host is out, None), or (empty, when to look again)."""
+def accusers(job: JobRecord, nodes: Nodes, options: Options) -> dict[str, HostRecord]:
+    """Node -> the first host, of those that the coordinator hears, whose engine has lost the one there."""
+    found: dict[str, HostRecord] = {}
+    for witness in job.hosts:
+        if witness.lost_hosts and silent_since(witness, nodes, options) is None:
+            for node_id in witness.lost_hosts:
+                found.setdefault(node_id, witness)
+    return found
+
+
+def host_loss(
+    host: HostRecord, accuser: HostRecord | None, nodes: Nodes, now: float, options: Options
+) -> tuple[str, float | None]:
+    """(why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``."""
     if host.withdrawn or (host.new and host.error):
         return host.error_text, None
     if host.phase is Phase.STOPPED:
         return ("" if host.exited else f"node {host.name} has nothing left of the job"), None
-    accuser = next((other for other in job.hosts if _has_lost(other, host, nodes, options)), None)
     node = nodes.get(host.node_id)
     heard = silent_since(host, nodes, options)
     if heard is None:
         if accuser is None or node is None or not node.heard_clock:
             return "", None
-        if now < node.heard_clock + options.silence_s:
-            return "", node.heard_clock + options.silence_s
+        late = _silent_at(node.heard_clock, accuser.suspended_clock, options)
+        if now < late:
+            return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
     if now >= heard + options.lease_s:
         return f"node {host.name} has not been heard of for {options.lease_s:g} s", None
@@ -79,26 +92,28 @@ def host_loss(job: JobRecord, host: HostRecord, nodes: Nodes, now: float, option
     return "", heard + options.lease_s
 
 
+def _silent_at(heard: float, lost: float, options: Options) -> float:
+    """When a host is silent that was heard of, and lost by a peer, at these moments. Where it was lost before it had
+    been silent for long, its connection broke: its daemon may be starting again, and has the whole time for that."""
+    return (heard if lost >= heard + options.silence_s else max(heard, lost)) + options.silence_s
+
+
 def leaving(job: JobRecord, lost: Iterable[str] = ()) -> bool:
     """True if a rank has taken leave in good order, and its process has not ended yet: it can't be a member, and the
     job must not end while it does."""
-    there = (host for host in job.hosts if host.node_id not in lost)
+    there = (host for host in job.hosts if host.ending and host.node_id not in lost)
     return any(rank.left and rank.state is not RankState.EXITED for host in there for rank in host.ranks)
 
 
 def ending(job: JobRecord) -> bool:
     """True if the program comes to its end: some rank has left, or has ended well."""
-    return any(
-        rank.left or (rank.state is RankState.EXITED and not rank.failed) for host in job.hosts for rank in host.ranks
-    )
+    return any(host.ending for host in job.hosts)
 
 
 def settled(job: JobRecord) -> bool:
     """True if every host has entered the current generation, and has state; or if the job holds."""
     return job.plan.holds or all(
-        (host.entered == job.generation and not any(rank.newcomer for rank in host.ranks))
-        or host.phase is Phase.STOPPED
-        for host in job.hosts
+        (host.entered == job.generation and not host.has_newcomers) or host.phase is Phase.STOPPED for host in job.hosts
     )
 
 
@@ -108,13 +123,3 @@ def passed(job: JobRecord) -> bool:
     if job.plan is not Plan.PLANNED:
         return True
     return any(host.entered == job.generation and not host.new for host in job.hosts)
-
-
-def _is_loss(rank: RankRecord) -> bool:
-    """Also of a newcomer that has ended in any way. An exception of others ends the job: see ``causes``."""
-    return rank.failed or (rank.newcomer and rank.state is RankState.EXITED)
-
-
-def _has_lost(witness: HostRecord, host: HostRecord, nodes: Nodes, options: Options) -> bool:
-    """True if the engine of ``witness``, of which the coordinator hears, has lost ``host``."""
-    return host.node_id in witness.lost_hosts and silent_since(witness, nodes, options) is None

@@ -55,13 +55,13 @@ def survivors(job: JobRecord, lost: Collection[str], now: float, newcomers_stay:
         if host.node_id in lost or host.phase is Phase.STOPPED:
             out.append(_out(host, numbers, job.generation))
             continue
-        running = [rank for rank in host.ranks if rank.state is not RankState.EXITED]
+        running, dead = _by_life(host)
         staying = [rank for rank in running if newcomers_stay or not rank.newcomer]
-        waiting = [rank for rank in running if rank not in staying]
+        waiting = [rank for rank in running if rank.newcomer and not newcomers_stay]
         if not staying and not waiting:
             out.append(_out(host, numbers, job.generation))
             continue
-        out += [_dead_part(host, rank, numbers, job.generation) for rank in host.ranks if rank not in running]
+        out += [_dead_part(host, rank, numbers, job.generation) for rank in dead]
         if waiting:
             joining.append(_lobby(host, waiting, numbers, now))
         if staying:
@@ -73,7 +73,7 @@ def survivors(job: JobRecord, lost: Collection[str], now: float, newcomers_stay:
     return Regroup(counted(hosts, fresh=True), tuple(out), tuple(joining))
 
 
-def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str], now: float) -> Regroup:
+def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str]) -> Regroup:
     """The hosts of now but for those in ``left``, who are dismissed, and the newcomers of ``admitted``."""
     numbers = Numbers(job)
     new = {part.node_id: part for part in admitted}
@@ -81,16 +81,22 @@ def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str
     out: list[HostRecord] = []
     for host in job.hosts:
         if host.node_id in left:
-            out.append(replace(_out(host, numbers, job.generation), dismissed=True, since_clock=now))
+            out.append(replace(_out(host, numbers, job.generation), dismissed=True))
             continue
-        running = [rank for rank in host.ranks if rank.state is not RankState.EXITED]
-        out += [_dead_part(host, rank, numbers, job.generation) for rank in host.ranks if rank not in running]
+        running, dead = _by_life(host)
+        out += [_dead_part(host, rank, numbers, job.generation) for rank in dead]
         part = new.pop(host.node_id, None)
         hosts.append(replace(host, ranks=(*running, *(part.ranks if part is not None else ()))))
     hosts += [replace(part, joining=False, since_clock=0.0) for part in new.values()]
     entering = {part.index for part in admitted}
     joining = tuple(part for part in job.joining if part.index not in entering)
     return Regroup(counted(hosts, fresh=False), tuple(out), joining, plan=Plan.PLANNED)
+
+
+def _by_life(host: HostRecord) -> tuple[list[RankRecord], list[RankRecord]]:
+    """(ranks that run, those that have ended)."""
+    running = [rank for rank in host.ranks if rank.state is not RankState.EXITED]
+    return running, [rank for rank in host.ranks if rank.state is RankState.EXITED]
 
 
 class Numbers:
@@ -110,10 +116,7 @@ def counted(hosts: Iterable[HostRecord], fresh: bool) -> tuple[HostRecord, ...]:
     found: list[HostRecord] = []
     first = 0
     for host in hosts:
-        ranks = tuple(
-            replace(rank, rank=first + local, local_rank=local, member=rank.number)
-            for local, rank in enumerate(host.ranks)
-        )
+        ranks = tuple(rank.moved(first + local, local) for local, rank in enumerate(host.ranks))
         host = replace(host, index=len(found), first_rank=first, nranks=len(ranks), ranks=ranks)
         if fresh:
             host = replace(host, waiting="", suspended="", suspended_clock=0.0, lost_hosts=())

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from bagua.base.errors import InvalidRequestError, ServiceError
+from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import wishes
 from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
@@ -160,6 +160,17 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """Idempotent."""
         view, _ = await self._service.drain(request.node_id, False)
         return node_message(view)
+
+    async def UpgradeNode(self, request: job_pb2.UpgradeNodeRequest, context: Context) -> job_pb2.UpgradeNodeReply:
+        """Returns when the next daemon has come."""
+        former = self._service.node(request.node_id)
+        session = self._sessions.get(request.node_id)
+        if session is None:
+            where = "connected to another coordinator" if former.connected else "not connected"
+            raise UnavailableError(f"Node {request.node_id} is {where}.")
+        await self._sessions.upgrades.upgrade(session)
+        node = node_message(self._service.node(request.node_id))
+        return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
 
     async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
         return await self._answer(await self._service.request(job_id, wish))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, describe_exit
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, NodeView, Options, Phase, RankRecord, RankState
-from bagua.daemon.coordinator.evidence import ending, host_loss
+from bagua.daemon.coordinator.evidence import accusers, ending, host_loss
 from bagua.daemon.coordinator.generations import Numbers, with_former
 from bagua.daemon.coordinator.placement import names
 
@@ -21,11 +21,11 @@ _HOUR_S = 3_600.0
 
 @dataclass(frozen=True)
 class Wave:
-    """Newcomers that are started, or given up, in the current generation. ``job``: afterwards."""
+    """A change beside the current generation: newcomers are started, or given up. ``job``: afterwards."""
 
     job: JobRecord
     kind: str  # of the event
-    reason: str
+    reason: str  # empty: no event tells of it
 
 
 def give_up(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
@@ -87,7 +87,7 @@ def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[W
 
 def hindrance(job: JobRecord) -> str:
     """Why nobody may be started now, in words; empty: nothing stands in the way."""
-    if job.joining or any(rank.newcomer for host in job.hosts for rank in host.ranks):
+    if job.joining or any(host.has_newcomers for host in job.hosts):
         return "others are joining"
     if not any(host.takes_newcomers for host in job.hosts):
         return "its program has not said that it takes newcomers (ElasticSampler.epochs() and wait_to_join() say so)"
@@ -137,7 +137,7 @@ def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options
     if ended is not None:
         return describe_exit(ended), None
     if job.host_index(part.node_id) is None:
-        words, at = host_loss(job, part, nodes, now, options)
+        words, at = host_loss(part, accusers(job, nodes, options).get(part.node_id), nodes, now, options)
         if words:
             return words, None
         if part.error:

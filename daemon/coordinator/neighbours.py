@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.domain import NodeRecord, Stored
+from bagua.daemon.coordinator.domain import NodeRecord, NodeView, Stored
 
 RESYNC_S = 0.5  # how often to look for what other coordinators have changed
 
@@ -48,6 +48,15 @@ class Neighbours:
     def may_live(self, owner: str) -> bool:
         """The same of one that may have come a moment ago."""
         return owner not in self._seen or self.lives(owner)
+
+    def heard_of(self, node: NodeRecord, view: NodeView | None, now: float) -> float:
+        """When a node without a session here was heard of last. 0: only the coordinator that holds its session knows.
+        ``view``: of it, so far."""
+        if self.connected(node):
+            return 0.0
+        if view is not None and not view.connected:
+            return view.heard_clock
+        return now if view is None or node.owner is None else self.heard(node.owner)
 
     def connected(self, node: NodeRecord) -> bool:
         """True if another coordinator, which lives, holds the session of the node."""

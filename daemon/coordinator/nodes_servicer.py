@@ -70,7 +70,7 @@ class NodeServicer:
         for job in jobs:
             scopes.check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
-        session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream)
+        session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life, hello.unpacks)
         if not self._sessions.youngest(session):
             raise UnavailableError("This daemon has opened another stream since.")
         session.note_heard(self._clock.now())
@@ -81,6 +81,7 @@ class NodeServicer:
         try:
             restarted = await self._intake.introduce(session, node, jobs)
             log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
+            self._sessions.upgrades.introduced(session)
             await context.write(node_pb2.Directive(welcome=self._welcome))
             reason = await self._serve(session, context)
         finally:
@@ -163,6 +164,8 @@ class NodeServicer:
             self._sessions.log_reply(session, fact.log)
         elif kind == "status":
             self._intake.leaving(session, fact.status.draining)
+        elif kind == "upgrade_refusal":
+            self._sessions.upgrades.refused(session, fact.upgrade_refusal)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
 

@@ -28,12 +28,13 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
     admitted, wake = _ready(job, now, options)
     left = _leaving(job, nodes)
     admitted = admitted[: _room(job, nodes, left, admitted)]
-    step = changed(job, admitted, left, now)
-    if len(step.hosts) < job.least:
+    new = {part.node_id for part in admitted if job.host_index(part.node_id) is None}
+    if len(job.hosts) - len(left) + len(new) < job.least:
         wait = None if holds or enough(job) else _hold(job, below(job))
         return wait, wake
     if not (holds or left or admitted):
         return None, wake
+    step = changed(job, admitted, left)
     return replace(step, reason=_reason(job, step, admitted, left)), None
 
 

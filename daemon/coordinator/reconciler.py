@@ -427,10 +427,7 @@ class Reconciler:
         )
         if same and view is not None and view.connected is connected:
             return
-        now = self._clock.now()
-        heard = now if view is None or connected or node.owner is None else neighbours.heard(node.owner)
-        if view is not None and not view.connected and not connected:
-            heard = view.heard_clock
+        heard = neighbours.heard_of(node, view, self._clock.now())
         if self._board.put_node(node, connected, heard):
             self._intake.inbox.room = True
         self._intake.look(self._board.on_node(node.node_id))

@@ -93,8 +93,7 @@ class Service:
     async def drain(self, node_id: str, draining: bool) -> tuple[NodeView, list[str]]:
         """The node once it is written that it drains, or not, and the jobs that have a part there. Raises
         NotFoundError, and ConflictError if it is the last node of an elastic job."""
-        if node_id not in self._board.views:
-            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are.")
+        self.node(node_id)
         there = self._board.on_node(node_id)
         if draining:
             jobs = (self._board.job(job_id) for job_id in there)
@@ -122,6 +121,12 @@ class Service:
     def nodes(self) -> list[NodeView]:
         """All nodes that were ever seen, by id. ``last_seen`` of a connected one is the beginning of its session."""
         return sorted(self._board.views.values(), key=lambda view: view.node_id)
+
+    def node(self, node_id: str) -> NodeView:
+        """Raises NotFoundError."""
+        if node_id not in self._board.views:
+            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are.")
+        return self._board.views[node_id]
 
     def wall(self) -> float:
         """Seconds since the epoch."""

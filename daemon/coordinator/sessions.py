@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from bagua.daemon.coordinator.directives import Order, concerns, wish
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase
+from bagua.daemon.coordinator.upgrades import Upgrades
 from bagua.proto import common_pb2, node_pb2
 
 MAX_WAITING_DIRECTIVES = 10_000
@@ -18,10 +19,14 @@ MAX_WAITING_DIRECTIVES = 10_000
 class NodeSession:
     """One stream of one daemon."""
 
-    def __init__(self, node_id: str, boot_id: str, hostname: str, number: int = 0) -> None:
+    def __init__(
+        self, node_id: str, boot_id: str, hostname: str, number: int = 0, life: int = 0, unpacks: bool = False
+    ) -> None:
         self.node_id = node_id
         self.boot_id = boot_id
         self.hostname = hostname
+        self.unpacks = unpacks  # its daemon takes large directives compressed
+        self.life = life  # of the daemon below its keeper
         self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
         self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
         self.closed = asyncio.Event()
@@ -58,7 +63,7 @@ class NodeSession:
             self._told.pop(job_id, None)
         elif self._told.get(job_id) is not order:
             self._told[job_id] = order
-            self.tell(order.to(host))
+            self.tell(order.to(host, self.unpacks))
 
 
 class Sessions:
@@ -72,6 +77,7 @@ class Sessions:
         self._next_request = 1
         self._on_change = on_change
         self.ever_connected = False
+        self.upgrades = Upgrades()
 
     def __len__(self) -> int:
         return len(self._sessions)

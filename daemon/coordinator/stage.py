@@ -177,7 +177,7 @@ class Stage:
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
                 return  # why it waits is told from memory: it changes with every slot, for every job that waits
             new = self._step(job, decision)
-            if new.state is job.state and not reshaped(job, new):
+            if new.state is job.state and not reshaped(job, new) and decision.wave is None:
                 return
 
     def _step(self, job: JobRecord, decision: Decision) -> JobRecord:

@@ -297,12 +297,15 @@ class Transaction:
             boots.update({row.node_id: row.boot_id for row in rows})
         refused: set[str] = set()
         for change in placements:
-            hosts = change.placed
-            if any(free.get(h.node_id, 0) < h.nranks or boots[h.node_id] != h.boot_id for h in hosts):
+            if any(boots.get(host.node_id) != host.boot_id for host in change.placed):
                 refused.add(change.job.job_id)
                 continue
-            for host in hosts:
-                free[host.node_id] -= host.nranks
+            takes = {host.node_id: change.takes(host.node_id, host.boot_id) for host in change.placed}
+            if any(takes[node_id] > free[node_id] for node_id in takes):
+                refused.add(change.job.job_id)
+                continue
+            for node_id in takes:
+                free[node_id] -= takes[node_id]
         return refused
 
     def _replace_hosts(self, job: JobRecord) -> None:

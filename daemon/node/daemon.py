@@ -22,6 +22,7 @@ from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
 from bagua.daemon.node.job import Job
+from bagua.daemon.node.job_specification import unpack
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink, connections_to
@@ -60,6 +61,8 @@ class NodeDaemon:
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._draining = False
+        self._upgrade = 0  # number of the request that the keeper looks at
+        keeper.on_refusal = self._not_upgraded
         environment = passed_on(os.environ, settings.pass_env)
         self._kept_variables = sorted(os.environ.keys() - environment.keys())
         self._sockets = socket_folder(folder.path)
@@ -212,6 +215,8 @@ class NodeDaemon:
             jobs=self._jobs.snapshots(),
             boot_id=self._keeper.boot_id,
             stream=self._streams,
+            life=self._keeper.life,
+            unpacks=True,
             status=self._status(),
         )
 
@@ -221,6 +226,7 @@ class NodeDaemon:
     def _directive(self, directive: node_pb2.Directive) -> None:
         match directive.WhichOneof("directive"):
             case "run":
+                unpack(directive.run)
                 if self._fence.over():  # it lay unread while this process, or the machine, stood still
                     self._log.warning("an old directive is not followed", job=directive.run.job_id)
                 elif not self._stop.is_set():
@@ -231,8 +237,23 @@ class NodeDaemon:
                 self._logs.start(directive.read_log)
             case "end_log":
                 self._logs.end(directive.end_log.request_id)
+            case "upgrade":
+                self._begin_upgrade(directive.upgrade.request_id)
             case "welcome" | None:
                 pass
+
+    def _begin_upgrade(self, request_id: int) -> None:
+        self._upgrade = request_id
+        ending = [job.job_id for job in self._jobs.running() if not job.outlives_daemon]
+        if ending:
+            self._not_upgraded(f"{', '.join(ending)} would end with this daemon: only elastic jobs wait for the next")
+        else:
+            self._log.info("the daemon that is installed now is to take over")
+            self._keeper.renew()
+
+    def _not_upgraded(self, reason: str) -> None:
+        self._log.warning("the daemon is not replaced", reason=reason)
+        self._session.refuse_upgrade(self._upgrade, reason)
 
     def _connection_changed(self, connected: bool) -> None:
         if not connected:

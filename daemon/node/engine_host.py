@@ -68,9 +68,10 @@ async def make_engine(
     data_host: str,
     tokens: dict[int, bytes],
     wire: WireSettings,
+    memory: int,
 ) -> core.Engine:
     """The engine of a job, listening, in the generation of ``spec``; where this host has newcomers alone, with these in
-    a lobby. Raises core.CoreError or OSError."""
+    a lobby. ``memory``: see KeeperLink. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
     alone = spec.host_index < 0
     hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
@@ -92,6 +93,7 @@ async def make_engine(
             zero_copy=wire.zero_copy,
             measure_ring=wire.measure_ring,
             encryption=wire.encryption,
+            memory=memory,
             **elastic,
         )
     )

@@ -23,6 +23,7 @@ from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
+from bagua.daemon.node.membership import LEAVE_S
 from bagua.daemon.node.process import signal_group
 from bagua.daemon.node.rank_processes import RankProcesses
 from bagua.daemon.node.state import Phase, RankPhase
@@ -141,16 +142,20 @@ class Job:
             self.tokens.setdefault(member, secrets.token_bytes(32))
 
     async def resume(self, note: Mapping[str, Any], before: Mapping[int, RankEntry]) -> None:
-        """Goes on with the ranks of an earlier life of the daemon, which wait for the next generation. ``note``: see
-        ``note``; ``before``: what the journal knows of them. Raises whatever an engine can raise."""
+        """Goes on with the ranks of an earlier life of the daemon, which wait for the next generation, and with those
+        that come to their end. ``note``: see ``note``; ``before``: what the journal knows of them. Raises whatever an
+        engine can raise."""
         self.tokens = {int(member): bytes.fromhex(token) for member, token in note["tokens"].items()}
         found = self._processes.find()
-        self.state = state.resumed(self.state, found, before, note["newcomers"], note["takes_newcomers"])
+        beside = state.Beside(note["fresh"], note["lobby"], note["leaving"], note["takes_newcomers"])
+        self.state = state.resumed(self.state, found, before, beside, self._loop.time() + LEAVE_S)
         self.engine = JobEngine(self.spec, self._node, self._log, self._take_engine_event, born=note["born"])
-        address = await self.engine.make(await self._node.core.load(), self.spec, self.tokens)
+        address = ""
+        if self.spec.members:  # else all that is left here was dismissed, and has left the engine
+            address = await self.engine.make(await self._node.core.load(), self.spec, self.tokens)
         self.post(events.EngineReady(address))
         self._processes.watch_found(found)
-        for member in found.keys() - set(self.spec.members):  # it was to join, or to leave: its engine is gone
+        for member in found.keys() - {*self.spec.members, *beside.leaving}:  # their engine is gone
             signal_group(found[member], signal.SIGKILL)
         self._log.warning("ranks go on with a daemon that was started again", members=sorted(found))
 
@@ -160,13 +165,20 @@ class Job:
             "run": base64.b64encode(self.engine.present.wire).decode(),
             "tokens": {member: token.hex() for member, token in self.tokens.items()},
             "born": self.engine.born,
-            "newcomers": [rank.member for rank in self.state.ranks if rank.newcomer],
+            "fresh": [rank.member for rank in self.state.ranks if rank.newcomer],
+            "lobby": [rank.member for rank in self.state.lobby],
+            "leaving": [rank.member for rank in self.state.leaving if rank.member not in self.engine.present.members],
             "takes_newcomers": self.state.takes_newcomers,
         }
 
+    @property
+    def outlives_daemon(self) -> bool:
+        """True if its ranks go on with the next life of the daemon; newcomers are started again instead."""
+        return self.spec.elastic and not self.spec.adopt
+
     def _take_note(self) -> None:
         """The keeper must know whatever a rank may rely on."""
-        if self.spec.elastic and not self.spec.adopt and self.state.entered and not self.ending:
+        if self.outlives_daemon and self.state.entered and not self.ending:
             self._node.keeper.note(self.job_id, self.note())
 
     def start(self) -> None:
@@ -229,7 +241,7 @@ class Job:
             self._phase_changed(before.phase)
         if self.state.deadline != before.deadline:
             self._arm_timer()
-        if isinstance(event, events.EngineReady | events.Entered | events.TakesNewcomers):
+        if isinstance(event, events.EngineReady | events.Entered | events.Regrouped | events.TakesNewcomers):
             self._take_note()
         for instruction in instructions:
             self._carry_out(instruction)

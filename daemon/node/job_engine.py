@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -48,14 +49,19 @@ class JobEngine:
 
     async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes]) -> str:
         """The address at which other hosts reach it. Raises core.CoreError or OSError."""
-        self._engine = await make_engine(
-            core,
-            spec,
-            data_socket=self.data_socket,
-            data_host=self._node.data_host,
-            wire=self._node.wire,
-            tokens=tokens,
-        )
+        memory = self._node.keeper.memory(spec.job_id)
+        try:
+            self._engine = await make_engine(
+                core,
+                spec,
+                data_socket=self.data_socket,
+                data_host=self._node.data_host,
+                wire=self._node.wire,
+                tokens=tokens,
+                memory=memory,
+            )
+        finally:
+            os.close(memory)
         asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
         return self._engine.address()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
 
 from bagua.proto import common_pb2, node_pb2
 
@@ -11,6 +14,7 @@ MAX_LOCAL_RANKS = 1024
 MAX_HOSTS = 4096
 NO_HOST = 0xFFFFFFFF  # as a host index
 MAX_ENVIRONMENT_BYTES = 1 << 20
+MAX_RUN_BYTES = 16 << 20
 DEFAULT_GRACE_S = 5.0
 DEFAULT_JOIN_S = 300.0
 MAX_GRACE_S = 3600.0
@@ -125,6 +129,21 @@ def is_safe_name(name: str) -> bool:
 def clamp_grace(seconds: float) -> float:
     """Seconds between SIGTERM and SIGKILL, within [0, one hour]; not a number counts as 0."""
     return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0
+
+
+def unpack(run: node_pb2.RunJob) -> None:
+    """Puts what is packed in its place. Raises SpecificationError."""
+    if not run.packed:
+        return
+    try:
+        unpacker = zlib.decompressobj()
+        whole = unpacker.decompress(run.packed, MAX_RUN_BYTES)
+        if not unpacker.eof:
+            raise SpecificationError(f"a packed directive is cut short, or has more than {MAX_RUN_BYTES} bytes")
+        run.ClearField("packed")
+        run.MergeFromString(whole)
+    except (zlib.error, DecodeError) as error:
+        raise SpecificationError(f"a packed directive can't be read: {error}") from error
 
 
 def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:

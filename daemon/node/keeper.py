@@ -5,6 +5,8 @@ their output, and a few words about each job. Ranks die with the keeper (the ker
 It also ends the ranks when the node's lease is over and the daemon can't: one that is stopped (SIGSTOP, a debugger)
 ends no ranks, and they would go on while the coordinator runs their job elsewhere.
 
+A daemon that is installed anew takes over in the same way, at SIGHUP or when the present one asks for it.
+
 Messages of the daemon (``do``) and to it (``say``) are in ``_directive`` and ``_tell_all``. The daemon gets everything
 that is kept when it starts, then each exit.
 """
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua.daemon.node import proc
-from bagua.daemon.node.keeper_wire import Message, Wire
+from bagua.daemon.node.keeper_wire import VERSION, Message, Wire
 from bagua.daemon.node.process import allow_many_files, become_reaper, die_with_parent
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
@@ -36,7 +38,13 @@ DEATHS_S = 60.0
 """A daemon that was killed so often in so many seconds is not started again."""
 LAST_KILL_S = 5.0
 _PYTHON = (sys.executable, "-P")
-_SAY_VERSION = "import bagua.csrc; print(bagua.csrc.load().VERSION)"
+RENEWAL_S = 240.0
+"""How long the daemon that is installed may take to build its core."""
+_SAY_VERSIONS = """
+import bagua.csrc, bagua.daemon.node.daemon
+from bagua.daemon.node.keeper_wire import VERSION
+print(VERSION, bagua.csrc.load().VERSION)
+"""
 
 
 @dataclass
@@ -63,10 +71,12 @@ class Keeper:
         self._wire: Wire | None = None
         self._kept: dict[int, Kept] = {}
         self._notes: dict[str, Any] = {}
+        self._memory: dict[str, int] = {}  # by job: a file of what its engine keeps from step to step
         self._connections: list[int] = []
         self._deadline = math.inf
         self._ending = False
-        self._renewal: subprocess.Popen[str] | None = None  # says which core the next daemon would have
+        self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
+        self._renewal_ends = math.inf
         self._code: int | None = None
 
     def run(self) -> int:
@@ -76,7 +86,7 @@ class Keeper:
         signal.set_wakeup_fd(waker)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGHUP, self._renew)
+        signal.signal(signal.SIGHUP, lambda number, frame: self._renew())
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._start()
         while self._code is None:
@@ -86,7 +96,7 @@ class Keeper:
                 poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._hear()  # after the look at the clock: this process may have been stopped itself
-            wait_s = self._look_at_lease(now)
+            wait_s = min(self._look_at_lease(now), self._look_at_renewal())
             poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 512)
@@ -118,6 +128,8 @@ class Keeper:
     def _tell_all(self) -> None:
         for pid, kept in self._kept.items():
             self._say({"say": "process", "pid": pid, "name": kept.name, "code": kept.code}, kept.readers)
+        for job, memory in self._memory.items():
+            self._say({"say": "memory", "job": job}, [memory])
         self._say({"say": "begin", "boot_id": self._boot_id, "life": self._lives, "notes": self._notes})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -148,6 +160,8 @@ class Keeper:
                 _core()
             case "note":
                 self._notes[message["job"]] = message["note"]
+            case "memory":
+                self._take_memory(message["job"], descriptors[0])
             case "forget":
                 self._forget(message["job"], message["pids"])
             case "connections":
@@ -156,6 +170,8 @@ class Keeper:
                 self._connections = [os.dup(number) for number in descriptors]
             case "deadline":
                 self._deadline = message["at"]
+            case "renew":
+                self._renew()
 
     def _spawn(self, message: Message, descriptors: list[int]) -> None:
         answer: Message = {"say": "spawned", "id": message["id"]}
@@ -171,8 +187,15 @@ class Keeper:
         self._kept[pid] = Kept(message["name"], [os.dup(number) for number in readers])
         self._say({**answer, "pid": pid})
 
+    def _take_memory(self, job: str, descriptor: int) -> None:
+        if job in self._memory:
+            os.close(self._memory[job])
+        self._memory[job] = os.dup(descriptor)
+
     def _forget(self, job: str, pids: Sequence[int]) -> None:
         self._notes.pop(job, None)
+        if (memory := self._memory.pop(job, None)) is not None:
+            os.close(memory)
         for pid in pids:
             if (kept := self._kept.pop(pid, None)) is not None:
                 for number in kept.readers:
@@ -210,10 +233,24 @@ class Keeper:
         if self._daemon:
             os.kill(self._daemon, number)
 
-    def _renew(self, number: int, frame: object) -> None:
-        """The daemon that is installed now takes over, if it has the same core as the ranks that run."""
+    def _renew(self) -> None:
+        """The daemon that is installed now takes over, if it understands this keeper and the ranks that run."""
+        if not self._restart:
+            self._stay("it lives for one job alone, and ends with it")
+        elif self._ending:
+            self._stay("the node is about to end")
+        elif self._renewal is None:
+            self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSIONS], stdout=subprocess.PIPE, text=True)
+            self._renewal_ends = time.monotonic() + RENEWAL_S
+
+    def _look_at_renewal(self) -> float:
+        """Ends it when it takes too long; seconds until then."""
         if self._renewal is None:
-            self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSION], stdout=subprocess.PIPE, text=True)
+            return math.inf
+        left = self._renewal_ends - time.monotonic()
+        if left <= 0:
+            _kill([self._renewal.pid])
+        return left if left > 0 else LOOK_S
 
     def _renewed(self, code: int) -> None:
         """Ranks wait for the next daemon as after a crash."""
@@ -221,15 +258,25 @@ class Keeper:
         renewal, self._renewal = self._renewal, None
         assert renewal.stdout is not None
         with renewal.stdout:
-            version = renewal.stdout.read().strip()
+            wire, _, core = renewal.stdout.read().strip().partition(" ")
         renewal.returncode = code
         runs = any(kept.code is None for kept in self._kept.values())
-        if code != 0 or (runs and version != _core().VERSION):
-            now = f"its core has version {version}, that of the ranks {_core().VERSION}" if code == 0 and runs else ""
-            print(f"The daemon is not replaced: {now or 'the one that is installed can not start'}.", file=sys.stderr)
+        if code != 0:
+            self._stay("the one that is installed can not start: this node's log tells why")
+        elif wire != str(VERSION):
+            self._stay(
+                f"it would need another keeper (version {wire}, not {VERSION}): drain the node and start it again"
+            )
+        elif runs and core != _core().VERSION:
+            ours = _core().VERSION
+            self._stay(f"its core has version {core}, that of the ranks {ours}: drain the node, or wait for their end")
         elif self._daemon:
             self._deaths.clear()
             os.kill(self._daemon, signal.SIGKILL)
+
+    def _stay(self, reason: str) -> None:
+        print(f"The daemon is not replaced: {reason}.", file=sys.stderr)
+        self._say({"say": "not renewed", "reason": reason})
 
     # ── ends ──
 

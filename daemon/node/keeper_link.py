@@ -42,6 +42,8 @@ class KeeperLink:
         self.life = 0
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
+        self._memory: dict[str, int] = {}
+        self.on_refusal: Callable[[str], None] = lambda reason: None  # of ``renew``
         self.acted = 0.0  # the last deadline at which the keeper has ended ranks
         self._loop.add_reader(self._wire.fileno(), self.hear)
 
@@ -85,6 +87,15 @@ class KeeperLink:
         """Words that the next life of the daemon finds in ``notes``."""
         self._send({"do": "note", "job": job_id, "note": note})
 
+    def memory(self, job_id: str) -> int:
+        """A file for what the engine of a job keeps from step to step: that of the daemon's last life, or a new one,
+        which the keeper holds until it forgets the job. The descriptor is the caller's."""
+        if (kept := self._memory.pop(job_id, None)) is not None:
+            return kept
+        memory = os.memfd_create(f"bagua-{job_id}", os.MFD_CLOEXEC)
+        self._send({"do": "memory", "job": job_id}, [memory])
+        return memory
+
     def forget(self, job_id: str, pids: Sequence[int]) -> None:
         """The job is over here."""
         for pid in pids:
@@ -93,12 +104,21 @@ class KeeperLink:
         self._send({"do": "forget", "job": job_id, "pids": list(pids)})
 
     def forget_found(self) -> None:
-        """Of the processes of the last life nobody wants those that are left in ``found``."""
+        """Of the processes and the memory of the last life nobody wants what is left."""
         for one in self.found:
             for number in one.readers:
                 os.close(number)
             self.forget(one.name.rpartition("/")[0], [one.pid])
         self.found.clear()
+        for job_id, memory in self._memory.items():
+            os.close(memory)
+            self.forget(job_id, [])
+        self._memory.clear()
+
+    def renew(self) -> None:
+        """The daemon that is installed now takes the place of this one, which is killed; or ``on_refusal(reason)`` is
+        called."""
+        self._send({"do": "renew"})
 
     def load(self) -> None:
         """The native core can be loaded: then the first process starts without delay."""
@@ -147,6 +167,8 @@ class KeeperLink:
                 self.found.append(Found(message["pid"], message["name"], tuple(descriptors)))
                 if message["code"] is not None:
                     self._codes[message["pid"]] = message["code"]
+            case "memory":
+                self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
                 self._begun.set()
@@ -160,6 +182,8 @@ class KeeperLink:
                     self._codes[pid] = code
             case "acted":
                 self.acted = message["deadline"]
+            case "not renewed":
+                self.on_refusal(message["reason"])
 
     def _spawned(self, message: Message) -> None:
         answer = self._spawns.get(message["id"])

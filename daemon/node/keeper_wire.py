@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+VERSION = 1
+"""Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain."""
+
 Message = dict[str, Any]
 
 _LENGTH = struct.Struct("=I")

@@ -102,6 +102,7 @@ class Session:
         self._heartbeat_s = 1.0
         self._jobs: dict[str, None] = {}  # to be reported, in the order of their changes
         self._status_changed = False
+        self._refusals: list[node_pb2.UpgradeRefusal] = []
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
         self._wake = asyncio.Event()
@@ -118,6 +119,11 @@ class Session:
     def report_status(self) -> None:
         """The state of the node has changed."""
         self._status_changed = True
+        self._something_to_send()
+
+    def refuse_upgrade(self, request_id: int, reason: str) -> None:
+        """The present daemon stays."""
+        self._refusals.append(node_pb2.UpgradeRefusal(request_id=request_id, reason=reason))
         self._something_to_send()
 
     def progress(self, progress: common_pb2.Progress) -> None:
@@ -199,6 +205,7 @@ class Session:
         """Hello, Welcome, then both directions at once until one of them ends."""
         self._drop_logs()
         self._jobs.clear()  # Hello says everything
+        self._refusals.clear()
         self._status_changed = False
         self._lease.hello(boottime())
         await call.write(node_pb2.NodeFact(hello=self._hello()))
@@ -257,6 +264,8 @@ class Session:
         if self._status_changed:
             self._status_changed = False
             return node_pb2.NodeFact(status=self._status())
+        if self._refusals:
+            return node_pb2.NodeFact(upgrade_refusal=self._refusals.pop())
         while self._jobs:
             job_id = next(iter(self._jobs))
             del self._jobs[job_id]

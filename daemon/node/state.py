@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bagua.base.late import ORPHANED_NEWCOMER
 from bagua.daemon.node.journal import RankEntry
 
 
@@ -171,15 +172,24 @@ def describe_exit(rank: Rank, node_id: str) -> str:
     return f"rank {rank.rank} (pid {rank.pid}) on node {node_id} {how}"
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Members of a job that are not in its generation here, and more that the daemon's next life has to know.
+
+    ``fresh`` are in it, and do not train yet; ``lobby`` prepare to join; ``leaving`` were dismissed."""
+
+    fresh: Collection[int] = ()
+    lobby: Sequence[int] = ()
+    leaving: Sequence[int] = ()
+    takes_newcomers: bool = False
+
+
 def resumed(
-    job: JobState,
-    pids: Mapping[int, int],
-    before: Mapping[int, RankEntry],
-    newcomers: Collection[int],
-    takes_newcomers: bool,
+    job: JobState, pids: Mapping[int, int], before: Mapping[int, RankEntry], beside: Beside, leave_by: float
 ) -> JobState:
     """``job`` as a daemon finds it that was killed and started again: members with ``pids`` run, or have ended as their
-    keeper is going to say; others ended ``before``. The engine is another one, so its generation is suspended."""
+    keeper is going to say; others ended ``before``. The engine is another one, so its generation is suspended, and
+    newcomers, who knew the last one alone, are given up. ``leave_by``: when those that were dismissed are killed."""
 
     def found(rank: Rank) -> Rank:
         known = before.get(rank.member)
@@ -187,10 +197,24 @@ def resumed(
             names = ("pid", "exit_code", "signal", "error_tail", "exited_at", "follows")
             return replace(rank, phase=RankPhase.EXITED, **{name: getattr(known, name) for name in names})
         if rank.member in pids:
-            newcomer = rank.member in newcomers
-            return replace(rank, phase=RankPhase.RUNNING, pid=pids[rank.member], newcomer=newcomer)
-        return replace(rank, phase=RankPhase.EXITED, exit_code=-signal.SIGKILL, signal=int(signal.SIGKILL))
+            fresh = rank.newcomer or rank.member in beside.fresh
+            return replace(rank, phase=RankPhase.RUNNING, pid=pids[rank.member], newcomer=fresh)
+        return _killed(rank)
 
     words = f"the daemon on node {job.node_id} was killed and started again"
-    ranks = tuple(found(rank) for rank in job.ranks)
-    return replace(job, ranks=ranks, lobby=(), suspended=words, takes_newcomers=takes_newcomers)
+    given_up = [found(rank) for rank in newcomers(tuple(beside.lobby))]
+    return replace(
+        job,
+        ranks=tuple(found(rank) for rank in job.ranks),
+        lobby=tuple(
+            rank if rank.phase is RankPhase.EXITED else _killed(replace(rank, error_tail=ORPHANED_NEWCOMER))
+            for rank in given_up
+        ),
+        leaving=tuple(replace(found(Rank(0, member)), ends_by=leave_by) for member in beside.leaving),
+        suspended=words,
+        takes_newcomers=beside.takes_newcomers,
+    )
+
+
+def _killed(rank: Rank) -> Rank:
+    return replace(rank, phase=RankPhase.EXITED, exit_code=-signal.SIGKILL, signal=int(signal.SIGKILL))

@@ -110,7 +110,8 @@ def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
     if state.generation > state.entered > 0:
         instructions.append(RegroupEngine())
     deadline = now + state.join_s if state.adopt else None
-    return replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline), instructions
+    after = replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline)
+    return (membership.armed(after) if state.elastic and not state.adopt else after), instructions
 
 
 def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:

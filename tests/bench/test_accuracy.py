@@ -25,6 +25,7 @@ def output_of(*command: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full  # it trains two models; the rest of this file needs no ranks
 def test_accuracy(tmp_path: Path) -> None:
     plot = tmp_path / "a.png"
     options = ["--only", "local_sgd", "--tasks", "digits", "--share", "0.04", "--seeds", "1", "--quiet"]

@@ -139,6 +139,7 @@ def namespaces_of(pid: int) -> set[str]:
 
 
 @pytest.mark.root
+@pytest.mark.full
 def test_emulated_networks() -> None:
     """The rate is really there, and the namespaces go. The next test has a delay."""
     needs_namespaces()
@@ -159,7 +160,6 @@ def test_emulated_networks() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.full  # test_net and test_emulated_networks have its two halves
 def test_net_between_emulated_hosts() -> None:
     """Through the wire, not past it: no system is faster than its rate."""
     needs_namespaces()

@@ -1,6 +1,6 @@
 """Algorithms when ranks join, through the GPU leg without a GPU: CPU tensors count as a device's, over the fakes. Those
 whose residuals are the engine's are left out, which begin at zero in each generation on a GPU. So are those that begin
-anew with one rank's weights."""
+anew with one rank's weights. ``--device cuda`` takes a GPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[torch.Tensor]]]:
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, list[torch.Tensor]]]:
     """Results of all ranks."""
-    return train(tmp_path_factory.mktemp("joins"), WORLD, NAMES, environment("fake", "staged"))
+    device = "cuda" if request.config.getoption("--device") == "cuda" else "fake"
+    return train(tmp_path_factory.mktemp("joins"), WORLD, NAMES, environment(device, "staged"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -341,6 +341,20 @@ def test_a_placement_that_does_not_fit_beside_others_is_stale(store: Store):
         assert tx.used_slots() == {"a": 2, "b": 2}
 
 
+def test_slots_that_a_change_gives_back_it_may_take(store: Store):
+    """The last word of a lost part and the newcomers in its place are one change of the job."""
+    started = placed(store)
+    with store.transaction() as tx:
+        b = started.hosts[1]
+        former = replace(b, index=-1, phase=Phase.STOPPED)
+        newcomers = replace(b, index=-2, phase=Phase.UNKNOWN, joining=True)
+        assert newcomers.nranks == 2, "all slots of b"
+        assert not tx.save([change(stored(tx), hosts=started.hosts[:1], joining=(newcomers,), former=(former,))], True)
+        more = replace(newcomers, index=-3)
+        assert tx.save([change(stored(tx), joining=(newcomers, more))], True) == {"job-1"}
+        assert tx.used_slots() == {"a": 2, "b": 2}
+
+
 # ---- use cases
 
 

@@ -184,3 +184,24 @@ def test_a_rank_is_killed_before_it_has_joined(sandbox: Sandbox) -> None:
     assert (finished.code, document["state"], document["generation"]) == (0, "succeeded", 2), finished.text
     assert "generation 2: rank 0 on node node-0 was killed by SIGKILL" in finished.err
     assert all(f"rank {rank} of 2 sums 2 2" in finished.err for rank in range(2)), finished.text
+
+
+@pytest.mark.full
+def test_a_node_is_lost_before_it_has_started_its_ranks(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 1)
+    second = service.start_node("node-b", 1)
+    both = (daemon_pid(second.pid), second.pid)
+    for pid in both:
+        os.kill(pid, signal.SIGSTOP)  # its session lives
+    job_id = service.submit("--elastic", "--nnodes", "2", sandbox.script("train.py", PROGRAM))
+    job = service.wait_for_state(job_id, ["starting"], within=SOON_S)
+    sandbox.wait_until(lambda: service.json("job", "show", job_id)["ranks"][0]["pid"], SOON_S)
+    for pid in both:
+        os.kill(pid, signal.SIGKILL)
+    job = in_generation(service, job_id, 2)
+    assert job["reason"].startswith("generation 2: node node-b") and job["reason"].endswith("; 1 rank goes on")
+    sandbox.wait_until(lambda: printed(job, "generation 2 rank {} of 1 sum 0"), SOON_S)
+    (sandbox.folder / "stop").touch()
+    service.wait_for_state(job_id, ["succeeded"], within=SOON_S * 4)  # until node-b is fenced

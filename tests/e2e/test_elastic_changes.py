@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 
+from bagua.base.daemon_process import daemon_pid
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
 
@@ -95,6 +97,29 @@ def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox
     service.start_node("node-c", 1)
     job = seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 2])
     sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
+
+
+def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sandbox) -> None:
+    service = idle_service
+    service.start_coordinator()
+    keeper = service.start_node("node-a", 2)
+    job_id = service.submit("--elastic", "--nproc-per-node", "2", sandbox.script("t.py", PROGRAM))
+    job = seen(service, job_id, lambda job: job["state"] == "running" and len(members(job)) == 2)
+    sandbox.wait_until(lambda: all("generation 1" in last_line(rank) for rank in job["ranks"]), SOON_S)
+    former, pids = daemon_pid(keeper.pid), [rank["pid"] for rank in job["ranks"]]
+
+    done = service.call("node", "upgrade", "node-a")
+    assert done.code == 0 and "node-a has a new daemon, of version" in done.out, done.text
+    assert daemon_pid(keeper.pid) != former
+    job = seen(service, job_id, lambda job: job["generation"] == 2 and job["state"] == "running")
+    sandbox.wait_until(lambda: all("generation 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
+    assert [rank["pid"] for rank in job["ranks"]] == pids and "killed and started again" in job["reason"]
+    assert [len(Path(rank["log_path"]).read_text().splitlines()) for rank in job["ranks"]] == [2, 2]
+
+    assert "There is no node 'node-x'" in service.call("node", "upgrade", "node-x").err
+    (sandbox.folder / "stop").touch()
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=30)
+    assert job["state"] == "succeeded" and {rank["exit_code"] for rank in job["ranks"]} == {0}
 
 
 def test_run_shows_the_output_of_newcomers(sandbox: Sandbox) -> None:

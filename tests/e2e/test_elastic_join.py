@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 
@@ -37,6 +38,7 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full  # integration/node/test_node_elastic.py kills one, too
 def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: Sandbox) -> None:
     """On one of two nodes: nobody is out, no process is another one."""
     service = idle_service

@@ -10,8 +10,11 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+import pytest
 from rig.limits import SOON_S
 
+from bagua.base.daemon_process import daemon_pid
 from bagua.chaos.diary import Diaries, Diary, violations, whole_epochs
 
 if TYPE_CHECKING:
@@ -104,6 +107,29 @@ def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, 
         hashes.append(whole_epochs(ended))
     common = hashes[0].keys() & hashes[1].keys()
     assert common and all(hashes[0][epoch] == hashes[1][epoch] for epoch in common)
+
+
+@pytest.mark.full
+def test_a_host_that_stood_still_is_fenced_on_return(idle_service: Service, sandbox: Sandbox) -> None:
+    """As in a frozen cgroup: keeper, daemon and rank. The others go on; the step that it then ends does not count."""
+    service = idle_service
+    service.start_coordinator("--fence-after", "10")
+    keepers = {name: service.start_node(name, 1).pid for name in ("node-a", "node-b")}
+    training = Training(service, sandbox.folder / "diaries", "--nnodes", "2", "--nproc-per-node", "1")
+    frozen, left = training.pids
+    host = [keepers[training.nodes[frozen]], daemon_pid(keepers[training.nodes[frozen]]), frozen]
+    for pid in host:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        training.wait_for_steps([left], more=50)
+    finally:
+        for pid in host:
+            os.kill(pid, signal.SIGCONT)
+    sandbox.wait_until(lambda: not psutil.pid_exists(frozen), SOON_S)
+    lines = (training.folder / f"diary-{left}").read_text().splitlines()
+    together = sum(line.startswith("step ") and line.endswith(" 2") for line in lines)
+    assert len(training.diaries()[frozen].steps) <= together, "it commits what all have committed, and nothing else"
+    assert sorted(training.finish()) == [left]
 
 
 def test_an_exception_of_the_program_ends_the_job_with_its_words(service: Service, sandbox: Sandbox) -> None:

@@ -196,13 +196,8 @@ def test_coordinator_beyond_loopback_without_tls_is_refused(hosts: Hosts) -> Non
     assert "bagua certs" in output
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        pytest.param("7c4f0e5a91d2b3867c4f0e5a91d2b386", id="with a secret"),
-        pytest.param("", id="without one", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full  # test_ephemeral.py has two agents of torchrun on this machine
+@pytest.mark.parametrize("secret", ["7c4f0e5a91d2b3867c4f0e5a91d2b386", ""], ids=["with a secret", "without one"])
 def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts, tmp_path: Path, secret: str) -> None:
     """No daemon anywhere: each host's first rank brings one up, and nothing is left at the end. Without a secret that
     the hosts share, every rank says what to set."""

@@ -108,7 +108,9 @@ def test_with_json_standard_output_is_the_document_alone(sandbox: Sandbox) -> No
     assert [rank["exit_code"] for rank in document["ranks"]] == [0, 0]
 
 
-@pytest.mark.parametrize("keep", [["--log-dir", "logs"], ["--keep-state"], []])
+@pytest.mark.parametrize(
+    "keep", [["--log-dir", "logs"], *(pytest.param(keep, marks=pytest.mark.full) for keep in (["--keep-state"], []))]
+)
 def test_no_path_in_the_document_is_gone(sandbox: Sandbox, keep: list[str]) -> None:
     done = sandbox.bagua("run", "--output", "json", *keep, sandbox.script("fail.py", "raise SystemExit(3)\n"))
     assert done.code == 3, done.text
@@ -165,6 +167,7 @@ def test_state_folder_that_can_not_be_used(sandbox: Sandbox) -> None:
     assert "Traceback" not in done.text
 
 
+@pytest.mark.full  # integration/node/test_node_build.py has one, too
 def test_a_core_that_can_not_be_built(sandbox: Sandbox) -> None:
     script = sandbox.script("a.py", "print('never')")
     done = sandbox.bagua("run", script, env={"BAGUA_CACHE_DIR": str(sandbox.folder / "cache"), "CXX": "/bin/false"})
@@ -191,6 +194,7 @@ def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # integration/node/test_node_jobs.py kills one, too
 def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
     script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
     process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", script)

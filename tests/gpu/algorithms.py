@@ -1,7 +1,7 @@
 """Sections ``algorithms`` and ``stands``: the contract suite of tests/contract/algorithms with models on the card.
 
 ``algorithms``: every algorithm against one process of plain torch on the CPU, step by step, by all routes side by side.
-``stands``: what every algorithm must stand beside that, and losses of ranks.
+``stands``: what every algorithm must stand beside that, and ranks that are lost, and join.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpu.section_options import options
 
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = TESTS / "contract" / "test_algorithms.py"
-LOSSES = TESTS / "contract" / "test_algorithms_losses_device.py"
+ELASTIC = tuple(str(TESTS / "contract" / f"test_algorithms_{what}_device.py") for what in ("losses", "joins"))
 BAGUA_NET, SOCKETS = "Bagua-Net", "NCCL's sockets"
 WORLD = "2 hosts x 2"  # the only one with several ranks on each of several hosts, which hierarchical demands
 
@@ -73,7 +73,7 @@ def stands_for(device: str) -> tuple[Part, ...]:
     """Of the section ``stands``."""
     if device != "cuda":
         return (Part("flat" if device == "fake" else "", "", (str(SUITE), "-k", "stands and bytegrad and trains")),)
-    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands")), Part("staged", "", (str(LOSSES), "--full")))
+    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands")), Part("staged", "", (*ELASTIC, "--full")))
 
 
 GRACE_S = 8.0

@@ -34,8 +34,6 @@ JOINED = [
 """Suites that are compiled together; names without linkage differ between them. Others are compiled by themselves."""
 ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}
 """Suites that run without --full. The plain build is the core that all other tests run."""
-LEAN = {"asan": ["-fno-sanitize=null,alignment,object-size,vptr"]}
-"""Flags without --full: a look at every pointer takes a third of the compiler's time. AddressSanitizer looks, too."""
 
 
 def build(name: str, folder: Path, suites: list[str], full: bool = True) -> Path:
@@ -45,7 +43,7 @@ def build(name: str, folder: Path, suites: list[str], full: bool = True) -> Path
         together = [path for path in left if path.stem.removesuffix("_test") in names]
         left = [path for path in left if path not in together]
         units += native.join(together, folder)
-    return native.build(name, folder, [*native.core_sources(), *units, *left], *([] if full else LEAN.get(name, [])))
+    return native.build(name, folder, [*native.core_sources(), *units, *left], *([] if full else native.LEAN[name]))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
@@ -70,6 +71,7 @@ def _lean_messages() -> tuple[Any, Any]:
         spec=(3, "Spec"),
         host_index=(4, field.TYPE_UINT32),
         hold=(11, field.TYPE_BOOL),
+        packed=(13, field.TYPE_BYTES),
     )
     message("Stop", job_id=(1, field.TYPE_STRING), generation=(2, field.TYPE_UINT64))
     message("Ack", seq=(1, field.TYPE_UINT64), heartbeat_s=(2, field.TYPE_DOUBLE))
@@ -114,6 +116,7 @@ class Daemon:
             slots=slots,
             version="rig",
             boot_id=f"boot-of-{node_id}",
+            unpacks=True,
         )
         self._counts = counts
         self._held: dict[str, node_pb2.LocalJob] = {}
@@ -142,6 +145,8 @@ class Daemon:
                 self._counts.directives += 1
                 directive = _Directive.FromString(data)
                 if directive.HasField("run"):
+                    if directive.run.packed:
+                        directive.run.MergeFromString(zlib.decompress(directive.run.packed))
                     await self._run(directive.run)
                 elif directive.HasField("stop"):
                     await self._stop(directive.stop)

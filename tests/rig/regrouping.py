@@ -86,6 +86,12 @@ class Regrouper:
         self._regroup()
         self.admit()
 
+    def lose(self, members: Collection[int]) -> None:
+        """These have ended before they joined, of which no engine tells."""
+        with self._lock:
+            self._gone.update(members)
+            self._follow_loss(self.generation)
+
     def again(self) -> None:
         """The next generation, of the same members: a link broke."""
         with self._lock:

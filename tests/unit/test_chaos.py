@@ -101,8 +101,7 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
         ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
         ["planned changes: scale, drain, pause", "1", "0", "0", "", ""],
-        ["network: cut-link, slow-link, corrupt-link", "1", "0", "0", "500", "500"],
-        ["joins, in place of those", "1", "0", "0", "100", "100"],
+        ["network, disk: cut-link, slow-link, corrupt-link, full-disk", "1", "0", "0", "500", "500"],
     ]
 
 

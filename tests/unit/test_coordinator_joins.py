@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from bagua.daemon.coordinator.domain import (
 )
 from bagua.daemon.coordinator.joins import growth
 from bagua.daemon.coordinator.observe import forget, observe
+from bagua.daemon.node.job_specification import SpecificationError, unpack
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, regroup_s=0.2, stall_s=60, max_stalls=3, join_s=100, rejoin_s=60)
@@ -414,6 +416,29 @@ def test_newcomers_that_are_not_wanted_any_more():
     assert c.joining() == [("b", [2, 3])] and c.job.failures == 0
 
 
+def test_who_was_dismissed_and_hangs_is_stopped():
+    """A loss lets the others go on at once, so nobody waits for the step of that rank any more."""
+    c = Cluster("abc")
+    c.asks(wishes.scale, 2)
+    assert c.run("c").planned
+    c.decide(at=1000.0)
+    assert c.run("c").planned, "the step may take long"
+    c.says("b", *(killed(rank.number) for rank in c.job.hosts[1].ranks), entered=1)
+    c.decide()
+    c.enter()
+    (part,) = [part for part in c.job.former if part.node_id == "c"]
+    assert part.dismissed and c.wake() is not None
+    c.decide(at=OPTIONS.leave_s - 1)
+    assert next(part for part in c.job.former if part.node_id == "c").dismissed
+    job, events = apply(c.job, decide(c.job, c.views, c.now + 1, OPTIONS), c.now + 1, WALL)
+    assert [(event.kind, event.reason) for event in events] == [
+        ("stopped", "c is stopped: its ranks were to leave, and have not ended 90 s after the others went on")
+    ]
+    (part,) = [part for part in job.former if part.node_id == "c"]
+    order = node_pb2.Directive.FromString(Order(wish(job), job).to(part))
+    assert order.stop.generation == job.generation and order.stop.grace_s == 5.0
+
+
 def test_a_drained_node_leaves_and_another_comes():
     c = Cluster("ab", most=2)
     c.there("c")
@@ -552,11 +577,28 @@ def test_a_waiting_job_can_be_cancelled():
 def test_who_is_silent_and_accused_is_out_before_its_lease_is_over():
     c = Cluster("abc")
     c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
-    c.views["b"] = replace(c.views["b"], heard_clock=c.now - 1.0)
+    c.views["b"] = replace(c.views["b"], heard_clock=c.now - OPTIONS.silence_s)
     c.decide()
-    assert c.job.generation == 1 and c.wake() == c.now - 1.0 + OPTIONS.silence_s
+    assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
+
+
+def test_a_daemon_that_is_started_again_has_its_time_from_the_loss_on():
+    """Its last word may have been nearly a heartbeat old when it was killed."""
+    c = Cluster("abc")
+    c.says("a", suspended="the connection broke", suspended_nodes=("b",))
+    c.views["b"] = replace(c.views["b"], heard_clock=c.now - 2.9)
+    c.decide()
+    assert c.job.generation == 1 and c.wake() == c.now + OPTIONS.silence_s
     c.decide(OPTIONS.silence_s)
     assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
+
+
+def test_who_talks_to_another_coordinator_is_not_taken_for_silent():
+    c = Cluster("abc")
+    c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
+    c.says("b", suspended="no word from host 0", suspended_nodes=("a",))
+    c.views["b"] = replace(c.views["b"], heard_clock=0.0)
+    assert c.decide(1.0).generation == 2 and len(c.members()) == 3
 
 
 # ---- wishes that can't be met
@@ -661,3 +703,26 @@ def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(lea
             return
     assert not c.job.joining or c.job.plan.holds or c.wake() is not None
     assert c.job.plan.holds or all(host.entered == c.job.generation for host in c.job.hosts)
+
+
+# ---- large jobs
+
+
+def test_a_large_directive_is_packed_for_daemons_that_unpack():
+    c = Cluster("ab")
+    job = replace(c.job, hosts=tuple(replace(host, address="a" * 3000) for host in c.job.hosts))
+    order = Order(wish(job), job)
+    plain, packed = (order.to(job.hosts[1], packs) for packs in (False, True))
+    assert len(packed) < len(plain) / 10
+    run = node_pb2.Directive.FromString(packed).run
+    assert not run.hosts and run.host_index == 1
+    unpack(run)
+    assert run == node_pb2.Directive.FromString(plain).run
+    small = Order(wish(c.job), c.job)
+    assert small.to(c.job.hosts[0], True) == small.to(c.job.hosts[0], False)
+
+
+@pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])
+def test_a_packed_directive_that_is_none(packed: bytes):
+    with pytest.raises(SpecificationError, match="a packed directive"):
+        unpack(node_pb2.RunJob(packed=packed))

@@ -76,6 +76,22 @@ def members(job: JobRecord) -> list[tuple[str, list[int]]]:
     return [(host.node_id, [rank.number for rank in host.ranks]) for host in job.hosts]
 
 
+def test_a_rank_that_is_killed_while_others_are_started_is_a_loss():
+    """Node c is slow. The job goes on without the rank as soon as all others are there."""
+    spec = JobSpec("job", 3, 2, 30, 5.0, 0, WIRE, elastic=True)
+    job = step(JobRecord("job-1", spec, WALL, submitted_clock=100.0), 100.0)
+    for number, name in enumerate(NODES[:2]):
+        job = says(job, name, *ran(2 * number, 2 * number + 1), engine_address=f"::1:{number}")
+    job = step(says(job, "b", killed(2), ran(3)[0]), 105.0)
+    assert job.state is JobState.STARTING
+    job = step(says(job, "c", *ran(4, 5), engine_address="::1:2", now=106.0), 106.0)
+    assert (job.state, job.generation) == (JobState.RUNNING, 1)
+    job = step(job, 106.0)
+    assert (job.state, job.generation) == (JobState.RUNNING, 2)
+    assert job.reason == "generation 2: rank 2 on node b was killed by SIGKILL; 5 ranks go on"
+    assert members(job) == [("a", [0, 1]), ("b", [3]), ("c", [4, 5])]
+
+
 def test_a_killed_rank_is_a_loss():
     job = step(says(running(), "b", killed(2)))
     assert (job.state, job.generation) == (JobState.RUNNING, 2)
@@ -130,15 +146,42 @@ def test_without_elastic_a_killed_rank_ends_the_job():
     assert (job.state, job.reason) == (JobState.STOPPING, "rank 2 on node b was killed by SIGKILL")
 
 
-def test_a_rank_that_was_killed_before_all_had_started_ends_the_job():
-    spec = replace(running().spec)
-    job = step(JobRecord("job-1", spec, WALL, submitted_clock=100.0), 100.0)
-    job = step(says(job, "a", *ran(0), killed(1)))
-    assert job.state is JobState.STOPPING
-    job = step(JobRecord("job-1", spec, WALL, submitted_clock=100.0), 100.0)
-    job = says(says(says(job, "a", *ran(0), killed(1)), "b", *ran(2, 3)), "c", *ran(4, 5))
-    job = step(step(job))
-    assert (job.state, job.generation) == (JobState.RUNNING, 2), "all were started: from then on it is a loss"
+def test_an_exception_before_all_were_started_ends_the_job():
+    job = step(JobRecord("job-1", running().spec, WALL, submitted_clock=100.0), 100.0)
+    job = step(says(job, "a", *ran(0), over(1, exit_code=1)))
+    assert (job.state, job.reason) == (JobState.STOPPING, "rank 1 on node a exited with code 1")
+
+
+def test_a_node_that_is_lost_before_all_were_started_is_a_loss():
+    """Node c is slow: the job waits for it, and not for b."""
+    job = step(JobRecord("job-1", running().spec, WALL, submitted_clock=100.0), 100.0)
+    job = says(job, "a", *ran(0, 1), engine_address="::1:0")
+    away = views(b=105.0)
+    decided = decide(job, away, 110.0, OPTIONS)
+    assert decided.state is None and decided.wake_at == 115.0
+    job = step(job, 120.0, away)
+    assert job.state is JobState.STARTING
+    job = step(says(job, "c", *ran(4, 5), engine_address="::1:2", now=121.0), 121.0, away)
+    assert (job.state, job.reason) == (JobState.RUNNING, "all 4 ranks started")
+    job = step(job, 121.0, away)
+    assert (job.generation, job.reason) == (2, "generation 2: node b has not been heard of for 10 s; 4 ranks go on")
+    assert members(job) == [("a", [0, 1]), ("c", [4, 5])]
+
+
+def test_an_engine_that_fails_before_all_were_started_ends_the_job():
+    """With its own words."""
+    job = step(JobRecord("job-1", running().spec, WALL, submitted_clock=100.0), 100.0)
+    job = says(says(job, "a", *ran(0, 1)), "b", *ran(2, 3))
+    job = step(says(job, "c", phase=Phase.STOPPED, error="no compiler"))
+    assert (job.state, job.reason) == (JobState.STOPPING, "node c: no compiler")
+
+
+def test_all_nodes_are_lost_before_their_ranks_were_started():
+    job = step(JobRecord("job-1", running().spec, WALL, submitted_clock=100.0), 100.0)
+    away = views(a=105.0, b=105.0, c=105.0)
+    job = step(job, 120.0, away)
+    silent = [f"node {name} has not been heard of for 10 s" for name in NODES]
+    assert (job.state, job.outcome, job.reason) == (JobState.STOPPING, JobState.FAILED, "; ".join(silent))
 
 
 # ---- nodes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.domain import JobRecord, JobSpec, JobState, Stored
+from bagua.daemon.coordinator.domain import JobRecord, JobSpec, JobState, NodeRecord, NodeView, Stored
 from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.settings import Settings
 
@@ -24,3 +26,23 @@ def test_with_the_usual_settings_another_one_leads_within_five_seconds():
         second.observe({"one": beat})
         assert times[0] <= died + 5.0
     assert times[0] > died + settings.job_lease_s, "a beat that is late by less costs nobody his jobs"
+
+
+def test_what_is_known_of_nodes_that_talk_to_another_one():
+    times = [100.0]
+    clock = ServiceClock(1.0, monotonic=lambda: times[0], wall=lambda: 0.0)
+    neighbours = Neighbours("two", clock, 10.0, 3.0)
+    neighbours.observe({"one": 7.0})
+    heard = clock.now()
+    node = NodeRecord("a", "a", "127.0.0.1", 1, "", "boot", 0.0, "one")
+    there = NodeView("a", "a", "127.0.0.1", "boot", 1, 0, True, 0.0)
+    assert neighbours.heard_of(node, None, heard + 8.0) == 0.0, "it may have spoken a moment ago"
+    for _ in range(40):
+        times[0] += 0.5
+        clock.tick()
+    assert not neighbours.connected(node)
+    now = clock.now()
+    assert neighbours.heard_of(node, there, now) == heard, "the other one has died: since then nobody has heard of it"
+    ended = replace(node, owner=None)
+    assert neighbours.heard_of(ended, there, now) == neighbours.heard_of(node, None, now) == now
+    assert neighbours.heard_of(ended, replace(there, connected=False, heard_clock=33.0), now) == 33.0

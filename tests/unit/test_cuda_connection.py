@@ -6,15 +6,18 @@ import gc
 import logging
 import weakref
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm import members
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.cuda.step_times import CudaSteps
+from bagua.torch_api.join.connection import Regrouped
 
 
 def test_twins_have_numbers_of_their_own() -> None:
@@ -87,6 +90,30 @@ def test_steps_whose_tickets_were_released(monkeypatch: pytest.MonkeyPatch) -> N
     steps.add(operations, PassedMoment(), PassedMoment())
     steps.add([device.wait(6)], PassedMoment(), PassedMoment())
     assert counted == [[], [(6, 7, 10)]]
+
+
+@pytest.mark.parametrize(
+    ("elastic", "leg_failed", "over_after", "told"),
+    [
+        (True, True, 2, Regrouped),  # the engines hear of the loss later than NCCL
+        (True, True, 99, CommunicationError),
+        (True, False, 2, CommunicationError),  # a call that can't be: no member is lost
+        (False, True, 2, CommunicationError),
+    ],
+)
+def test_who_failed_is_decided_by_the_engines(
+    monkeypatch: pytest.MonkeyPatch, elastic: bool, leg_failed: bool, over_after: int, told: type[Exception]
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(connection.time, "monotonic", lambda: float(len(asked)))
+    monkeypatch.setattr(connection.time, "sleep", asked.append)
+    device: Any = connection.CudaConnection.__new__(connection.CudaConnection)
+    device._leg = SimpleNamespace(error=lambda: "NCCL: its connection broke" if leg_failed else "")
+    device.connection = SimpleNamespace(
+        elastic=elastic, generation_is_over=lambda: elastic and len(asked) >= over_after
+    )
+    assert type(device._translate(RuntimeError("words"))) is told
+    assert len(asked) <= connection.VERDICT_S
 
 
 class FakeEvent:

@@ -70,6 +70,7 @@ for name in "sqlalchemy alembic structlog pydantic_settings grpc_health grpc_ref
 """
 
 
+@pytest.mark.full
 def test_sections_need_no_package_that_a_lent_machine_lacks() -> None:
     """Of all that the tests of the repository use: programs of sections and ranks are imported, the suite collected."""
     code = f"{NOT_THERE}sys.path.insert(0, {str(TESTS)!r})\nimport importlib, pytest\n"

@@ -334,7 +334,9 @@ def test_a_daemon_that_was_started_again_finds_its_ranks():
     """One runs, one ended before and the journal knows how, one is nowhere: it was killed with the node."""
     fresh = s.new_job("b", (0, 1, 2), (2, 3, 5), adopt=False, grace_s=7.0, elastic=True, generation=4)
     before = {3: RankEntry(1, 1, 73, exited=True, exit_code=-9, signal=9, error_tail="x", member=3)}
-    job = s.resumed(fresh, {2: 72, 9: 99}, before, [2], takes_newcomers=True)
+    beside = s.Beside(fresh=[2], lobby=[9, 10], leaving=[1], takes_newcomers=True)
+    before[10] = RankEntry(1, 1, 80, exited=True, exit_code=1, signal=0, error_tail="ValueError", member=10)
+    job = s.resumed(fresh, {2: 72, 9: 99, 1: 71}, before, beside, leave_by=60.0)
     assert [(rank.rank, rank.member, rank.pid, rank.signal) for rank in job.ranks] == [
         (0, 2, 72, 0),
         (1, 3, 73, 9),
@@ -343,6 +345,9 @@ def test_a_daemon_that_was_started_again_finds_its_ranks():
     assert job.ranks[0].newcomer and job.takes_newcomers and (job.generation, job.entered) == (4, 4)
     job, told = drive(job, ev.EngineReady("h:1"))
     assert told == [ev.SpawnRanks()] and job.phase is Phase.RUNNING, "and nobody waits to be started"
-    assert "was killed and started again" in job.suspended and [rank.pid for rank in job.alive] == [72]
+    assert "was killed and started again" in job.suspended and [rank.pid for rank in job.alive] == [72, 71]
+    assert [(rank.member, rank.exit_code, rank.newcomer) for rank in job.lobby] == [(9, -9, True), (10, 1, True)]
+    assert job.lobby[0].error_tail.startswith("Its daemon was killed") and job.lobby[1].error_tail == "ValueError"
+    assert job.deadline == 60.0, "who was dismissed has so long to end"
     job, told = drive(job, ev.Regrouped(5, (0,), (2,), ("h:1", "i:2")), ev.Entered(5, (2, 8)))
     assert told == [ev.RegroupEngine()] and not job.suspended and job.entered == 5

@@ -24,11 +24,10 @@ def init_process_group(
     own calls; nothing of this library goes through it. BAGUA_TORCH_DISTRIBUTED=0 leaves it alone. If it can't be
     brought up, a warning says so. In an elastic job it comes up again whenever members have changed.
 
-    In an elastic job ranks that are lost meanwhile are none: the others go on without them.
+    An elastic job goes on without ranks that are lost meanwhile.
 
     Raises RuntimeError if called twice, ConfigError for settings that can't be, ServiceError if the daemon refuses or
-    can't be reached, CommunicationError if another rank is lost meanwhile in a job
-    that is not elastic, or the job is over.
+    can't be reached, CommunicationError if the job is over, or loses a rank meanwhile and is not elastic.
     """
     start.begin(store, rank, world_size, local_world_size)
     session = current()

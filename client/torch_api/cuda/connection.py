@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ DEVICE = -1
 """First number of a ``Place`` in device memory; the second one is the address."""
 KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times are known
 KERNELS = "BAGUA_DEVICE_KERNELS"
+VERDICT_S, LOOK_S = 10.0, 0.02
 
 
 class CudaConnection:
@@ -91,7 +93,13 @@ class CudaConnection:
         self._open()
 
     def _translate(self, error: Exception) -> CommunicationError:
-        return (Regrouped if self.connection.generation_is_over() else CommunicationError)(str(error))
+        """NCCL, or the device, may have failed before the engines know that a member is lost: they get some time."""
+        deadline = time.monotonic() + VERDICT_S
+        while not (over := self.connection.generation_is_over()):
+            if not self.connection.elastic or not self._leg.error() or time.monotonic() >= deadline:
+                break
+            time.sleep(LOOK_S)
+        return (Regrouped if over else CommunicationError)(str(error))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Companion(Protocol):
         ...
 
     def offer(self) -> str:
-        """Words of this member for the others."""
+        """The words of this member for the others."""
         ...
 
     def renew(self, offers: Sequence[str]) -> None:

@@ -118,13 +118,12 @@ class TorchGroup:
         if membership.world_size == 1:
             return HashStore()
         # Newcomers have one of their own, and later ones another.
-        return self._file(f"{membership.members[0]}-{self._uses}")
+        return FileStore(self._file(f"{membership.members[0]}-{self._uses}"), membership.world_size)
 
-    def _file(self, name: str) -> Store:
-        """A file beside the daemon's socket, for the ranks of this host that take part."""
+    def _file(self, name: str) -> str:
+        """Path of a file beside the daemon's socket, for ranks of this host."""
         socket_path = Path(self._session.data_socket)
-        file = socket_path.with_name(f"{socket_path.stem}.torch-{name}")
-        return FileStore(str(file), len(self._session.membership.active))
+        return str(socket_path.with_name(f"{socket_path.stem}.torch-{name}"))
 
     def _meet_across_hosts(self, wanted: bool) -> Store | None:
         """All ranks take part, also those that don't want it: rank 0 tells them."""
@@ -167,7 +166,7 @@ class TorchGroup:
         if not self._down or membership.rank != membership.active[0]:
             return ""
         if len(membership.hosts) == 1:
-            return _FILE + secrets.token_hex(8)
+            return _FILE + self._file(secrets.token_hex(8))
         try:
             address = _address_towards(environment.get_master_addr())
             self._offered, where = _listen(address, len(membership.active))
@@ -189,10 +188,11 @@ class TorchGroup:
             where = next(filter(None, offers), f"{_FAILED}the first rank has none of ours")
             if where.startswith(_FAILED):
                 raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)}")
+            ranks = len(self._session.membership.active)
             if where.startswith(_FILE):
-                self._bring_up(self._file(where.removeprefix(_FILE)), "127.0.0.1")
+                self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")
             else:
-                store = offered or _store_at(where, len(self._session.membership.active), CONNECT_AGAIN)
+                store = offered or _store_at(where, ranks, CONNECT_AGAIN)
                 self._bring_up(store, where.rpartition(":")[0])
             self._down = False
         except (RuntimeError, OSError, ValueError) as error:

@@ -35,6 +35,7 @@ Status Engine::create(EngineOptions options, Membership first, std::unique_ptr<E
 Status Engine::open(Membership first) {
   if (Status status = job_.open(); !status) return status;
   job_.regroup(first.local_members(), job_.options().tokens);
+  job_.residuals().begin(first.all_members());
   auto opened = std::make_shared<Generation>(&job_, std::move(first), nullptr);
   if (Status status = opened->open(); !status) return status;
   {
@@ -112,7 +113,7 @@ Status Engine::follow(Membership next, const Tokens& tokens) {
     stay.insert(stay.end(), others.begin(), others.end());
   }
   job_.regroup(stay, tokens);
-  job_.residuals().carry_over(last->membership().all_members(), next.all_members());
+  job_.residuals().begin(next.all_members());
   const std::vector<int> members = next.local_members();
   auto opened = std::make_shared<Generation>(&job_, next, last.get());
   if (Status status = opened->open(); !status) return status;

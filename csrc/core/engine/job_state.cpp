@@ -10,6 +10,7 @@ Status JobState::open() {
   segments_ = std::make_unique<SegmentTable>(&counters().segment_bytes);
   budget_ = std::make_unique<Budget>(options_.memory_limit, 0, &counters().segment_bytes);
   residuals_ = std::make_unique<ResidualStore>(&counters().residual_bytes);
+  if (Status status = residuals_->open(options_.memory); !status) return status;
   // Hosts that join learn the address before there are several.
   return options_.elastic && !options_.listen.empty() ? listener_.open(options_) : Status::ok();
 }

@@ -238,3 +238,60 @@ def test_a_coordinator_that_was_replaced_meanwhile_is_refused(start, connect, un
         events = list(other.events(job.job_id))
         assert [event.kind for event in events].count("regrouped") == 1
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+USUAL = {
+    "BAGUA_COORDINATOR_HEARTBEAT_S": "3",
+    "BAGUA_COORDINATOR_LEASE_S": "10",
+    "BAGUA_COORDINATOR_JOB_LEASE_S": "3",
+    "BAGUA_COORDINATOR_SETTLE_S": "1",
+    "BAGUA_COORDINATOR_FENCE_AFTER": "60",
+}
+"""As without these variables."""
+
+
+class AwakeTime:
+    """Counts the seconds in which this process gets to run: what a crowded machine takes away does not count."""
+
+    STEP_S = 0.02
+
+    def __enter__(self):
+        self.seconds = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._over.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._over.wait(self.STEP_S):
+            self.seconds += self.STEP_S
+
+
+@pytest.mark.full
+def test_another_coordinator_leads_within_five_seconds(start, connect, until, tmp_path, postgres_url):
+    """Of one that is killed, with the settings that everybody has. A rank that is lost meanwhile waits no longer."""
+    one = start("--database-url", postgres_url, state_dir=tmp_path / "one", **USUAL)
+    two = start("--database-url", postgres_url, state_dir=tmp_path / "two", **USUAL)
+    a, b = connect(two, "a"), connect(two, "b")
+    with one.client() as client, two.client() as other:
+        job = submit(client, 2, elastic=True)
+        run = a.expect(n.RunJob)
+        b.expect(n.RunJob)
+        for peer, rank in ((a, 0), (b, 1)):
+            status = {**RUNNING, "member": rank}
+            peer.report(
+                run, n.LOCAL_PHASE_STARTED, {rank: status}, engine_address=f"127.0.0.1:{1000 + rank}", entered=1
+            )
+        until(other, job.job_id, c.JOB_STATE_RUNNING)
+        one.end(signal.SIGKILL)
+        with AwakeTime() as awake:
+            killed = {"state": c.RANK_STATE_EXITED, "exit_code": -9, "signal": 9, "member": 1}
+            b.report(run, n.LOCAL_PHASE_STARTED, {1: killed}, entered=1)
+            while (newer := a.expect(n.RunJob)).generation < 2:
+                pass
+        assert [list(host.members) for host in newer.hosts] == [[0]]
+        assert awake.seconds < 5.0

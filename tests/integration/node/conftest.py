@@ -37,6 +37,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.history: list[node_pb2.LocalJob] = []
         self.progress: list[common_pb2.Progress] = []
         self.statuses: list[node_pb2.NodeStatus] = []
+        self.refusals: list[node_pb2.UpgradeRefusal] = []
         self.heartbeats = 0
         self.logs: dict[int, bytes] = {}
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
@@ -112,6 +113,8 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.history.append(fact.job)
             case "status":
                 self.statuses.append(fact.status)
+            case "upgrade_refusal":
+                self.refusals.append(fact.upgrade_refusal)
             case "progress":
                 self.progress.append(fact.progress)
             case "log":
@@ -254,6 +257,21 @@ async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callab
 async def daemon(start_daemon: Callable[..., Any]) -> DaemonProcess:
     started: DaemonProcess = await start_daemon()
     return started
+
+
+@pytest.fixture
+async def other_host(short_folder: Path) -> AsyncIterator[tuple[CoordinatorEnd, DaemonProcess]]:
+    """A second daemon, with the other end of its stream."""
+    folder = short_folder / "other"
+    folder.mkdir(mode=0o700)
+    create_token(folder / "token")
+    coordinator = CoordinatorEnd((folder / "token").read_text())
+    await coordinator.start()
+    started = DaemonProcess(folder, f"127.0.0.1:{coordinator.port}", "--node-id", "other")
+    await started.until_ready()
+    yield coordinator, started
+    await asyncio.to_thread(started.stop)
+    await coordinator.stop()
 
 
 @pytest.fixture

@@ -385,15 +385,76 @@ async def test_ranks_die_with_the_keeper(end, daemon, elastic, until_gone):
     await until_gone(pids)
 
 
-async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic):
+@pytest.mark.parametrize("asked", ["by a signal", "by the coordinator"])
+async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic, asked):
     job = await begin(elastic, end)
     pids, known, former = [rank.pid for rank in job.ranks], len(end.hellos), daemon.proper().pid
-    daemon.process.send_signal(signal.SIGHUP)
+    if asked == "by a signal":
+        daemon.process.send_signal(signal.SIGHUP)
+    else:
+        await end.send(upgrade=node_pb2.Upgrade(request_id=7))
     await end.until(lambda: len(end.hellos) > known)
-    assert daemon.proper().pid != former
+    assert daemon.proper().pid != former and [hello.life for hello in end.hellos] == [1, 2]
     await elastic.run([0, 1, 2], generation=2)
     job = await elastic.until(lambda job: job.entered == 2)
     await until_printed(end, job.ranks, lambda rank: f"generation 2 rank {rank.rank} of 3 sum 3")
     assert [rank.pid for rank in job.ranks] == pids
     await end.stop_job("job", generation=2)
+    await end.stopped("job")
+
+
+async def test_an_upgrade_that_can_not_be(end, start_daemon, script, monkeypatch, tmp_path):
+    """The daemon stays, and says why: for ranks that would not wait, and for an installation that does not start."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the keeper, too
+    await start_daemon()
+    await end.run_script("fixed", script("import time\nprint('up', flush=True)\ntime.sleep(600)\n"))
+    await end.job_until("fixed", lambda job: job.ranks and job.ranks[0].state == RUNNING)
+    await end.send(upgrade=node_pb2.Upgrade(request_id=1))
+    await end.until(lambda: end.refusals)
+    assert (end.refusals[0].request_id, end.refusals[0].reason[:5]) == (1, "fixed")
+    await end.stop_job("fixed")
+    await end.stopped("fixed")
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit('broken')\n")
+    await end.send(upgrade=node_pb2.Upgrade(request_id=2))
+    await end.until(lambda: len(end.refusals) > 1)
+    assert end.refusals[1].request_id == 2 and "can not start" in end.refusals[1].reason
+    assert len(end.hellos) == 1
+
+
+async def test_newcomers_do_not_outlive_the_daemon(end, daemon, elastic, until_gone):
+    """It is said why; that they were to enter the next generation fails nobody."""
+    await begin(elastic, end)
+    await elastic.run([0, 1, 2], joining=[3])
+    job = await elastic.until(lambda job: len(job.ranks) == 4 and of(job, 3).ready_to_join)
+    newcomer = of(job, 3).pid
+    job = await restarted(end, elastic, daemon)
+    assert of(job, 3).newcomer and (of(job, 3).state, of(job, 3).signal) == (EXITED, 9)
+    assert of(job, 3).error_tail.startswith("Its daemon was killed and started again while it prepared to join")
+    await until_gone([newcomer])
+    await elastic.run([0, 1, 2, 3], generation=2, planned=True)  # as if it had been decided just before
+    await elastic.run([0, 1, 2], generation=3, joining=[4])
+    job = await elastic.until(lambda job: job.entered == 3 and of(job, 4).ready_to_join)
+    await elastic.run([0, 1, 2, 4], generation=4, planned=True)
+    job = await elastic.until(lambda job: job.entered == 4 and not of(job, 4).newcomer)
+    await until_printed(end, job.ranks, lambda rank: f"generation 4 rank {rank.rank} of 4 sum 7")
+    await end.stop_job("job", generation=4)
+    await end.stopped("job")
+
+
+async def test_who_was_dismissed_comes_to_an_end_without_its_daemon(end, daemon, elastic):
+    """Its exit code is told by the next one."""
+    slow = PROGRAM + "while not os.path.exists('go'):\n    time.sleep(0.01)\nsys.exit(3)\n"
+    elastic.script.write_text(slow)
+    await begin(elastic, end)
+    await elastic.run([0, 1], generation=2, planned=True)
+    job = await elastic.until(lambda job: job.entered == 2)
+    await until_printed(end, [of(job, 2)], lambda rank: "dismissed")
+    job = await restarted(end, elastic, daemon)
+    assert of(job, 2).state == RUNNING
+    (elastic.script.parent / "go").touch()
+    job = await elastic.until(lambda job: of(job, 2).state == EXITED)
+    assert (of(job, 2).exit_code, of(job, 2).signal) == (3, 0)
+    await elastic.run([0, 1], generation=3)
+    await elastic.until(lambda job: job.entered == 3)
+    await end.stop_job("job", generation=3)
     await end.stopped("job")

@@ -126,6 +126,8 @@ async def test_a_daemon_that_is_killed_keeps_its_deadline(end, daemon, script, u
     """The next one can't reach the coordinator, and knows of no lease: the keeper does."""
     _, pids = await running(end, script, elastic=True)
     await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known)  # so the daemon knows its lease
     await end.stop()
     daemon.proper().kill()
     await until_gone(pids, 60)

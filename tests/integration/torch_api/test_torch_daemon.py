@@ -134,7 +134,6 @@ def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) ->
     assert "trained 0/2 0/2 node 0" in output and "trained 1/2 1/2 node 0" in output
 
 
-@pytest.mark.full  # test_torch_spawned.py spawns ranks, too
 def test_spawned_with_a_store(sandbox: Sandbox, tmp_path: Path) -> None:
     output = sandbox.run(str(sandbox.script), "by_store", str(tmp_path / "store"))
     assert output.count("trained 1/2 1/2 node 0") == 2

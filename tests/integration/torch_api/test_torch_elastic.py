@@ -17,6 +17,7 @@ from rig.engine_hosts import Ranks
 from rig.files import await_file
 from torch import distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.base.errors import MembershipChanged
@@ -411,42 +412,53 @@ def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks,
     assert all(torch.equal(weights, results[0][1]) for _, weights in results)
 
 
-def rank_begins(folder: str) -> dict[str, Any]:
-    """Member 0 dies before it joins, and 1 when it has, while 2 waits for both. 3 comes later. Returns what it saw."""
+def rank_begins(folder: str, inside: bool) -> dict[str, Any]:
+    """Members 0 and 1 die before and after they join, when 2 has begun: it is ``inside`` init_process_group, or has
+    made its sampler. 3 comes later. Returns what it saw."""
     member = int(os.environ["RANK"])
+    begun = Path(folder, "begun-2")
 
     def join_torch(*arguments: Any) -> Any:
         if member == 1:
+            await_file(begun)
             kill_self()
-        Path(folder, f"joined-{member}").touch()
+        if inside and member == 2:
+            begun.touch()
         return TorchGroup(*arguments)
 
     beginning.TorchGroup = join_torch  # type: ignore[assignment, misc]
     if member == 0:
-        await_file(Path(folder, "joined-2"))
+        await_file(begun)
         kill_self()
     if member == 3:
         await_file(Path(folder, "regrouped-3"))
     bagua.init_process_group()
-    seen: dict[str, Any] = {"member": member, "place": (bagua.get_world_size(), bagua.get_rank())}
-    if connects_lazily():
-        seen["torch"] = dist.get_world_size()
+    samples = torch.randn(12, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sampler = bagua.contrib.ElasticSampler(TensorDataset(samples, torch.arange(12)), batch_size=3)
+    if member == 2:
+        begun.touch()
     mine = torch.full((5,), 2.0**member)
     bagua.allreduce_inplace(mine)
-    seen["sum"] = mine[0].item()
+    seen: dict[str, Any] = {"place": (bagua.get_world_size(), bagua.get_rank()), "sum": mine[0].item(), "used": []}
+    if connects_lazily():
+        seen["torch"] = dist.get_world_size()
     model = seeded(wide_mlp, seed=member)
     optimizer = sgd(model)
     wrap(model, optimizer)
-    for step in range(2):
-        optimizer.zero_grad()
-        wide_square(model, member, step).backward()
-        optimizer.step()
+    for _ in sampler.epochs(1):
+        for inputs, indices in sampler.loader():
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            seen["used"] += indices.tolist()
     return {**seen, "model": flat(model)}
 
 
-def test_losses_while_ranks_begin(ranks: Ranks, tmp_path: Path) -> None:
-    """Those that are left go on, in whichever generation they came."""
-    ranks.start(rank_begins, hosts=[[0, 1], [2, 3]], elastic=True, folder=str(tmp_path))
+@pytest.mark.parametrize("hosts", [[[0, 1], [2, 3]], [[0, 1, 2, 3]]], ids=["inside", "after"])
+def test_losses_while_ranks_begin(ranks: Ranks, tmp_path: Path, hosts: list[list[int]]) -> None:
+    """Those that are left go on, in whichever generation they came. On two hosts they wait for each other in
+    init_process_group."""
+    ranks.start(rank_begins, hosts=hosts, elastic=True, folder=str(tmp_path), inside=len(hosts) > 1)
     assert ranks.regrouper is not None
     ranks.regrouper.on_regroup = lambda generation: (tmp_path / f"regrouped-{generation}").touch()
     ranks.started[0].process.wait(60.0)
@@ -457,3 +469,4 @@ def test_losses_while_ranks_begin(ranks: Ranks, tmp_path: Path) -> None:
     assert [one["place"] for one in found] == [(2, 0), (2, 1)] and [one["sum"] for one in found] == [12, 12]
     assert all(one.get("torch", 2) == 2 for one in found)
     assert torch.equal(found[0]["model"], found[1]["model"])
+    assert sorted(found[0]["used"] + found[1]["used"]) == list(range(12))

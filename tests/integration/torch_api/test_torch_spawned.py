@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 SCRIPT = """
     import gc
@@ -83,6 +84,7 @@ def processes_with(folder: str) -> list[str]:
     return found
 
 
+@pytest.mark.full  # tests/soak makes groups, test_torch_daemon.py spawns ranks
 def test_many_groups_and_lives_in_one_process_leave_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

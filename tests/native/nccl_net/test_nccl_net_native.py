@@ -33,13 +33,14 @@ def sources(folder: Path) -> list[Path]:
     ]
 
 
-def build(name: str, folder: Path) -> Path:
+def build(name: str, folder: Path, full: bool = True) -> Path:
     """Compiles and links one build of the test program; returns the program.
 
     Raises:
         RuntimeError: the compiler's messages.
     """
-    flags = [*native.COMMON, *native.BUILDS[name], *native.INCLUDES, f"-I{HERE.parent}", f"-I{HERE}"]
+    lean = [] if full else native.LEAN[name]
+    flags = [*native.COMMON, *native.BUILDS[name], *lean, *native.INCLUDES, f"-I{HERE.parent}", f"-I{HERE}"]
 
     def compile_unit(source: Path) -> Path:
         headers = [*sorted((native.CSRC / "nccl_net").glob("*.h")), *sorted(HERE.glob("*.h"))]
@@ -94,7 +95,8 @@ def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
     cache = request.config.cache
     assert cache is not None
     name = str(request.param)
-    return name, build(name, native.cache_folder(Path(cache.mkdir("native-tests"))))
+    folder = native.cache_folder(Path(cache.mkdir("native-tests")))
+    return name, build(name, folder, request.config.getoption("--full"))
 
 
 @pytest.mark.timeout(600)  # the first one of a build waits for the compiler

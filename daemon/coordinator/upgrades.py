@@ -1,0 +1,61 @@
+"""Keeps requests for another daemon on a node until the next one has come, or the present one has refused.
+
+Everything here lives in memory, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bagua.base.errors import ConflictError, UnavailableError
+from bagua.proto import node_pb2
+
+if TYPE_CHECKING:
+    from bagua.daemon.coordinator.sessions import NodeSession
+
+UPGRADE_S = 300.0
+"""How long a daemon may take to build its core and to start."""
+
+
+class Upgrades:
+    """One for all nodes."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[NodeSession, asyncio.Future[None]]] = {}
+        self._next = 1
+
+    async def upgrade(self, session: NodeSession) -> None:
+        """Returns when the daemon after that of ``session`` has introduced itself. Raises ConflictError if the node
+        refuses, UnavailableError if it says nothing."""
+        number, self._next = self._next, self._next + 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = session, done
+        session.tell(node_pb2.Directive(upgrade=node_pb2.Upgrade(request_id=number)))
+        try:
+            async with asyncio.timeout(UPGRADE_S):
+                await done
+        except TimeoutError:
+            text = f"Node {session.node_id} has neither another daemon nor refused after {UPGRADE_S:g} s: see its log."
+            raise UnavailableError(text) from None
+        finally:
+            del self._waiting[number]
+
+    def introduced(self, session: NodeSession) -> None:
+        """A daemon has said Hello."""
+        for former, done in self._of(session.node_id):
+            if session.boot_id != former.boot_id:
+                text = f"Node {session.node_id} was started anew meanwhile, its keeper as well."
+                done.set_exception(ConflictError(text))
+            elif session.life > former.life:
+                done.set_result(None)
+
+    def refused(self, session: NodeSession, refusal: node_pb2.UpgradeRefusal) -> None:
+        """The daemon stays. An answer to a request that nobody waits for changes nothing."""
+        former, done = self._waiting.get(refusal.request_id, (None, None))
+        if former is not None and done is not None and former.node_id == session.node_id and not done.done():
+            text = f"Node {session.node_id} keeps its daemon: {refusal.reason[:2_000]}."
+            done.set_exception(ConflictError(text))
+
+    def _of(self, node_id: str) -> list[tuple[NodeSession, asyncio.Future[None]]]:
+        return [one for one in self._waiting.values() if one[0].node_id == node_id and not one[1].done()]
