@@ -65,12 +65,6 @@ class Regrouper:
         self.joining = _without(self.joining, members)
         self.ready -= set(members)
 
-    def lose(self, gone: Sequence[int]) -> None:
-        """The next generation, without these members, which no engine has met."""
-        with self._lock:
-            self._gone |= set(gone)
-            self._follow_loss(self._settled)
-
     def _follow_loss(self, generation: int) -> None:
         """The next generation, without those that are gone, after one that is suspended. It takes the place of one that
         is planned. If that has begun nowhere, newcomers are let in by a later one: members may have a step to
