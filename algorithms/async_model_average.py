@@ -36,7 +36,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     """
 
     follows_arrival = False
-    waits = takes_newcomers = False
+    waits = False
     newcomers_take = ("passes", "begun", "rounds", "exchanged")
 
     def __init__(
@@ -97,12 +97,15 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         bucket.set_plan(Plan((*steps, apply)))
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """Whether anything is encoded, too: that was settled when the model was wrapped."""
-        return {**super().tell_newcomers(), "encodes": self.codec is not None}
+        """Whether anything is encoded, too, which was settled when the model was wrapped, and when the next average
+        begins."""
+        rest = max(0.0, self._next_start - time.monotonic())
+        return {**super().tell_newcomers(), "encodes": self.codec is not None, "begins_in_s": rest}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:
-        """Encodes as the others do."""
+        """Encodes, and begins, as the others do."""
         super().hear_as_newcomer(told)
+        self._next_start = time.monotonic() + told["begins_in_s"]
         self.codec = self._wanted_codec if told["encodes"] else None
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:

@@ -139,7 +139,9 @@ class _PairByDifferences:
         return None if self._encodes(self._pairs.peer) else self._pairs.everybody()
 
     def _far(self) -> Communicator | None:
-        return self._pairs.leaders() if self._encodes(self._pairs.peer) else None
+        if self._everywhere or self._encodes(self._pairs.peer):
+            return self._pairs.leaders()  # which knows, too, that a unit rests
+        return None
 
     def _begin(self, bucket: Bucket) -> None:
         for slot in (PEER, SNAPSHOT) if self._keep_snapshot else (PEER,):

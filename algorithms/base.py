@@ -198,8 +198,6 @@ class AlgorithmImpl:
     ``waits``: ranks are in step where they exchange weights, so that in an elastic job they can agree which exchange
     counts. False: each joins exchanges at a moment of its own.
 
-    ``takes_newcomers``: ranks may join an elastic job that trains with it; else they are told that they can't.
-
     ``newcomers_take``: names of attributes, plain data, that a rank takes over which joins an elastic job: counters of
     steps, and what follows from them.
     """
@@ -207,7 +205,6 @@ class AlgorithmImpl:
     exchanged: str = GRADIENT
     follows_arrival = True
     waits = True
-    takes_newcomers = True
     newcomers_take: tuple[str, ...] = ()
 
     def __init__(self, process_group: ProcessGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -90,15 +91,16 @@ class DiLoCoAlgorithm(Algorithm):
 
 
 class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
-    """``StreamingDiLoCoAlgorithm`` at work on one model. ``_fragment_of``: the fragment of a bucket, by its name."""
+    """``StreamingDiLoCoAlgorithm`` at work on one model. ``_under_way``: buckets that were sent and have not been taken
+    up. ``_sent_by_others``: names of those that this rank has not sent, because it joined the others later."""
 
     settings: StreamingDiLoCoAlgorithm
-    takes_newcomers = False  # a fragment may be under way
 
     def __init__(self, process_group: ProcessGroup, settings: StreamingDiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings)
         self._modules: dict[int, str] = {}
         self._under_way: list[Bucket] = []
+        self._sent_by_others: set[str] = set()
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """As ever; and notes which parameters belong to one module. After a reset nothing is under way."""
@@ -132,6 +134,12 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
             sizes[of_module[module]] += tensor.numel() * tensor.element_size()
         return fragment_of
 
+    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
+        """As ever; on a rank that joins what the others have sent is under way."""
+        super().plan_weights(bagua_ddp, bucket)
+        if bucket.name in self._sent_by_others:
+            self._under_way.append(bucket)
+
     def merge(self, bucket: Bucket) -> None:
         """The outer step; weights move toward the anchor by the share that is not their own."""
         self.outer_step(bucket)
@@ -152,11 +160,23 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         for bucket in buckets:
             if bucket in self._under_way:
                 self._under_way.remove(bucket)
+                if bucket.name in self._sent_by_others:
+                    self._sent_by_others.remove(bucket.name)
+                    bucket.start()  # the others send it again now: members have changed
                 bucket.join()
 
     def _sent_at(self, bagua_ddp: DataParallel, step: int) -> list[Bucket]:
         """Buckets of the fragments that are sent after this step."""
         return [bucket for bucket in bagua_ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        """What is under way, too."""
+        return {**super().tell_newcomers(), "under_way": [bucket.name for bucket in self._under_way]}
+
+    def hear_as_newcomer(self, told: dict[str, Any]) -> None:
+        """Takes up with the others what they have sent: all take it anew then, from the weights of that moment."""
+        super().hear_as_newcomer(told)
+        self._sent_by_others = set(told["under_way"])
 
     def close(self) -> None:
         """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone. What has

@@ -197,6 +197,7 @@ class Rank:
         residual: int = 0,
         exact: int = 0,
         residual_sides: int = 0,
+        generation: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
@@ -206,7 +207,8 @@ class Rank:
         float32) at first use and keeps until ``destroy_comm``. ``residual_sides``: 0 changes it in place, 1 reads its
         side 0 and writes side 1, 2 reads side 1 and writes side 0. The last ``exact`` elements cross as they are.
 
-        Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended."""
+        Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
+        ``generation`` has been entered (0: whichever it is)."""
 
     def transfer(
         self,
@@ -227,6 +229,7 @@ class Rank:
         /,
         *,
         timeout_s: float,
+        generation: int = 0,
     ) -> PendingTransfer | None:
         """Carries out one operation on contiguous tensors at any address: submits, copies in and out what does not lie
         in shared memory (in pieces, if large), waits (GIL released, signals honoured). None: done. Else the timeout

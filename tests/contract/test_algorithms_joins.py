@@ -17,6 +17,7 @@ import pytest
 import torch
 from contract.algorithms import load_cases
 from contract.algorithms.case import Case, Simulation, World, flat, seeded
+from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import one_step
 from rig.engine_hosts import make_ranks
 from rig.files import await_file
@@ -30,9 +31,12 @@ WORLDS = {
 }
 BECOMES = {"2 ranks, then 4": "4 ranks", "2 hosts x 1, then 1 and 2": "2 hosts, 1 and 2"}
 """The world of a case in which its reference must hold."""
-ANEW = re.compile("async|low_precision|streaming|shift_one .*(minmax8|onebit|topk|int4)")
-ALL = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
-CASES = {name: case for name, case in ALL.items() if not ANEW.search(name)}
+CASES = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
+ANEW = {
+    name for name in CASES if re.match("async|low_precision|decentralized shift_one .*(minmax8|onebit|topk|int4)", name)
+}
+RARE = ANEW - {"async", "low_precision_decentralized", "decentralized shift_one minmax8 everywhere"}
+"""Those that begin anew, but for one of each kind: with --full."""
 
 
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
@@ -42,20 +46,20 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     newcomer = bagua.is_newcomer()
     models = {}
     for name in names:
-        case = ALL[name]
+        case = CASES[name]
         model = seeded(case.model, seed=bagua.get_rank())
         optimizers = case.optimizers(model)
         models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
     found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    for step in range(JOINS_AFTER if newcomer else 0, max(ALL[name].steps for name in names)):
+    for step in range(JOINS_AFTER if newcomer else 0, max(CASES[name].steps for name in names)):
         bagua.wait_to_join()
         if step == JOINS_AFTER - 1:
             Path(folder, "ready").touch()
             await_file(Path(folder, "planned"))
         for name, (model, optimizers) in models.items():
-            if step < ALL[name].steps:
-                train = ALL[name].train or one_step
-                train(model, optimizers, ALL[name].loss, bagua.get_rank(), step)
+            if step < CASES[name].steps:
+                train = CASES[name].train or one_step
+                train(model, optimizers, CASES[name].loss, bagua.get_rank(), step)
                 found[name].append(flat(model))
     bagua.barrier()
     faulthandler.cancel_dump_traceback_later()
@@ -81,14 +85,16 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
-    """Results of all ranks, by world."""
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
+    """Results of all ranks, by world, for the cases that are tested there."""
     known: dict[str, list[dict[str, list[torch.Tensor]]]] = {}
 
     def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
         if world not in known:
             known[world] = []  # where it fails, it fails once
-            known[world] = train(tmp_path_factory.mktemp("joins"), world, list(CASES))
+            known[world] = train(tmp_path_factory.mktemp("joins"), world, selected(request, "test_ranks_join", world))
         if not known[world]:
             pytest.skip("the ranks of this world failed before")
         return known[world]
@@ -119,15 +125,18 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
         if isinstance(value, list) and len(value) == sim.n:
             make = torch.clone if name.startswith("copied") else torch.zeros_like
             value += [None if value[0] is None else make(value[0]) for _ in range(count)]
-    hosts = [[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)]
-    sim.world = World(sim.world.name, tuple(map(tuple, hosts)))
-    sim.n = sim.world.n
+    sim.change_members([[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)])
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("world", "name"),
-    [(world, name) for world, then in BECOMES.items() for name in CASES if then in CASES[name].worlds],
+    [
+        pytest.param(world, name, marks=pytest.mark.full if name in RARE else ())
+        for world, then in BECOMES.items()
+        for name in CASES
+        if then in CASES[name].worlds
+    ],
 )
 def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
     check(trained(world), world, name)

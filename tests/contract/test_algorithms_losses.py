@@ -1,25 +1,30 @@
-"""Every algorithm when ranks are killed: a step that was cut off and repeated gives the bits of one that was not.
+"""Every algorithm when ranks are killed: replicas are those of one process with the same members in each step.
 
-In one job, all losses come between steps: nothing is repeated. In another one, of each algorithm, the same ranks are
-killed at the same steps, but in the middle of an exchange: before a bucket starts, before anything is waited for, and
-when results are whole and not committed yet. Whoever is left must hold the same bits after each step.
+First, ranks are killed between steps, and all that are left are compared with the reference of each case.
 
-Algorithms that can't repeat an exchange begin anew with rank 0's weights: there replicas must be alike then.
+Second, a step that was cut off and repeated gives the bits of one that was not. In one job, all losses come between
+steps: nothing is repeated. In another one, of each algorithm, the same ranks are killed at the same steps, but in the
+middle of an exchange: before a bucket starts, before anything is waited for, and when results are whole and not
+committed yet. Whoever is left must hold the same bits after each step. Asynchronous averages have no such steps: there
+replicas must stay near each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contract.algorithms.case import flat, mlp, square
+from contract.algorithms import load_cases
+from contract.algorithms.case import WORLDS, Case, Simulation, flat, mlp, seeded, square
+from contract.algorithms.harness import selected
+from contract.algorithms.rank_side import one_step
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
 from rig.engine_hosts import make_ranks
-from rig.faults import VARIABLE, Fault
+from rig.faults import VARIABLE, Fault, kill_self
 from rig.placing import placed
 
 import bagua.torch_api as bagua
@@ -59,17 +64,27 @@ EXACT: dict[str, Subject] = {
         of("no_loco", partial(algorithms.NoLoCoAlgorithm, interval=2)),
         of("decentralized", algorithms.DecentralizedAlgorithm),
         of("decentralized int4", partial(algorithms.DecentralizedAlgorithm, codec="int4")),
+        of("low_precision_decentralized", algorithms.LowPrecisionDecentralizedAlgorithm),
+        of("streaming_diloco", partial(algorithms.StreamingDiLoCoAlgorithm, interval=4, fragments=2)),
     )
 }
-OFTEN = {"gradient_allreduce onebit", "power_sgd", "zero_one_adam", "local_sgd", "diloco int4", "decentralized"}
+OFTEN = {
+    "gradient_allreduce onebit",
+    "power_sgd",
+    "zero_one_adam",
+    "local_sgd",
+    "diloco int4",
+    "decentralized",
+    "low_precision_decentralized",
+    "streaming_diloco",
+}
 """Those that are compared without --full: one of each kind of state."""
 
-ANEW: dict[str, Subject] = {
+ASYNCHRONOUS: dict[str, Subject] = {
     subject.name: subject
     for subject in (
-        of("low_precision_decentralized", algorithms.LowPrecisionDecentralizedAlgorithm),
         of("async", partial(algorithms.AsyncModelAverageAlgorithm, sync_interval_ms=0)),
-        of("streaming_diloco", partial(algorithms.StreamingDiLoCoAlgorithm, interval=4, fragments=2)),
+        of("async int4", partial(algorithms.AsyncModelAverageAlgorithm, sync_interval_ms=0, codec="int4")),
     )
 }
 
@@ -80,7 +95,7 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
     member = current().membership.member
     models = {}
     for name in names:
-        subject = {**EXACT, **ANEW}[name]
+        subject = {**EXACT, **ASYNCHRONOUS}[name]
         torch.manual_seed(0)
         model = placed(mlp())
         optimizers = subject.optimizers(model)
@@ -137,9 +152,124 @@ def test_a_repeated_step_gives_the_same_bits(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ANEW)
-def test_others_begin_anew(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_replicas_stay_near_each_other(tmp_path: Path, name: str) -> None:
     found = train(tmp_path, [name], {member: phase for member, (_, phase) in KILLS.items()})
     for one in found:
         assert all(bool(parameters.isfinite().all()) for parameters in one[name])
     assert (found[0][name][-1] - found[1][name][-1]).abs().max() < 0.5
+
+
+# Compared with references
+
+LOST_AFTER = 4  # steps
+FEWER = {
+    "4 ranks": ((0, 2), "2 ranks"),
+    "2 hosts x 2": ((0,), "2 hosts, 1 and 2"),
+}
+"""By world: who is killed, and the world of those that are left."""
+CASES = {name: case for name, case in load_cases().items() if case.steps > LOST_AFTER}
+OFTEN_CASES = {
+    "gradient_allreduce",
+    "top_k",
+    "power_sgd",
+    "zero_one_adam",
+    "diloco",
+    "streaming_diloco",
+    "no_loco",
+    "decentralized minmax8",
+    "low_precision_decentralized",
+    "async",
+}
+"""Those that are compared without --full."""
+
+
+def rank_train_cases(names: list[str], gone: list[int]) -> dict[str, list[torch.Tensor]]:
+    """Trains a model of each case, all of them in each step. Returns their parameters after each."""
+    bagua.init_process_group()
+    member = current().membership.member
+    models = {}
+    for name in names:
+        case = CASES[name]
+        model = seeded(case.model, seed=member)
+        optimizers = case.optimizers(model)
+        models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    for step in range(max(CASES[name].steps for name in names)):
+        bagua.barrier()
+        if step == LOST_AFTER and member in gone:
+            kill_self()
+        bagua.barrier()
+        for name, (model, optimizers) in models.items():
+            if step < CASES[name].steps:
+                (CASES[name].train or one_step)(model, optimizers, CASES[name].loss, bagua.get_rank(), step)
+                found[name].append(flat(model))
+    bagua.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def fewer(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
+    """Results of the ranks that are left, by world, for the cases that are tested there."""
+
+    known: dict[str, list[dict[str, list[torch.Tensor]]]] = {}
+
+    def train_once(world: str) -> list[dict[str, list[torch.Tensor]]]:
+        gone, names = FEWER[world][0], selected(request, "test_ranks_are_lost", world)
+        with make_ranks(tmp_path_factory.mktemp("fewer")) as ranks:
+            hosts = [list(host) for host in WORLDS[world].hosts]
+            ranks.start(rank_train_cases, hosts=hosts, elastic=True, names=names, gone=gone)
+            ranks.wait(150.0)
+            return [one.result() for one in ranks.started if one.rank not in gone]
+
+    def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
+        if world not in known:
+            known[world] = []  # where it fails, it fails once
+            known[world] = train_once(world)
+        if not known[world]:
+            pytest.skip("the ranks of this world failed before")
+        return known[world]
+
+    return results
+
+
+def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+    """Parameters of all ranks after each step; from some step on there are fewer."""
+    torch.set_num_threads(1)
+    sim = Simulation(case, WORLDS[world])
+    for step, _ in enumerate(case.reference(sim), start=1):
+        yield [flat(model) for model in sim.models]
+        if step == LOST_AFTER:
+            lose(sim, FEWER[world][0])
+
+
+def lose(sim: Simulation, gone: Sequence[int]) -> None:
+    """What these ranks have is lost with them; the others are counted anew."""
+    left = [rank for rank in range(sim.n) if rank not in gone]
+    lists = [sim.models, sim.optimizers, *(one for one in sim.state.values() if isinstance(one, list))]
+    for one in lists:
+        if len(one) == sim.n:
+            one[:] = [one[rank] for rank in left]
+    sim.change_members([[left.index(rank) for rank in host if rank in left] for host in sim.world.hosts])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [
+        pytest.param(world, name, marks=pytest.mark.full if world == "4 ranks" or name not in OFTEN_CASES else ())
+        for world, (_, then) in FEWER.items()
+        for name, case in CASES.items()
+        if world in case.worlds and then in case.worlds
+    ],
+)
+def test_ranks_are_lost(fewer: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
+    case, results = CASES[name], fewer(world)
+    left = [rank for rank in range(WORLDS[world].n) if rank not in FEWER[world][0]]
+    for step, wanted in enumerate(reference(case, world)):
+        for place, found in enumerate(results):
+            error = (found[name][step] - wanted[left[place] if step < LOST_AFTER else place]).abs().max().item()
+            allowed = max(case.allowed(WORLDS[world], step), 3e-6)
+            assert error <= allowed, f"step {step}, rank {place}: differs by {error:.3g}, more than {allowed:.3g}"

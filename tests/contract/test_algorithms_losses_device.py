@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract.test_algorithms_losses import ANEW, EXACT, KILLS, train
+from contract.test_algorithms_losses import ASYNCHRONOUS, EXACT, KILLS, train
 from rig.placing import environment
 
 pytestmark = [
@@ -41,7 +41,7 @@ def test_a_repeated_step_gives_the_same_bits(request: pytest.FixtureRequest, tmp
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ANEW)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_others_begin_anew(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     found = train(tmp_path, [name], MID_STEP, device_of(request))
     for one in found:

@@ -135,6 +135,7 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (agreement, "_gather_bytes"),
     (optimizer_state, "broadcast_json"),
     (ModelBuckets, "_of_rank_0"),
+    (ModelBuckets, "compare_starts"),
     (ModelBuckets, "level_out"),
     (DistributedModel, "_reduce_loss"),
     (units, "call_the_roll"),

@@ -85,10 +85,10 @@ class Fault:
             copy(one)
             self.at("copied")
 
-        def follow_others(followers: Followers, *told: Any) -> None:
+        def follow_others(followers: Followers, *told: Any) -> float:
             if self.copies:
                 self.at("let_in")
-            follow(followers, *told)
+            return follow(followers, *told)
 
         StateCopy.run = copy_state  # type: ignore[method-assign]
         Followers.hear = follow_others  # type: ignore[method-assign]

@@ -86,7 +86,7 @@ class Job(RuleBasedStateMachine):
         for number in gone:
             del self.members[number]
         self.generation += 1
-        told = [json.loads(json.dumps(member.course.tell())) for member in self.members.values()]
+        told = self.told()
         furthest = max(member.known for member in self.members.values())
         # Some hear it, and then another one is lost before the rest does.
         slow = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
@@ -109,13 +109,16 @@ class Job(RuleBasedStateMachine):
     @rule(count=st.integers(1, 2))
     def join(self, count: int) -> None:
         self.generation += 1
-        told = [json.loads(json.dumps(member.course.tell())) for member in self.members.values()]
+        told = self.told()
         step = next(iter(self.members.values())).step
         for number in range(self.next_number, self.next_number + count):
             self.members[number] = Member(Course(self.setting, [number], number, self.generation - 1), step)
         self.next_number += count
         for member in self.members.values():
             member.course.hear(told, list(self.members), self.generation)
+
+    def told(self) -> dict[int, Any]:
+        return {n: (one.course.given, json.loads(json.dumps(one.course.tell()))) for n, one in self.members.items()}
 
     def between_steps(self) -> bool:
         """All have committed the same step, and have been given nothing of the next one."""
@@ -144,8 +147,49 @@ TestJob = Job.TestCase
 TestJob.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def told(*courses: Course) -> list[dict[str, Any]]:
-    return [course.tell() for course in courses]
+def told(*courses: Course) -> dict[int, tuple[int, dict[str, Any]]]:
+    return {course.member: (course.given, course.tell()) for course in courses}
+
+
+def test_members_that_are_as_far_tell_the_same() -> None:
+    """Messages stay small: one of them sends it to all."""
+    courses = [Course(Setting(500, 1, None, True, 7), range(100), member, 1) for member in range(100)]
+    for course in courses:
+        course.give()
+    for course in courses[:50]:
+        course.commit()
+    assert len({json.dumps(state) for _, state in told(*courses).values()}) == 2
+
+
+def test_one_that_leaves_as_planned_has_committed_alone() -> None:
+    """Member 2 sees the end of the step, and is dismissed; 0 and 1 lose member 3 at the same time and never see it.
+    They repeat the step without both, whose samples come next."""
+    setting = Setting(12, 1, None, False, 0)
+    courses = [Course(setting, range(4), member, 1) for member in range(4)]
+    used: list[int] = []
+    for step in range(2):
+        batches = [course.batch() for course in courses]
+        for course in courses:
+            course.give()
+        if step == 0:
+            used += [sample for batch in batches for sample in batch]
+            for course in courses:
+                course.commit()
+    courses[2].commit()
+    left = courses[:2]
+    states = told(*left)
+    for course in left:
+        course.hear(states, [0, 1], 2)
+    used += [sample for batch in batches[:2] for sample in batch]  # the step that is repeated
+    for course in left:
+        course.commit()
+    assert [course.batch() for course in left] == [[6], [7]]
+    while (more := [course.batch() for course in left]) != [None, None]:
+        used += [sample for batch in more for sample in batch]
+        for course in left:
+            course.give()
+            course.commit()
+    assert sorted(used) == list(range(12))
 
 
 def test_weights_of_unequal_shares() -> None:

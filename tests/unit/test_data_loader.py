@@ -41,7 +41,7 @@ def test_a_change_in_the_middle_of_an_epoch(workers: int) -> None:
     for course in three:
         course.commit()
     second = [next(one).tolist() for one in batches[:2]]
-    told = [course.tell() for course in three[:2]]
+    told = {course.member: (course.given, course.tell()) for course in three[:2]}
     for course in three[:2]:
         course.hear(told, [0, 1], 2)
         course.commit()
@@ -64,7 +64,7 @@ def test_samples_come_back_after_everything_was_loaded() -> None:
         course.given = 1
         course.commit()
     seen += next(mine).tolist()
-    two[0].hear([two[0].tell()], [0], 2)
+    two[0].hear({0: (two[0].given, two[0].tell())}, [0], 2)
     two[0].commit()
     assert seen == [0, 1, 4, 5]
     assert next(mine).tolist() == [6, 7] and next(mine, None) is None

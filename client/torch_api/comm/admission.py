@@ -3,7 +3,6 @@ when)."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import weakref
@@ -123,10 +122,7 @@ class Admission:
             "carriers": {name: one.describe() for name, one in carriers.items()},
         }
         text = json.dumps(description, sort_keys=True).encode()
-        digests = gather_rows(self._session, hashlib.blake2b(text, digest_size=16).digest())
-        if all(digest == digests[0] for digest in digests):
-            return
-        texts = gather_texts(self._session, text)
+        texts = [told[0] for told in gather_texts(self._session, [text])]
         if self._session.membership.rank in whole:
             return  # newcomers that differ leave
         other = json.loads(texts[min(whole)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -27,11 +28,53 @@ def gather_rows(session: Session, data: bytes) -> list[bytes]:
     return [bytes(everyone[begin : begin + len(data)]) for begin in range(0, len(everyone), len(data))]
 
 
-def gather_texts(session: Session, text: bytes) -> list[bytes]:
-    """The text of every rank."""
-    lengths = [int.from_bytes(one, "little") for one in gather_rows(session, len(text).to_bytes(8, "little"))]
-    rows = gather_rows(session, text.ljust(max(lengths), b"\0"))
-    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+def gather_texts(session: Session, texts: Sequence[bytes]) -> list[list[bytes]]:
+    """The texts of every rank, as many on each. All tell the digests of theirs; of texts that are equal one rank sends
+    its own, so that little travels where many ranks say the same."""
+    mine = b"".join(map(_key, texts))
+    rows = gather_rows(session, mine)
+    found: list[list[bytes]] = [[] for _ in rows]
+    for number, text in enumerate(texts):
+        column = [row[number * _KEY_BYTES : (number + 1) * _KEY_BYTES] for row in rows]
+        for told, one in zip(found, _gather_column(session, column, text), strict=True):
+            told.append(one)
+    return found
+
+
+_KEY_BYTES = 24
+
+
+def _key(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest() + len(text).to_bytes(8, "little")
+
+
+def _gather_column(session: Session, column: Sequence[bytes], text: bytes) -> list[bytes]:
+    lengths = [int.from_bytes(key[16:], "little") for key in column]
+    senders = senders_of(column)
+    if senders is None:
+        rows = gather_rows(session, text.ljust(max(lengths), b"\0"))
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    known = {column[rank]: _broadcast_known(session, text, rank, lengths[rank]) for rank in senders}
+    return [known[key] for key in column]
+
+
+MOST_SENDERS = 8
+
+
+def senders_of(keys: Sequence[bytes]) -> list[int] | None:
+    """The first rank of each key. None if there are so many that all send at once."""
+    first = {key: rank for rank, key in reversed(list(enumerate(keys)))}
+    return sorted(first.values()) if len(first) <= MOST_SENDERS else None
+
+
+def _broadcast_known(session: Session, text: bytes, root: int, length: int) -> bytes:
+    """The bytes of rank ``root``, whose number all know; others pass anything."""
+    world = whole_generation(session)
+    gives = world.rank() == root
+    held = bytearray(text) if gives else bytearray(length)
+    if length:
+        _broadcast(session, torch.frombuffer(held, dtype=torch.uint8), world, root, gives)
+    return bytes(held)
 
 
 def broadcast_bytes(session: Session, data: bytes, root: int) -> bytes:
@@ -40,9 +83,7 @@ def broadcast_bytes(session: Session, data: bytes, root: int) -> bytes:
     gives = world.rank() == root
     length = torch.tensor([len(data)], device="cpu")
     _broadcast(session, length, world, root, gives)
-    held = bytearray(data) if gives else bytearray(int(length.item()))
-    _broadcast(session, torch.frombuffer(held, dtype=torch.uint8), world, root, gives)
-    return bytes(held)
+    return _broadcast_known(session, data, root, int(length.item()))
 
 
 def _broadcast(session: Session, tensor: torch.Tensor, world: Members, root: int, gives: bool) -> None:

@@ -114,6 +114,7 @@ class ElasticCommunicator(Communicator):
         return True
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
+        self._units.all_wrapped = True
         self._units.run(self.id, lambda: self, attempt, commit=commit)
 
     def destroy(self) -> None:
@@ -133,6 +134,7 @@ class World(ElasticCommunicator):
         super().renew()
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
+        self._units.all_wrapped = True
         self._units.run(0, lambda: self, attempt, commit=commit)
 
 
@@ -152,9 +154,10 @@ def _once(name: str) -> Callable[..., None]:
     def call(self: ElasticCommunicator, *arguments: Any, **named: Any) -> None:
         generation = self._session().membership.generation
         try:
-            plain(self, *arguments, **named)
-            if not self._units.inside:
-                devices(self._session()).await_results()
+            with self._session().connection.steady():
+                plain(self, *arguments, **named)
+                if not self._units.inside:
+                    devices(self._session()).await_results()
         except Regrouped as error:
             if self._units.inside:
                 raise

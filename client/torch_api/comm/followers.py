@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+Heard = Mapping[int, tuple[int, Mapping[str, Any]]]
+"""By member: batches that it was given and has not committed, and its state."""
 
 
 class Follower(Protocol):
@@ -24,16 +28,17 @@ class Follower(Protocol):
         ...
 
     def tell(self) -> dict[str, Any]:
-        """State for the other members, in JSON's types."""
+        """State for the other members, in JSON's types: the same on all that are as far."""
         ...
 
-    def hear(self, told: Sequence[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
-        """Takes in the states of all members that have one, in a generation of ``members``."""
+    def hear(self, told: Heard, members: Sequence[int], generation: int) -> float:
+        """Takes in the states of all members that have one, in a generation of ``members``. Returns by how much the
+        batches weigh more now that this member was given."""
         ...
 
 
 Told = Mapping[str, Mapping[str, Any]]
-"""Words of one member, by name."""
+"""States of one member, by name."""
 
 
 class Followers:
@@ -41,7 +46,7 @@ class Followers:
 
     def __init__(self) -> None:
         self._all: dict[str, Follower] = {}
-        self._told: dict[str, list[Mapping[str, Any]]] = {}  # in the generation that was entered last
+        self._told: dict[str, Heard] = {}  # in the generation that was entered last
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
     def describe(self) -> dict[str, Any]:
@@ -75,11 +80,20 @@ class Followers:
         """For the other members."""
         return {name: one.tell() for name, one in self._all.items()}
 
-    def hear(self, everyone: Sequence[Told], members: Sequence[int], generation: int) -> None:
-        """Takes in what all members have told that hold the job's state. ``members``: who takes part from now on."""
-        names = dict.fromkeys(name for one in everyone for name in one)
-        self._told = {name: [one[name] for one in everyone if name in one] for name in names}
+    def tell_given(self) -> dict[str, int]:
+        """Likewise: batches that this member was given, and has not committed."""
+        return {name: one.given for name, one in self._all.items()}
+
+    def hear(
+        self, everyone: Mapping[int, tuple[Mapping[str, int], Told]], members: Sequence[int], generation: int
+    ) -> float:
+        """Takes in what all members have told that hold the job's state. ``members``: who takes part from now on.
+        Returns by how much the batches weigh more now that this member was given."""
+        told: dict[str, dict[int, tuple[int, Mapping[str, Any]]]] = {}
+        for member, (given, states) in everyone.items():
+            for name, state in states.items():
+                told.setdefault(name, {})[member] = given[name], state
+        self._told = dict(told)
         self._where = members, generation
-        for name, one in self._all.items():
-            if name in self._told:
-                one.hear(self._told[name], members, generation)
+        heard = ((self._all[name], states) for name, states in told.items() if name in self._all)
+        return math.prod(one.hear(states, members, generation) for one, states in heard)

@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -33,6 +34,22 @@ def nothing() -> None:
     """There is nothing to be undone, or to be shown."""
 
 
+class _Flags(threading.local):
+    """Of one thread: the most batches of a member in this step, minus the least, and the newest generation that was
+    announced."""
+
+    def __init__(self) -> None:
+        self.all = torch.zeros(3, dtype=torch.int32)
+
+
+class OutOfStep(Protocol):
+    """A model that each rank exchanges at moments of its own."""
+
+    def begin_anew_together(self) -> bool:
+        """If members have changed since it was done last: as a unit of all members. False: they have not."""
+        ...
+
+
 class Units:
     """Those of one session. One at a time: what a unit calls is part of it."""
 
@@ -40,9 +57,9 @@ class Units:
         self._session = session
         self._devices = devices(session)
         self._ledger = Ledger()
-        self._thread = 0  # that runs a unit now
-        # The most batches of a member in this step, minus the least, and the newest generation that was announced.
-        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._inside: set[int] = set()  # threads that run a unit now
+        self._flags = _Flags()
+        self.calm = threading.RLock()  # held while generations change, and where they must not
         self.followers = Followers()
         self.admission = Admission(session)
         self.changes = MembershipChanges(session)
@@ -51,8 +68,13 @@ class Units:
         self._planned = 0  # the newest generation that all have agreed to enter
         self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
         self._lap: int | None = None  # after which newcomers that wait in this generation are let in
-        self.out_of_step = False  # some model is exchanged by each rank at a moment of its own
-        self._agreed = False  # on the newest plan, since this step began
+        # Models that ranks exchange at the same moments, and those that each exchanges at moments of its own.
+        self.in_step: weakref.WeakSet[object] = weakref.WeakSet()
+        self.out_of_step: weakref.WeakKeyDictionary[OutOfStep, None] = weakref.WeakKeyDictionary()  # in order
+        self.all_wrapped = False  # as far as is known: the program trains, or communicates
+        self._catches_up = False
+        self._renewed = False  # since models caught up last
+        self._stands_by_in = 0  # the generation in which this member has said that it may end at any moment
         self._takes_newcomers = False  # and the daemon knows it
         self._marks = 0  # how often the program has said that a step begins
         self.part: Callable[[], None] = nothing  # communicators without newcomers go
@@ -61,7 +83,12 @@ class Units:
     @property
     def inside(self) -> bool:
         """Whether this thread runs a unit now."""
-        return self._thread == threading.get_ident()
+        return threading.get_ident() in self._inside
+
+    @property
+    def at_any_moment(self) -> bool:
+        """Whether planned changes take place at any moment, as losses do: there is no step after which all could."""
+        return self.all_wrapped and bool(self.out_of_step) and not self.in_step
 
     def run(
         self,
@@ -83,28 +110,36 @@ class Units:
             found = attempt()
             commit()
             return found
-        self._thread = threading.get_ident()
+        self._inside.add(threading.get_ident())
         try:
+            self._stand_by()
             while True:
-                generation = self._session.membership.generation
+                with self.calm:
+                    generation = self._session.membership.generation
                 try:
-                    found = attempt()
-                    self._devices.await_results()
-                    self._ledger.set_ready(scope)
-                    self._exchange_flags(members())
+                    with self._session.connection.steady(generation):
+                        found = attempt()
+                        self._devices.await_results()
+                        with self.calm:
+                            self._ledger.set_ready(scope)
+                        self._exchange_flags(members())
                     self._exchanged[scope] = generation
                     break
                 except Regrouped:
-                    self.recover(generation)
-                    if self._ledger.must_commit(scope):
-                        break
-                    self._ledger.set_unready(scope)
+                    self._enter_next(generation)
+                    with self.calm:
+                        if self._ledger.must_commit(scope):
+                            break
+                        self._ledger.set_unready(scope)
+                    self._catch_up()
                     again()
-            self._ledger.commit(scope)
+            with self.calm:
+                self._ledger.commit(scope)
             commit()
         finally:
-            self._thread = 0
-        if self.changes.told_in != self._session.membership.generation:
+            self._inside.discard(threading.get_ident())
+        self._catch_up()
+        if self.changes.told_in != self._session.membership.generation and not self._catches_up:
             self.changes.tell()
         return found
 
@@ -123,19 +158,20 @@ class Units:
 
     def _exchange_flags(self, members: Members) -> None:
         """Over when all members have called it: their results are whole, too."""
-        given = self.followers.given
-        self._flags[0], self._flags[1], self._flags[2] = given, -given, self._session.connection.planned()
+        given, flags = self.followers.given, self._flags.all
+        flags[0], flags[1], flags[2] = given, -given, self._session.connection.planned()
         if members.nranks() > 1:
-            transfer(self._session, "allreduce", self._flags, self._flags, 3, members, op=ReduceOp.MAX, together=True)
+            transfer(self._session, "allreduce", flags, flags, 3, members, op=ReduceOp.MAX, together=True)
 
     def step_committed(self) -> None:
         """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
         for it."""
-        most, least = int(self._flags[0]), -int(self._flags[1])
-        self._planned = max(self._planned, int(self._flags[2]))
-        self._agreed = True
-        self._flags.zero_()
-        self.followers.commit()
+        highest, lowest, planned = self._flags.all.tolist()
+        most, least = highest, -lowest
+        self._planned = max(self._planned, planned)
+        self._flags.all.zero_()
+        with self.calm:
+            self.followers.commit()
         if most != least:
             raise BaguaError(
                 f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
@@ -157,20 +193,64 @@ class Units:
             self.recover(self._heard_in)
 
     def recover(self, generation: int) -> None:
-        """After Regrouped in ``generation``: enters the next one, where that has not been done since, and hears
-        how far all members are. Raises CommunicationError when the job is over."""
-        while True:
-            try:
-                if self._session.membership.generation == generation:
-                    self._session.enter()
-                while self._heard_in != self._session.membership.generation or self._due():
-                    self._hear()
+        """After Regrouped in ``generation``: enters the next one, where that has not been done since, hears how far
+        all members are, and comes on common ground with them. Raises CommunicationError when the job is over."""
+        self._enter_next(generation)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Models that ranks exchange at moments of their own begin anew, in the same order on all members. That is done
+        here, where all members come in each generation, because it waits for all of them."""
+        with self.calm:
+            if self._catches_up or not self._renewed or self._session.newcomer:
                 return
-            except Regrouped as error:  # somebody was lost meanwhile
-                LOG.debug("Generation %d ended: %s", self._session.membership.generation, error)
+            self._catches_up, self._renewed = True, False
+        inside = self.inside
+        self._inside.discard(threading.get_ident())
+        try:
+            while any([one.begin_anew_together() for one in list(self.out_of_step)]):
+                self._renewed = False
+        finally:
+            self._catches_up = False
+            if inside:
+                self._inside.add(threading.get_ident())
+
+    def _enter_next(self, generation: int) -> None:
+        """The first of several threads does it, and the others find it done."""
+        with self.calm, self._session.connection.entering():
+            while not self._enter_once(generation):
                 generation = self._session.membership.generation
-            except Unfit as error:
-                self._give_up(str(error))
+
+    def _enter_once(self, generation: int) -> bool:
+        """False: the next one has ended, or there is another one, meanwhile."""
+        try:
+            if self._session.membership.generation == generation:
+                self._session.enter()
+            while self._heard_in != self._session.membership.generation or self._due():
+                self._hear()
+            return self._stood_by()
+        except Regrouped as error:  # somebody was lost meanwhile
+            LOG.debug("Generation %d ended: %s", self._session.membership.generation, error)
+            return False
+        except Unfit as error:
+            self._give_up(str(error))
+
+    def _stand_by(self) -> None:
+        """Where changes take place at any moment, this member waits for none of them: nobody is held up who waits for
+        one while this member waits for an exchange with it."""
+        if not self.at_any_moment or self._stands_by_in == self._session.membership.generation:
+            return
+        with self.calm:
+            if not self._stood_by():
+                self.recover(self._session.membership.generation)
+
+    def _stood_by(self) -> bool:
+        """Says so, once in a generation. False if the next one has begun already."""
+        generation = self._session.membership.generation
+        if not self.at_any_moment or self._session.newcomer or self._stands_by_in == generation:
+            return True
+        self._stands_by_in = generation
+        return not self._session.connection.stand_by()
 
     def take_newcomers(self) -> None:
         """The program can take newcomers: the daemon is told, once."""
@@ -181,12 +261,13 @@ class Units:
     def between_steps(self, marked: bool = True) -> None:
         """All that the optimizers do in a step is done, and nothing of the next one: what was planned takes place here.
         ``marked``: the program, or its sampler, says so; when it does so again and again, other places are ignored."""
+        self.all_wrapped = True
         self._marks += marked
         if self._marks > 1 and not marked:
             return
-        if self.out_of_step and not self._agreed:  # each follows when it sees a plan
+        if self.at_any_moment:  # each follows when it sees a plan
             self._planned = max(self._planned, self._session.connection.planned())
-        self._agreed = False
+            self._stand_by()
         self._standing = self._standing._replace(between=True)
         try:
             generation = self._session.membership.generation
@@ -239,7 +320,9 @@ class Units:
             session.take_part(outcome.newcomers)
         if not session.newcomer and (first or outcome.copies):
             members = [session.membership.members[rank] for rank in session.membership.active]
-            self.followers.hear([row.followers for row in whole.values()], members, generation)
+            told = {member: (row.given, row.followers) for member, row in whole.items()}
+            session.weigh(self.followers.hear(told, members, generation))
+            self._renewed = True
             if session.companion is not None:
                 session.companion.renew([rows[member].offer for member in members])
             session.renew()
@@ -248,10 +331,11 @@ class Units:
 
     def _row(self) -> Row:
         if self._session.newcomer:
-            return Row(self._standing, b"", {}, "")
+            return Row(self._standing, b"", {}, {}, "")
         companion = self._session.companion
         offer = "" if companion is None else companion.offer()
-        return Row(self._standing, self._ledger.tell(), self.followers.tell(), offer)
+        standing = self._standing._replace(between=self._standing.between or self.at_any_moment)
+        return Row(standing, self._ledger.tell(), self.followers.tell(), self.followers.tell_given(), offer)
 
     def _let_in(self, outcome: Outcome, whole: dict[int, Row], first: bool) -> None:
         """Newcomers get the state. All others are between the same two steps."""
@@ -266,7 +350,7 @@ class Units:
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
         self._exchange_flags(active_members(session.membership))
-        self._flags.zero_()
+        self._flags.all.zero_()
         self._standing = self._standing._replace(let_in=generation)
         if session.newcomer:
             self._come_in(whole)

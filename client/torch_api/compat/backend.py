@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.groups import _get_default_group
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.compat.bucket import BaguaBucket
 from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
 from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.execution import StartOrder, join_all
 from bagua.torch_api.train.model import DistributedModel
@@ -140,9 +143,10 @@ class Backend:
                 for _ in range(self._left):
                     self._start_front()
             running, self._running = self._running, []
-        join_all(running)
-        if running:
-            devices(current()).await_results()
+        with self._told_of_losses(running):
+            join_all(running)
+            if running:
+                devices(current()).await_results()
         return len(running)
 
     @property
@@ -153,12 +157,40 @@ class Backend:
         """Starts the bucket whose turn it is; after the last one it is the first one's again."""
         if self._front in self._running:  # full again before anybody waited
             running, self._running = self._running, []
-            join_all(running)
+            with self._told_of_losses(running):
+                join_all(running)
         bucket = self._order.take_next()
         bucket.mark_none()
         self._left -= 1
         self._running.append(bucket)
-        bucket.start()
+        with self._told_of_losses(self._running):
+            bucket.start()
+
+    @contextmanager
+    def _told_of_losses(self, running: Sequence[BaguaBucket]) -> Iterator[None]:
+        """In an elastic job: raises MembershipChanged when the rank is in the next generation, and the next round may
+        begin. ``running``: buckets that are at work."""
+        session = current()
+        generation = session.membership.generation
+        try:
+            yield
+        except Regrouped as error:
+            with self._lock:
+                self._running, self._in_pass, self._order.started = [], False, 0
+                for bucket in self._order.buckets:
+                    bucket.mark_none()
+            for bucket in running:
+                bucket.execution.abandon()
+            following = units(session)
+            if following.inside:
+                raise
+            following.recover(generation)
+            following.changes.tell()
+            raise MembershipChanged(
+                f"{error} The job goes on without it. Operations on registered tensors (append_... of a BaguaBucket) "
+                "are not repeated by themselves, and tensors may hold parts of a result: all ranks that are left run "
+                "the step again, or go on with the next one."
+            ) from None
 
     def _own_runner(self, bucket: BaguaBucket) -> Runner:
         session = current()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from bagua.torch_api.comm.followers import Heard
 from bagua.torch_api.data.shares import Batch, Progress
 
 
@@ -129,41 +130,50 @@ class Course:
         self.setting.shares(ranks)
 
     def tell(self) -> dict[str, Any]:
-        """State for the other members, in JSON's types."""
+        """State for the other members, in JSON's types: the same on all that have committed as much."""
         return {
             "setting": asdict(self.setting),
-            "member": self.member,
             "generation": self._generation,
             "epoch": self.epoch,
             "committed": self._committed,
-            "given": self.given,
             "opening": self._opening,
             "progress": asdict(self._progress),
         }
 
-    def hear(self, told: Iterable[Mapping[str, Any]], members: Sequence[int], generation: int) -> None:
-        """The members of generation ``generation``, in the order of ranks, have told these states. Afterwards all of
-        them have the same rounds. A member that tells nothing is new: it enters where the others are.
+    def hear(self, told: Heard, members: Sequence[int], generation: int) -> float:
+        """The members of generation ``generation``, in the order of ranks, have told these states, by their numbers;
+        with each the batches that it was given. Afterwards all of them have the same rounds. A member that tells
+        nothing is new: it enters where the others are.
 
-        Some may be a step ahead: others learn here that the step under way will be committed, and count it. Raises
-        ValueError if settings differ.
+        Some may be a step ahead: others learn here that the step under way will be committed, and count it. Returns by
+        how much batches that this member was given weigh more now: see ``give``. Raises ValueError if settings differ.
         """
-        states = {int(state["member"]): state for state in told}
-        for other in states.values():
-            if other["setting"] != asdict(self.setting):
+        setting = asdict(self.setting)
+        for member, (_, other) in told.items():
+            if other["setting"] != setting:
                 raise ValueError(
-                    f"ElasticSampler differs between members: {asdict(self.setting)} on this one, "
-                    f"{other['setting']} on member {other['member']}. All ranks make it with the same arguments."
+                    f"ElasticSampler differs between members: {setting} on this one, {other['setting']} on member "
+                    f"{member}. All ranks make it with the same arguments."
                 )
-        first = max(states.values(), key=_advance)
-        given = {member: _given(states[member], first) if member in states else 0 for member in members}
+        first = max((state for _, state in told.values()), key=_advance)
+        given = {member: _given(*told[member], first) if member in told else 0 for member in members}
         own = given[self.member]
         self._counted += self.given - own
         self._adopt(first)
         self.given = own
+        change = self._change_of_weight(members)
         self._progress = self._progress.regroup(members, self.setting.shares(len(members)), given)
         self._generation = generation
         self.version += 1
+        return change
+
+    def _change_of_weight(self, members: Sequence[int]) -> float:
+        """Batches of those that are left may be larger, or smaller, than those of all have been: the mean of their
+        weights is to be 1 again."""
+        rounds = self._progress.rounds(self.given)[: self.given]
+        left = [rank for rank, member in enumerate(self._progress.members) if member in members]
+        weights = [len(batches[rank]) * len(batches) / sum(map(len, batches)) for batches in rounds for rank in left]
+        return len(weights) / sum(weights) if weights else 1.0
 
     def _adopt(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])
@@ -186,8 +196,8 @@ def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:
     return state["generation"], state["epoch"], state["committed"]
 
 
-def _given(state: Mapping[str, Any], first: Mapping[str, Any]) -> int:
+def _given(given: int, state: Mapping[str, Any], first: Mapping[str, Any]) -> int:
     """Batches that the member of ``state`` was given and that the member of ``first`` has not committed with it."""
     if state["epoch"] < first["epoch"]:
         return 0
-    return int(state["given"]) - (int(first["committed"]) - int(state["committed"]))
+    return given - (int(first["committed"]) - int(state["committed"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -26,14 +27,17 @@ class ElasticLoader:
         options: dict[str, Any],
         over: Callable[[], object] = lambda: None,
         between_steps: Callable[[], object] = lambda: None,
+        calm: AbstractContextManager[object] = nullcontext(),
     ) -> None:
         """``given``: is called when a batch is given out, with its samples divided by the mean of all ranks' batches.
         ``over``: when an iteration ends, or is left. ``between_steps``: before a batch is given out.
+        ``calm``: inside it no other thread of this rank changes the course.
         ``options``: for ``torch.utils.data.DataLoader``."""
         self._course = course
         self._given = given
         self._over = over
         self._between_steps = between_steps
+        self._calm = calm
         self._ahead = _Ahead(course)
         self._loading: Iterator[Any] | None = None
         self._loader = DataLoader(dataset, batch_sampler=self._ahead, **options)
@@ -53,14 +57,15 @@ class ElasticLoader:
         course, epoch = self._course, self._course.epoch
         while True:
             self._between_steps()
-            if course.epoch != epoch:
-                return
-            if course.batch() is None:
-                break
-            loaded = self._load()
-            self._given(course.give())
+            with self._calm:
+                if course.epoch != epoch:
+                    return
+                if course.batch() is None:
+                    course.end_epoch()
+                    return
+                loaded = self._load()
+                self._given(course.give())
             yield loaded
-        course.end_epoch()
 
     def _load(self) -> Any:
         """The next batch of this rank. There is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from bagua.torch_api.comm.units import nothing, units
@@ -22,8 +23,8 @@ class ElasticSampler:
     ranks. A rank that is lost gives back its batches that had not been committed: the others are given them next.
 
     Where shares of a round differ (``global_batch`` is no multiple of the number of ranks), each rank's gradients are
-    weighted by its share, so that the mean over ranks is the mean over samples. They differ by at most one sample. In a
-    step that is repeated because a rank was lost in it, the weights are those of before.
+    weighted by its share, so that the mean over ranks is the mean over samples. They differ by at most one sample. A
+    step that is repeated because a rank was lost in it is weighted by the shares of those that are left.
 
     Args:
         dataset: With a length, the same on all ranks.
@@ -81,7 +82,8 @@ class ElasticSampler:
             if name in options:
                 raise ValueError(f"loader() can't take {name}: the sampler says which samples come, and how many.")
         between_steps = self._between_steps if self._units is not None else nothing
-        return ElasticLoader(self._course, self.dataset, self._given, options, self._over, between_steps)
+        calm = self._units.calm if self._units is not None else nullcontext()
+        return ElasticLoader(self._course, self.dataset, self._given, options, self._over, between_steps, calm)
 
     def _between_steps(self) -> None:
         assert self._units is not None

@@ -11,6 +11,8 @@ from bagua.torch_api.comm.joining import on_membership_change
 from bagua.torch_api.comm.membership_change import MembershipChange
 
 RULES = ("linear", "sqrt")
+RATES = ("base_lrs", "max_lrs", "min_lrs")
+"""Attributes of schedulers, with a rate for each group of parameters."""
 
 
 def scale_lr(rule: str, *optimizers: Any) -> None:
@@ -27,8 +29,11 @@ def scale_lr(rule: str, *optimizers: Any) -> None:
     if not optimizers:
         raise TypeError("scale_lr needs the optimizers whose learning rates it is to change, and their schedulers.")
     for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer) and not hasattr(one, "base_lrs"):
-            raise TypeError(f"scale_lr got a {type(one).__name__}: pass optimizers and learning rate schedulers.")
+        if not isinstance(one, torch.optim.Optimizer) and not any(hasattr(one, name) for name in RATES):
+            raise TypeError(
+                f"scale_lr got a {type(one).__name__}: pass optimizers and learning rate schedulers; of a scheduler "
+                "that is made of others pass these."
+            )
 
     def follow(change: MembershipChange) -> None:
         ratio = change.world_size / change.previous_world_size
@@ -38,10 +43,12 @@ def scale_lr(rule: str, *optimizers: Any) -> None:
 
 
 def scale(optimizers: tuple[Any, ...], factor: float) -> None:
-    """Multiplies learning rates, and those that schedulers start from."""
+    """Multiplies learning rates, and those that schedulers start from, or stay between."""
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
-            one.base_lrs = [rate * factor for rate in one.base_lrs]
+            for name in RATES:
+                if hasattr(one, name):
+                    setattr(one, name, [rate * factor for rate in getattr(one, name)])
             continue
         for group in one.param_groups:
             for name in ("lr", "initial_lr", "max_lr", "min_lr"):

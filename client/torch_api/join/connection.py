@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
@@ -164,6 +165,9 @@ class HostConnection:
                 data_socket=admission.data_socket, token=admission.token, rank=admission.member
             )
             view = self._rank.view()
+        self._settled = view["generation"]  # the newest generation in which all know who is where
+        self._thread = threading.local()
+        self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
         self.membership = self._membership(view)
         self.elastic: bool = view["elastic"]
@@ -184,7 +188,7 @@ class HostConnection:
         CommunicationError when the job is over, Dismissed when it goes on without this rank."""
         with self._translated():
             waited = self.first_warning_s
-            found = self._rank.enter(waited)
+            found, self._entered = self._entered or self._rank.enter(waited), None
             while found is None:
                 why = (
                     "It waits to be let in." if self.membership.lobby else "It waits until all members go on together."
@@ -194,6 +198,44 @@ class HostConnection:
                 waited += more
         self.membership = self._membership(found)
         return self.membership
+
+    # Threads: one of them enters a generation, and the others' operations are of the last one until it has settled.
+
+    @property
+    def _generation(self) -> int:
+        """To which operations of this thread belong. 0: whichever it is."""
+        found: int = getattr(self._thread, "generation", self._settled)
+        return found
+
+    @contextmanager
+    def steady(self, generation: int | None = None) -> Iterator[None]:
+        """Operations of this thread in its block belong to one generation, this one or the present one: where another
+        one has begun they raise Regrouped."""
+        before = getattr(self._thread, "generation", None)
+        self._thread.generation = self._generation if generation is None else generation
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._thread.generation
+            else:
+                self._thread.generation = before
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """This thread enters generations. At the end of the block that of ``membership`` is settled."""
+        with self.steady(0):
+            yield
+            self._settled = self.membership.generation
+
+    def stand_by(self) -> bool:
+        """Does not wait: this rank is ready for the next generation, whatever it does when that begins. True if there
+        is one already, or none will come for this rank: ``enter`` is to be called."""
+        try:
+            self._entered = self._rank.enter(0.0)
+        except self._error:  # ``enter`` says why
+            return True
+        return self._entered is not None
 
     def generation_is_over(self) -> bool:
         """Whether the present generation has ended before the next one was entered, or the job has."""
@@ -248,7 +290,7 @@ class HostConnection:
     def submit(self, request: Request) -> int:
         """See ``Connection``. Places are (segment, byte offset)."""
         try:
-            return self._rank.submit(**request)
+            return self._rank.submit(**request, generation=self._generation)
         except self._error as error:
             raise self._translate(error) from None
 
@@ -262,7 +304,7 @@ class HostConnection:
         ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
         try:
             waited = self.first_warning_s
-            pending = self._rank.transfer(*request, timeout_s=waited)
+            pending = self._rank.transfer(*request, timeout_s=waited, generation=self._generation)
             while pending is not None:
                 more = self.go_on(waited)
                 if pending.wait(more):

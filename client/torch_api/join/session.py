@@ -68,6 +68,7 @@ class Session:
         self.companion: Companion | None = None
         self._daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
+        self.weighed = 1.0  # the product of all changes of these weights while a batch was in use
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
@@ -120,6 +121,11 @@ class Session:
         """Tells all that know ranks of the generation that was entered. Raises Regrouped if it has ended."""
         for one in list(self._renewed):
             one.renew()
+
+    def weigh(self, change: float) -> None:
+        """Members have changed: the batch that is in use, and gradients of it, weigh so much more."""
+        self.batch_weight *= change
+        self.weighed *= change
 
     def take_newcomers(self) -> None:
         """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""

@@ -47,6 +47,7 @@ class ModelBuckets:
         self._arrival: list[str] = []  # rank 0's order, once it is known
         self._anew = False  # buckets are made again whatever their order
         self._alone = False  # other ranks don't make theirs now
+        self._most: tuple[int, list[int]] = (0, [])  # generation, and in it the most starts of each bucket on a rank
 
     @property
     def _algorithm(self) -> AlgorithmImpl:
@@ -128,13 +129,23 @@ class ModelBuckets:
         self._runner.everyone.broadcast(told, 0)
         return told.tolist()
 
-    def level_out(self) -> None:
-        """Every bucket has been started equally often on all ranks. All call it together."""
-        runs = [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]
-        starts = torch.tensor([run.starts for run in runs], device="cpu")
+    def compare_starts(self) -> None:
+        """Before ``level_out``: all tell how often they have started each bucket."""
+        starts = torch.tensor([run.starts for run in self._runs], device="cpu")
         self._runner.everyone.allreduce_inplace(starts, ReduceOp.MAX)
-        for run, most in zip(runs, starts.tolist(), strict=True):
-            run.catch_up(most)
+        self._most = self._session.membership.generation, starts.tolist()
+
+    def level_out(self) -> None:
+        """Every bucket has been started equally often on all ranks; nothing if members have changed since all told how
+        often, because nobody waits for anything then."""
+        generation, most = self._most
+        if generation == self._session.membership.generation:
+            for run, starts in zip(self._runs, most, strict=True):
+                run.catch_up(starts)
+
+    @property
+    def _runs(self) -> list[Execution]:
+        return [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]
 
     def release(self) -> None:
         """Gives the memory back, but for gradients that somebody holds."""

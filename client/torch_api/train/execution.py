@@ -171,8 +171,9 @@ class Action(Protocol):
         """Submits. None where this rank has no part in the step."""
         ...
 
-    def residual(self) -> Residual:
-        """Of the engine, among all ranks of the model."""
+    def residual(self) -> Residual | None:
+        """Of the engine, among all ranks of the model. None where the step has none, or other ranks have no such
+        step."""
         ...
 
     def follow(self, residual: Residual) -> None:
@@ -214,9 +215,10 @@ class Submit:
         """See ``Action``."""
         return (self._submit(self._requests[self._bucket.side]),)
 
-    def residual(self) -> Residual:
+    def residual(self) -> Residual | None:
         """See ``Action``."""
-        return self._requests[0]["residual"], self._requests[0]["residual_sides"]
+        found = self._requests[0]["residual"], self._requests[0]["residual_sides"]
+        return found if found[0] else None
 
     def follow(self, residual: Residual) -> None:
         """See ``Action``."""

@@ -273,6 +273,9 @@ class GradientReducer:
         for bucket in buckets:
             bucket.drop_carried = self._drop_carried
 
+    def weigh(self) -> None:
+        """In an elastic job: before a pass accumulates more."""
+
     def set_aside(self, name: str, _: torch.Tensor) -> None:
         """A gradient of this parameter has been computed and will be accumulated next, if this pass accumulates at all.
 

@@ -6,6 +6,7 @@ Everything up to the last step that communicates may run again, from the same co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -60,31 +61,40 @@ class HeldExecution(Execution):
     since the start, or before it, and it is to be started again: ``rewind``. ``ended``: the generation in which it was
     to start has ended, and the next one has not been entered since."""
 
-    __slots__ = ("__weakref__", "_closing", "_eager", "_undo", "arrived", "ended", "lost")
+    __slots__ = ("__weakref__", "_closing", "_eager", "_steady", "_undo", "arrived", "ended", "lost")
 
     def __init__(
-        self, name: str, phases: Sequence[Phase], connection: Connection, undo: Undo, eager: Callable[[], bool]
+        self,
+        name: str,
+        phases: Sequence[Phase],
+        connection: Connection,
+        undo: Undo,
+        eager: Callable[[], bool],
+        steady: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``eager``: whether it may begin when it is started, and not when it is joined."""
+        """``eager``: whether it may begin when it is started, and not when it is joined. ``steady``: inside it
+        operations are of one generation."""
         self._closing = phases[-1][0] if phases[-1][1] is None else ()
         super().__init__(name, phases[:-1] if phases[-1][1] is None else phases, connection)
         self._undo = undo
         self._eager = eager
+        self._steady = steady
         self.arrived = self.lost = self.ended = False
 
     def start(self) -> None:
         """See ``Execution``. Where members have changed, or it may not begin yet, it is told as started, and
         ``lost``."""
-        if not self._phases or not self._eager():
-            self.started, self.lost = True, bool(self._phases)
-            self.starts += 1
-            return
-        self._undo.save()
-        try:
-            super().start()
-        except Regrouped:
-            self.started = self.lost = self.ended = True
-            self.starts += 1
+        with self._steady():
+            if not self._phases or not self._eager():
+                self.started, self.lost = True, bool(self._phases)
+                self.starts += 1
+                return
+            self._undo.save()
+            try:
+                super().start()
+            except Regrouped:
+                self.started = self.lost = self.ended = True
+                self.starts += 1
 
     def advance(self, times: list[Times]) -> bool:
         """See ``Execution``. Raises Regrouped if it is lost."""

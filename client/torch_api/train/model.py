@@ -106,7 +106,7 @@ class DistributedModel:
         self._runner.may_repeat, self._runner.begin_anew = self._follow_members, self._begin_anew
         self._runner.settle = self._settle
         self._join_buckets = self._runner.join if self._session.elastic else join_all
-        self._members_changed = self._anew = self._begins_anew = False
+        self._members_changed = self._anew = self._begins_anew = self._resets = False
         self._between_steps = units(self._session).between_steps if self._session.elastic else None
         if self._session.elastic:
             self._session.renew_with(self)
@@ -225,8 +225,8 @@ class DistributedModel:
         self._exchanged = self.bagua_algorithm.exchanged
         self._ranks = self._group.nranks()
         self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
-        if self._session.elastic and not self._runner.waits:
-            units(self._session).out_of_step = True
+        if self._session.elastic:
+            self._note_moments()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
@@ -243,9 +243,28 @@ class DistributedModel:
             )
         self._install_hooks(adding)
 
-    def _begin_anew(self) -> None:
-        """The algorithm asked for it in ``need_reset``: as at wrap time, but buffers stay as they are, and so do
-        optimizers where their state is the same on all ranks."""
+    def _note_moments(self) -> None:
+        """Tells whether ranks exchange this model at the same moments."""
+        running = units(self._session)
+        if self._runner.waits:
+            running.in_step.add(self)
+            running.out_of_step.pop(self, None)
+        else:
+            running.in_step.discard(self)
+            running.out_of_step[self] = None
+
+    def _forget_moments(self) -> None:
+        """It begins anew no more."""
+        if self._session.elastic:
+            running = units(self._session)
+            running.in_step.discard(self)
+            running.out_of_step.pop(self, None)
+
+    def _begin_anew(self, with_optimizers: bool = True) -> None:
+        """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
+        ranks."""
+        if self._members_changed:  # once more, since it was begun
+            self._follow_members()
         if self._runner.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
             self._runner.give_own_again()
@@ -253,9 +272,30 @@ class DistributedModel:
             self._release()
         self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
         broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
-        if self._exchanged == WEIGHT:
+        if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
+
+    def begin_anew_together(self) -> bool:
+        """See ``OutOfStep``. A unit that is under way does it when it is repeated."""
+        if self._resets or not self._members_changed:
+            return False
+        self._follow_members()
+        if self._begins_anew:
+            self._reset_together()
+        return True
+
+    def _reset_together(self) -> None:
+        """What it was before is asked now: it may be something else when this is repeated."""
+        begin = functools.partial(self._begin_anew, with_optimizers=self._exchanged == WEIGHT)
+        self._resets = True
+        try:
+            self._runner.together(begin, commit=self._settle)
+        finally:
+            self._resets = False
+        if not self._runner.waits:
+            while self.begin_anew_together():  # another member had committed it in the generation before
+                pass
 
     def _install_hooks(self, adding: bool) -> None:
         algorithm = self.bagua_algorithm
@@ -299,12 +339,15 @@ class DistributedModel:
         self._remove_hooks()
         self.bagua_algorithm.close()
         self._release()
+        self._forget_moments()
+        self._remove_hooks()  # it may have begun anew meanwhile
 
     def _release(self) -> None:
         """Memory and communicators go back, once operations are over. Where ranks are not in step (on communicators of
         the algorithm's own) those that are behind catch up, or the others would wait for ever."""
         if self._runner.has_own and self._session is CURRENT.session:
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
+                self._runner.together(self._layout.compare_starts, commit=self._forget_moments)
                 self._layout.level_out()
         self._layout.release()
         self._runner.release()
@@ -329,7 +372,7 @@ class DistributedModel:
         if self._members_changed:
             self._follow_members()
         if self.bagua_algorithm.need_reset() or self._begins_anew:
-            self._runner.together(self._begin_anew, commit=self._settle)
+            self._reset_together()
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
@@ -409,6 +452,8 @@ class DistributedModel:
     def _begin_pass(self) -> None:
         if self._pass is not None:
             self._abandon_pass()
+        if self._reducer is not None:
+            self._reducer.weigh()
         self._pass = BackwardPass(self._end_pass)
 
     def _end_pass(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.execution import Action
 from bagua.torch_api.train.optimizer_state import decode_optimizer, encode_optimizer
 from bagua.torch_api.train.parameters import first_difference, shared_state
 from bagua.torch_api.train.runner import Runner
@@ -35,6 +36,10 @@ class Wrapped(Protocol):
         ...
 
 
+def _with_residuals(bucket: PlanBucket) -> list[Action]:
+    return [action for action in bucket.execution.actions if action.residual() is not None]
+
+
 class ModelState:
     """See ``bagua.torch_api.comm.admission.Carrier``."""
 
@@ -55,9 +60,6 @@ class ModelState:
             raise TypeError(
                 "It was wrapped with a process group of its own: newcomers are let into models that all ranks train."
             )
-        algorithm = self._model.bagua_algorithm
-        if not algorithm.takes_newcomers:
-            raise TypeError(f"{type(algorithm).__name__} takes no newcomers: something may be under way between steps.")
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in self._model.bagua_optimizers]
         tensors += self._tensors(held)
@@ -66,9 +68,7 @@ class ModelState:
             "model": self._model.tell_newcomers(),
             "algorithm": self._model.bagua_algorithm.tell_newcomers(),
             "communicators": self._runner.numbers,
-            "residuals": [
-                [action.residual() for action in bucket.execution.actions] for bucket in self._model.bagua_buckets
-            ],
+            "residuals": [[action.residual() for action in _with_residuals(one)] for one in self._model.bagua_buckets],
         }
 
     def _tensors(self, of_optimizers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -89,7 +89,7 @@ class ModelState:
         self._model.bagua_algorithm.hear_as_newcomer(document["algorithm"])
         self._model.follow_as_newcomer(document["model"])
         for bucket, residuals in zip(self._model.bagua_buckets, document["residuals"], strict=True):
-            for action, (number, sides) in zip(bucket.execution.actions, residuals, strict=True):
+            for action, (number, sides) in zip(_with_residuals(bucket), residuals, strict=True):
                 action.follow((number, sides))
         self._runner.forget_residuals()
         tensors += self._tensors(held)

@@ -32,7 +32,9 @@ class RepeatingReducer(GradientReducer):
         super().__init__(buckets, **settings)
         self._runner = runner
         self._adding = adding
+        self._weighed = runner.session.weighed  # as gradients are that have been accumulated
         self._dropped = False  # a result of an earlier pass takes no part on this rank in this one
+        self._first = self._first_member() if adding else -1
         self._layout = layout
         self._may_start_early = True
         self._recorded: tuple[Rearrange, list[str]] | None = None
@@ -50,23 +52,40 @@ class RepeatingReducer(GradientReducer):
         if self._aside and not self._dropped:
             self._dropped = _counts(self._aside[-1].aside)
 
+    def _first_member(self) -> int:
+        return self._runner.session.membership.members[self._runner.everyone.ranks[0]]
+
     def _follow_rank(self) -> None:
         """Results of earlier passes take part in a sum on rank 0 alone, which may be another one now. Raises
-        MembershipChanged where this is it, and they are gone."""
-        drop = self._adding and self._runner.everyone.rank() != 0
-        if self._drop_carried and not drop and self._dropped:
-            raise MembershipChanged(
-                "Rank 0 was lost, and with it the sum of this step's earlier backward passes, which it alone brings to "
-                "the last one. Use no_sync() for all passes of a step but the last, or average=True."
-            )
-        self._drop_carried = drop
+        MembershipChanged, on all ranks, where they are gone with it."""
+        before, self._first = self._first, self._first_member()
+        self._drop_carried = self._runner.everyone.rank() != 0
         for bucket in self.buckets:
-            bucket.drop_carried = drop
+            bucket.drop_carried = self._drop_carried
+        if before == self._first or not self._dropped:
+            return
+        self._dropped = False
+        self._start_over()
+        self.abandon()
+        raise MembershipChanged(
+            "Rank 0 was lost, and with it the sum of this step's earlier backward passes, which it alone brings to the "
+            "last one. All ranks that are left are told so: leave out the optimizer's step, and go on with the next "
+            "one. With no_sync() for all passes of a step but the last, or with average=True, no step is lost."
+        )
 
     def _exchange(self) -> tuple[list[Times], Any]:
         return self._runner.together(self._attempt, self._start_over, self._conclude)
 
+    def weigh(self) -> None:
+        """Gradients that have been accumulated weigh as much as those that follow."""
+        change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
+        if change != 1.0:
+            found = [one.parameter.grad for bucket in self.buckets for one in bucket.entries]
+            with torch.no_grad():
+                torch._foreach_mul_([gradient.detach() for gradient in found if gradient is not None], change)
+
     def _attempt(self) -> tuple[list[Times], Any]:
+        self.weigh()
         if self._adding:
             self._dropped = self._dropped or any(
                 entry.carried and not entry.ready and _counts(entry.parameter.grad)

@@ -315,7 +315,8 @@ class Runner:
             bucket.execution = Execution(bucket.name, phases, self.connection)
             return
         eager = _always if bucket.starts_alone else self._may_begin
-        held = HeldExecution(bucket.name, phases, self.connection, Undo(bucket, bucket.plan), eager)
+        undo, steady = Undo(bucket, bucket.plan), self.session.connection.steady
+        held = HeldExecution(bucket.name, phases, self.connection, undo, eager, steady)
         self._held.add(held)
         bucket.execution, bucket.join_buckets = held, self.join
 
@@ -355,7 +356,7 @@ class _Guarded:
         self._takes_part = tickets is not None
         return tickets
 
-    def residual(self) -> Residual:
+    def residual(self) -> Residual | None:
         """See ``Action``."""
         return self._action.residual()
 

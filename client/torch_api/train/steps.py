@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Codec, Neighbours
-from bagua.algorithms.plan import GRADIENT, Over
+from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, Over
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
@@ -52,9 +52,9 @@ class OneOperation:
     finish: Work | None = None
     commit: Work | None = None
 
-    def residual(self) -> EngineResidual:
+    def residual(self) -> EngineResidual | None:
         """See ``Action``."""
-        return NO_ENGINE_RESIDUAL
+        return None
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``: there is none."""
@@ -158,8 +158,10 @@ class AllReduceAction(OneOperation):
                 self.commit = self._turn
         return self.encodings[members]
 
-    def residual(self) -> EngineResidual:
+    def residual(self) -> EngineResidual | None:
         """See ``Action``."""
+        if self.codec is None or not self.codec.error_feedback or self.step.over in (HOST, LEADERS):
+            return None
         found = [one for members, one in self.encodings.items() if members.grows]
         return (found[0].residual, found[0].residual_sides) if found else NO_ENGINE_RESIDUAL
 
@@ -279,9 +281,8 @@ class NeighboursAction:
     finish: Work | None
     commit: Work | None
 
-    def residual(self) -> EngineResidual:
+    def residual(self) -> None:
         """See ``Action``: residuals are this rank's."""
-        return NO_ENGINE_RESIDUAL
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``."""

@@ -302,7 +302,7 @@ class Rank {
   uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
                   const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
-                  uint32_t residual, uint32_t exact, int residual_sides) {
+                  uint32_t residual, uint32_t exact, int residual_sides, uint64_t generation) {
     if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
@@ -324,7 +324,9 @@ class Rank {
     descriptor.exact = exact;
     descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
     uint64_t ticket = 0;
-    check(client_->submit(descriptor, &ticket));
+    ChannelClient::Submission how;
+    how.generation = generation;
+    check(client_->submit(descriptor, &ticket, how));
     return ticket;
   }
 
@@ -332,7 +334,7 @@ class Rank {
   std::unique_ptr<PendingTransfer> transfer(uint32_t comm, uint8_t kind, uint8_t dtype, uint8_t op, int root,
                                             uint64_t count, uintptr_t src, uint64_t src_rows, uintptr_t dst,
                                             uint64_t dst_rows, bool together, const std::vector<int64_t>& shape,
-                                            uint8_t codec, uint16_t density, double timeout_s) {
+                                            uint8_t codec, uint16_t density, double timeout_s, uint64_t generation) {
     if (dtype >= kDTypes) throw py::value_error("unknown dtype");
     TransferRequest request;
     request.descriptor.kind = kind;
@@ -352,6 +354,7 @@ class Rank {
     request.dst = reinterpret_cast<char*>(dst);
     request.dst_rows = dst_rows;
     request.together = together;
+    request.generation = generation;
     auto pending = std::make_unique<PendingTransfer>();
     pending->transfer = std::make_unique<Transfer>(client_.get(), stages_.get(), request);
     return pending->run(timeout_s) ? nullptr : std::move(pending);
@@ -439,11 +442,11 @@ void bind_rank(py::module_* module) {
            py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
            py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
-           py::arg("residual_sides") = 0)
+           py::arg("residual_sides") = 0, py::arg("generation") = 0)
       .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
            py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
-           py::keep_alive<0, 1>())
+           py::arg("generation") = 0, py::keep_alive<0, 1>())
       .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
       .def("view", &Rank::view)
       .def("planned", [](Rank& rank) { return rank.client().planned(); })

@@ -56,7 +56,7 @@ Transfer::Transfer(ChannelClient* client, StagePool* pool, const TransferRequest
       pool_(pool),
       request_(request),
       element_(dtype_size(static_cast<DType>(request.descriptor.dtype))),
-      generation_(client->generation()) {
+      generation_(request.generation != 0 ? request.generation : client->generation()) {
   plan();
 }
 

@@ -47,7 +47,8 @@ struct TransferRequest {
   char* dst = nullptr;    // nullptr: this rank gives, or gets, nothing. src == dst: in place
   uint64_t src_rows = 1;  // src holds so many times `count` elements
   uint64_t dst_rows = 1;
-  bool together = false;  // src and dst may share a place, and do if there is no dst
+  bool together = false;    // src and dst may share a place, and do if there is no dst
+  uint64_t generation = 0;  // to which it belongs; 0: the present one
 };
 
 class Transfer {

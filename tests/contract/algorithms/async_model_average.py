@@ -42,15 +42,22 @@ def averages(
     rounds: int | None = None,
 ) -> Iterator[None]:
     """x += mean(s) - s before every pass, where s was x before the pass before it; first ``warm_up`` steps with the
-    mean of gradients. ``rounds``: how many averages there are; None: one per step."""
+    mean of gradients. ``rounds``: how many averages there are; None: one per step. All begin anew when members change:
+    pairs, too."""
     snapshots: list[Tensor] = []
+    round = 0
     for step in range(sim.steps):
+        if sim.members_changed() and step >= warm_up:
+            sim.begin_anew()
+            snapshots, round = [], 0
+            sim.state.clear()
         if step < warm_up:
             sim.backward(step)
             sim.set_gradients([sim.mean(sim.gradients())] * sim.n)
         else:
             if snapshots:
-                news = mean(sim, snapshots, step - warm_up - 1)
+                news = mean(sim, snapshots, round)
+                round += 1
                 changed = zip(sim.parameters(), news, snapshots, strict=True)
                 sim.set_parameters([x + new - old for x, new, old in changed])
             snapshots = sim.parameters() if rounds is None or step - warm_up < rounds else []

@@ -18,6 +18,7 @@ What a case names must be at the top of its module: ranks import it by name.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +144,25 @@ class Simulation:
         self.optimizers = [case.optimizers(model) for model in self.models]
         self.state: dict[str, Any] = {}
         self._loss = case.loss
+        self._members_changed = False
+
+    def change_members(self, hosts: Sequence[Sequence[int]]) -> None:
+        """From now on these ranks train; whoever calls this has given all of them models and optimizers."""
+        self.world = World(self.world.name, tuple(map(tuple, hosts)))
+        self.n = self.world.n
+        self._members_changed = True
+
+    def members_changed(self) -> bool:
+        """Whether there are others than when this was asked last: what is under way then is taken anew, or dropped."""
+        changed, self._members_changed = self._members_changed, False
+        return changed
+
+    def begin_anew(self) -> None:
+        """All take the parameters and optimizers of the first rank."""
+        self.set_parameters([self.parameters()[0]] * self.n)
+        for optimizers in self.optimizers[1:]:
+            for mine, first in zip(optimizers, self.optimizers[0], strict=True):
+                mine.load_state_dict(copy.deepcopy(first.state_dict()))
 
     def backward(self, step: int, passes: Sequence[int] = ()) -> None:
         """Every replica computes the gradient of its own batch; with ``passes``, the sum over these steps' batches."""

@@ -49,11 +49,15 @@ def mean_over(sim: Simulation, values: list[Tensor], ranks: tuple[int, ...]) -> 
 
 
 def pairs_by_differences(sim: Simulation, codec: str) -> Iterator[None]:
-    """Ranks in pairs, C of the difference to the pair's last mean, wherever they are."""
-    code, half = Coder(codec, sim.models[0]), sim.n // 2
-    known = {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
+    """Ranks in pairs, C of the difference to the pair's last mean, wherever they are. When members have changed, all
+    begin anew instead of the exchange."""
+    code, known = Coder(codec, sim.models[0]), all_know(sim)
     for step in range(sim.steps):
         sim.backward(step)
+        half = sim.n // 2
+        if sim.members_changed():
+            sim.begin_anew()
+            known, half = all_know(sim), 0
         weights = sim.parameters()
         for low in range(half):
             high = shift_one(low, sim.n, step)
@@ -67,15 +71,28 @@ def pairs_by_differences(sim: Simulation, codec: str) -> Iterator[None]:
         yield
 
 
+def all_know(sim: Simulation) -> dict[tuple[int, int], Tensor]:
+    """The references with which all pairs begin."""
+    half = sim.n // 2
+    return {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
+
+
 def pairs_of_hosts(sim: Simulation, codec: str) -> Iterator[None]:
-    """Both hosts' means, C of the difference to the last mean, weighted by ranks. One host: its mean."""
+    """Both hosts' means, C of the difference to the last mean, weighted by ranks. One host: its mean. When members have
+    changed, all begin anew instead of the exchange."""
     if len(sim.world.hosts) == 1:
         yield from mean_of_weights(sim)
         return
     code, known = Coder(codec, sim.models[0]), sim.parameters()[0]
-    shares = [len(ranks) / sim.n for ranks in sim.world.hosts]
     for step in range(sim.steps):
         sim.backward(step)
+        if sim.members_changed():
+            sim.begin_anew()
+            known = sim.parameters()[0]
+            sim.optimize()
+            yield
+            continue
+        shares = [len(ranks) / sim.n for ranks in sim.world.hosts]
         weights = sim.parameters()
         means = [mean_over(sim, weights, ranks) for ranks in sim.world.hosts]
         sent = [code(mean - known) for mean in means]

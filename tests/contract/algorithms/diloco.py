@@ -51,7 +51,8 @@ def outer_steps(sim: Simulation, warm_up: int = 0) -> Iterator[None]:
 
 
 def streamed(sim: Simulation) -> Iterator[None]:
-    """Fragments in turns; each arrives a step after it was sent, and is mixed with what weights are then."""
+    """Fragments in turns; each arrives a step after it was sent, and is mixed with what weights are then. One that is
+    under way when members change is taken anew when it should arrive."""
     fragment = torch.cat(
         [
             torch.full((parameter.numel(),), FRAGMENT_OF[name.partition(".")[0]])
@@ -59,15 +60,18 @@ def streamed(sim: Simulation) -> Iterator[None]:
         ]
     )
     outers = [Outer(sim.parameters()[0][fragment == number]) for number in range(FRAGMENTS)]
-    sent: dict[tuple[int, int], Tensor] = {}
+    sent: dict[tuple[int, int], Tensor | None] = {}
     for step in range(1, sim.steps + 1):
+        if sim.members_changed():
+            sent = dict.fromkeys(sent)
         local_step(sim, step - 1)
         for number, outer in enumerate(outers):
             first = (number + 1) * STREAM_INTERVAL // FRAGMENTS
-            arrived = sent.pop((number, step - OVERLAP), None)
             values = sim.parameters()
-            if arrived is not None:
-                anchor = outer.step(arrived)
+            if (number, step - OVERLAP) in sent:
+                arrived = sent.pop((number, step - OVERLAP))
+                now = sim.mean([outer.anchor - mine[fragment == number] for mine in values])
+                anchor = outer.step(now if arrived is None else arrived)
                 for mine in values:
                     mine[fragment == number] = MIXING * mine[fragment == number] + (1 - MIXING) * anchor
                 sim.set_parameters(values)

@@ -19,17 +19,23 @@ Replicas = dict[str, Tensor]
 
 def ring(sim: Simulation, hierarchical: bool, codec: str | None = "minmax8", interval: int = 1) -> Iterator[None]:
     """d = x + L/3 + R/3 - 5W/3; W += C(d), L += C(d_left), R += C(d_right), x = W; x is the mean of the host with
-    ``hierarchical``, and all its ranks take W."""
-    members = units(sim, hierarchical)
-    n, first = len(members), sim.parameters()[0]
+    ``hierarchical``, and all its ranks take W. When members have changed, all begin anew instead of the exchange."""
     code = Coder(codec, sim.models[0]) if codec is not None else None
-    lost = [torch.zeros_like(first) if codec in ("int4", "onebit", "topk") else None for _ in members]
-    replicas: list[Replicas] = [{name: first.clone() for name in "WLR"} for _ in members]
+    anew, changed = True, False
     for step in range(sim.steps):
+        changed = sim.members_changed() or changed
+        if anew:
+            anew, members = False, units(sim, hierarchical)
+            n, first = len(members), sim.parameters()[0]
+            lost = [torch.zeros_like(first) if codec in ("int4", "onebit", "topk") else None for _ in members]
+            replicas: list[Replicas] = [{name: first.clone() for name in "WLR"} for _ in members]
         sim.backward(step)
         sim.optimize()
         weights = sim.parameters()
-        if step % interval == 0:
+        if step % interval == 0 and changed:
+            sim.begin_anew()
+            anew, changed = True, False
+        elif step % interval == 0:
             now = [mean_over(sim, weights, ranks) for ranks in members]
             if n > 1:
                 now = exchange(now, replicas, code, lost)

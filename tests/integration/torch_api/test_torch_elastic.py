@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,57 @@ def test_all_reduce_and_broadcast_are_repeated_and_others_raise(ranks: Ranks) ->
         assert result["environment"] == [str(place), "3", str(place), "3"]
 
 
+CALLS = 300
+
+
+def rank_threads() -> dict[str, Any]:
+    """Three threads communicate at once, each on a communicator of its own; member 3 is killed meanwhile."""
+    bagua.init_process_group()
+    member = current().membership.member
+    left, doomed = bagua.communication.new_group([0, 1, 2]), bagua.communication.new_group([1, 3])
+    seen: dict[str, Any] = {"all": [], "left": [], "doomed": ""}
+
+    def add_up(name: str, comm: Any) -> None:
+        for _ in range(CALLS):
+            if name == "all" and member == 3 and len(seen[name]) == CALLS // 2:
+                kill_self()
+            total = torch.full((1,), member + 1.0)
+            bagua.allreduce_inplace(total, comm=comm)
+            seen[name].append(total.item())
+
+    def be_told(comm: Any) -> None:
+        try:
+            while True:
+                bagua.allreduce_inplace(torch.ones(1), comm=comm)
+        except MembershipChanged as error:
+            seen["doomed"] = str(error)
+
+    threads = []
+    if member != 3:
+        threads.append(threading.Thread(target=add_up, args=("left", left.get_global_communicator())))
+    if member in (1, 3):
+        threads.append(threading.Thread(target=be_told, args=(doomed.get_global_communicator(),)))
+    for thread in threads:
+        thread.start()
+    add_up("all", None)
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1, 2, 3]], [[0, 1], [2, 3]]], ids=str)
+def test_threads_of_a_rank_go_on_beside_each_other(ranks: Ranks, hosts: list[list[int]]) -> None:
+    """Each gets its result, or is told that its communicator has lost a member."""
+    ranks.start(rank_threads, hosts=hosts, elastic=True)
+    ranks.wait(60.0)
+    for one in ranks.started[:3]:
+        seen = one.result()
+        assert seen["left"] == [6.0] * CALLS
+        with_all = seen["all"].count(10.0)
+        assert CALLS // 2 <= with_all <= CALLS // 2 + 1 and seen["all"][with_all:] == [6.0] * (CALLS - with_all)
+        assert ("has lost members: 3" in seen["doomed"]) == (one.rank == 1)
+
+
 def rank_models() -> dict[str, Any]:
     """Two models in one pass, accumulation under no_sync, gradients with memory of their own, a skipped step."""
     bagua.init_process_group()
@@ -262,6 +314,50 @@ def test_two_models_and_accumulation(ranks: Ranks, kills: list[Kill]) -> None:
     check_survivors(ranks, kills, reference=reference_of_models)
 
 
+def rank_sums(folder: str) -> tuple[list[str], torch.Tensor]:
+    """Sums over two passes of a step, both exchanged. Rank 0 is killed between those of the second step, when the
+    others have the first one's result."""
+    bagua.init_process_group()
+    member = current().membership.member
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer, average=False)
+    told = []
+    for step in range(3):
+        optimizer.zero_grad()
+        wide_square(model, member, 2 * step).backward()
+        Path(folder, f"{step}-{member}").touch()
+        if step == 1 and member == 0:
+            for other in (1, 2):
+                await_file(Path(folder, f"1-{other}"))
+            kill_self()
+        try:
+            wide_square(model, member, 2 * step + 1).backward()
+        except MembershipChanged as error:
+            told.append(str(error))
+            continue
+        optimizer.step()
+    return told, flat(model)
+
+
+def test_a_sum_of_several_passes_whose_first_rank_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    """All that are left are told, leave that step out, and go on."""
+    ranks.start(rank_sums, nprocs=3, elastic=True, folder=str(tmp_path))
+    ranks.wait(60.0)
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    for step, members in ((0, (0, 1, 2)), (2, (1, 2))):
+        optimizer.zero_grad()
+        for member in members:
+            for part in range(2):
+                wide_square(model, member, 2 * step + part).backward()
+        optimizer.step()
+    for one in ranks.started[1:]:
+        told, weights = one.result()
+        assert len(told) == 1 and "Rank 0 was lost, and with it the sum" in told[0]
+        assert torch.allclose(weights, flat(model), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("phase", ["ready", "flags"])
 def test_a_loss_while_models_are_wrapped(ranks: Ranks, phase: str) -> None:
     """Rank 0, whose state all take, is killed when it has sent it."""
@@ -272,27 +368,48 @@ def test_a_loss_while_models_are_wrapped(ranks: Ranks, phase: str) -> None:
     check_survivors(ranks, [Kill(0, 0, 0, "ready")], average=False)
 
 
-def rank_in_the_style_of_the_original() -> str:
-    """Trains with operations on registered tensors until a rank is lost. Returns what it was told."""
+def rank_in_the_style_of_the_original(mode: str, folder: str) -> tuple[list[str], torch.Tensor]:
+    """Trains with operations on registered tensors; member 3 is lost in the third step. Returns what the others were
+    told, and their weights after an exchange in the end."""
     bagua.init_process_group()
-    model, optimizer = start(Reified(DecentralizedImpl, "all", False))
-    for step in range(5):
-        if step == 2 and bagua.get_rank() == 2:
+    member = current().membership.member
+    model, optimizer = start(Reified(DecentralizedImpl, mode, False))
+    told: list[str] = []
+    for step in range(6):
+        bagua.barrier()
+        if step == 2 and member == 3:
+            for other in range(3):
+                await_file(Path(folder, str(other)))
             kill_self()
+        if step == 2:
+            Path(folder, str(member)).touch()
         try:
-            loss(model, bagua.get_rank(), step).backward()
+            loss(model, member, step).backward()
         except MembershipChanged as error:
-            return str(error)
+            told.append(str(error))
+            if "call with_bagua() again" in told[-1]:
+                model.with_bagua([optimizer], Reified(DecentralizedImpl, "all", False))
+            continue
         optimizer.step()
-    return ""
+    loss(model, member, 6).backward()
+    return told, flat(model)
 
 
-def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks) -> None:
-    """They can't be repeated yet: the program is told, at once."""
-    ranks.start(rank_in_the_style_of_the_original, nprocs=3, elastic=True)
+@pytest.mark.parametrize("mode", ["all", "shift_one"])
+def test_operations_on_registered_tensors_say_that_a_rank_was_lost(ranks: Ranks, tmp_path: Path, mode: str) -> None:
+    """They are not repeated: whoever waits for the lost rank is told, at once. The next step works, or, where ranks
+    have peers, says what is to be done."""
+    ranks.start(rank_in_the_style_of_the_original, nprocs=4, elastic=True, mode=mode, folder=str(tmp_path))
     ranks.wait(60.0)
-    for one in ranks.started[:2]:
-        assert "rank 2" in one.result()
+    results = [one.result() for one in ranks.started[:3]]
+    told = [words for words, _ in results]
+    lost = [words[0] for words in told if "are not repeated by themselves" in words[0]]
+    assert all("rank 3" in words for words in lost)
+    if mode == "all":
+        assert len(lost) == 3 and [len(words) for words in told] == [1] * 3
+    else:  # rank 1 was with rank 3 in this round
+        assert told[1][0] in lost and all("operations of bucket 0" in words[-1] for words in told)
+    assert all(torch.equal(weights, results[0][1]) for _, weights in results)
 
 
 def rank_begins(folder: str, inside: bool) -> dict[str, Any]:

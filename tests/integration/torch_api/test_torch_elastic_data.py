@@ -107,18 +107,43 @@ def test_unequal_shares_are_weighted(ranks: Ranks, tmp_path: Path, elastic: bool
     """Three ranks share batches of 8: the result is that of one process with these batches."""
     ranks.run(rank_train, 3, elastic=elastic, environment={FOLDER: str(tmp_path)}, global_batch=8)
     check(ranks, tmp_path, {})
-    lines = [(tmp_path / str(member)).read_text().splitlines() for member in range(3)]
+    sizes = check_weights(ranks, tmp_path, {}, 1)
+    assert len(set(sizes)) > 1
+
+
+@pytest.mark.parametrize(("batches", "first"), [(1, 1), (2, 0)])
+def test_a_weighted_step_is_repeated(ranks: Ranks, tmp_path: Path, batches: int, first: int) -> None:
+    """Shares are 3, 3, 2, 2. Gradients of those that are left weigh more, or less, without the lost one."""
+    kills = f"0:{first}:0:submitted 3:3:0:ready"
+    environment = {VARIABLE: kills, FOLDER: str(tmp_path), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train, nprocs=4, elastic=True, environment=environment, global_batch=10, batches=batches)
+    ranks.wait(90.0)
+    check_weights(ranks, tmp_path, {0: first, 3: 3}, batches)
+
+
+def check_weights(ranks: Ranks, folder: Path, killed: dict[int, int], batches: int) -> list[int]:
+    """Weights are those of one process with the samples of each step of so many batches; ``killed``: member -> the step
+    that it was not in any more. Returns the samples of each member's batches."""
+    parts: dict[int, dict[int, list[list[int]]]] = {}
+    for one in ranks.started:
+        for line in (folder / str(one.rank)).read_text().splitlines():
+            _, step, *indices = map(int, line.split())
+            if step < killed.get(one.rank, step + 1):
+                parts.setdefault(step, {}).setdefault(one.rank, []).append(indices)
     model = seeded(wide_mlp)
     optimizer = sgd(model)
     inputs = dataset().tensors[0]
-    for step in zip(*lines, strict=True):
-        indices = [int(index) for line in step for index in line.split()[2:]]
+    for step in sorted(parts):
+        if len(next(iter(parts[step].values()))) < batches:  # the end of the training: nothing came of it
+            continue
         optimizer.zero_grad()
-        model(inputs[indices]).square().mean().backward()
+        for together in zip(*parts[step].values(), strict=True):
+            model(inputs[[index for part in together for index in part]]).square().mean().backward()
         optimizer.step()
+    left = next(one for one in ranks.started if one.rank not in killed)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    assert torch.allclose(ranks.started[0].result()["flat"], flat, rtol=0, atol=1e-12)
-    assert len({len(line.split()) for line in lines[0]} | {len(line.split()) for line in lines[2]}) > 1
+    assert torch.allclose(left.result()["flat"], flat, rtol=0, atol=1e-12)
+    return [len(part) for members in parts.values() for member in members.values() for part in member]
 
 
 def rank_weights() -> tuple[list[float], float, float]:

@@ -1,0 +1,95 @@
+"""Asynchronous averages in elastic jobs: a change of members holds up nobody, wherever each of them is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig.engine_hosts import Ranks
+from rig.faults import kill_self
+from rig.files import await_file
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
+from bagua.torch_api.join.session import current
+
+DEADLINE_S = 40.0
+
+
+class Trainer:
+    """A small model, each step on other numbers."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=0, **options)
+        self.model.with_bagua([self.optimizer], algorithm)  # type: ignore[operator]
+
+    @property
+    def rounds(self) -> int:
+        return int(self.model.bagua_algorithm.rounds)  # type: ignore[union-attr, arg-type]
+
+    def step(self) -> None:
+        bagua.wait_to_join()
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 8)).square().mean().backward()
+        self.optimizer.step()
+
+
+def rank_one_waits(folder: str, becomes: int, gone: int = -1, **options: Any) -> int:
+    """Member 1 waits in a barrier while the members become ``becomes`` many; the others train meanwhile. ``gone`` is
+    killed then. After the barrier all get another average. Returns the world's size."""
+    bagua.init_process_group()
+    member, file = current().membership.member, Path(folder, "waits")
+    if bagua.is_newcomer():
+        await_file(file)
+    trainer = Trainer(**options)
+    for _ in range(5):
+        trainer.step()
+    if member == 1:
+        file.touch()
+    elif member == gone:
+        await_file(file)
+        kill_self()
+    else:
+        while bagua.get_world_size() != becomes:
+            trainer.step()
+        for _ in range(20):
+            trainer.step()
+    bagua.barrier()
+    before = trainer.rounds
+    while trainer.rounds == before:
+        trainer.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+    return bagua.get_world_size()
+
+
+MODES = [
+    {},
+    pytest.param({"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
+    {"codec": "int4", "everywhere": True},
+    pytest.param({"peer_selection_mode": "shift_one", "codec": "minmax8", "everywhere": True}, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, options: dict[str, Any]) -> None:
+    ranks.start(
+        rank_one_waits, hosts=[[0, 1], [2, 3]], elastic=True, folder=str(tmp_path), becomes=3, gone=2, **options
+    )
+    ranks.wait(DEADLINE_S)
+    assert ranks.started[2].process.returncode == -9
+    assert [ranks.started[member].result() for member in (0, 1, 3)] == [3] * 3
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, options: dict[str, Any]) -> None:
+    arguments = {"folder": str(tmp_path), "becomes": 4, **options}
+    ranks.start(rank_one_waits, hosts=[[0], [1]], elastic=True, **arguments)
+    ranks.join(rank_one_waits, [2, 3], 1, **arguments)
+    ranks.wait(DEADLINE_S)
+    assert [one.result() for one in ranks.started] == [4] * 4
