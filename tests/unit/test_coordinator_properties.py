@@ -165,7 +165,7 @@ class Cluster(RuleBasedStateMachine):
     ) -> None:
         for job in self.hosted(name):
             index = job.host_index(name)
-            host = job.former_part(name) if index is None else job.hosts[index]
+            host = next(iter(job.other_parts(name)), None) if index is None else job.hosts[index]
             if host is None or (host.boot_id != str(self.boots[name]) and phase is not Phase.STOPPED):
                 continue
             ranks = tuple(
