@@ -170,7 +170,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         return [bucket for bucket in bagua_ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """What is under way, too."""
+        """With the buckets that are under way."""
         return {**super().tell_newcomers(), "under_way": [bucket.name for bucket in self._under_way]}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:

@@ -6,26 +6,35 @@ Everything here lives in memory, on the event loop.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from bagua.base.errors import ConflictError, UnavailableError
 from bagua.proto import node_pb2
 
-if TYPE_CHECKING:
-    from bagua.daemon.coordinator.sessions import NodeSession
-
 UPGRADE_S = 300.0
 """How long a daemon may take to build its core and to start."""
+
+
+class Connected(Protocol):
+    """A daemon that is connected: ``NodeSession``."""
+
+    node_id: str
+    boot_id: str
+    life: int
+
+    def tell(self, directive: node_pb2.Directive) -> None:
+        """Sends it."""
+        ...
 
 
 class Upgrades:
     """One for all nodes."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[NodeSession, asyncio.Future[None]]] = {}
+        self._waiting: dict[int, tuple[Connected, asyncio.Future[None]]] = {}
         self._next = 1
 
-    async def upgrade(self, session: NodeSession) -> None:
+    async def upgrade(self, session: Connected) -> None:
         """Returns when the daemon after that of ``session`` has introduced itself. Raises ConflictError if the node
         refuses, UnavailableError if it says nothing."""
         number, self._next = self._next, self._next + 1
@@ -41,7 +50,7 @@ class Upgrades:
         finally:
             del self._waiting[number]
 
-    def introduced(self, session: NodeSession) -> None:
+    def introduced(self, session: Connected) -> None:
         """A daemon has said Hello."""
         for former, done in self._of(session.node_id):
             if session.boot_id != former.boot_id:
@@ -50,12 +59,12 @@ class Upgrades:
             elif session.life > former.life:
                 done.set_result(None)
 
-    def refused(self, session: NodeSession, refusal: node_pb2.UpgradeRefusal) -> None:
+    def refused(self, session: Connected, refusal: node_pb2.UpgradeRefusal) -> None:
         """The daemon stays. An answer to a request that nobody waits for changes nothing."""
         former, done = self._waiting.get(refusal.request_id, (None, None))
         if former is not None and done is not None and former.node_id == session.node_id and not done.done():
             text = f"Node {session.node_id} keeps its daemon: {refusal.reason[:2_000]}."
             done.set_exception(ConflictError(text))
 
-    def _of(self, node_id: str) -> list[tuple[NodeSession, asyncio.Future[None]]]:
+    def _of(self, node_id: str) -> list[tuple[Connected, asyncio.Future[None]]]:
         return [one for one in self._waiting.values() if one[0].node_id == node_id and not one[1].done()]

@@ -246,7 +246,7 @@ def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
 
 
 def lose(sim: Simulation, gone: Sequence[int]) -> None:
-    """What these ranks have is lost with them; the others are counted anew."""
+    """State of these ranks is lost with them; the others are counted anew."""
     left = [rank for rank in range(sim.n) if rank not in gone]
     lists = [sim.models, sim.optimizers, *(one for one in sim.state.values() if isinstance(one, list))]
     for one in lists:

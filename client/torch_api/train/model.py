@@ -286,7 +286,7 @@ class DistributedModel:
         return True
 
     def _reset_together(self) -> None:
-        """What it was before is asked now: it may be something else when this is repeated."""
+        """The kind of the exchange before is asked now: it may be another one when this is repeated."""
         begin = functools.partial(self._begin_anew, with_optimizers=self._exchanged == WEIGHT)
         self._resets = True
         try:
