@@ -48,7 +48,7 @@ NCCL_REFERENCE = "nvidia-nccl-cu13==2.28.9"  # the others are for --full
 NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
-WORKERS = min(3 * (os.cpu_count() or 1), 6)
+WORKERS = min(2 * (os.cpu_count() or 1), 6)
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")

@@ -199,20 +199,17 @@ class HostConnection:
         self.membership = self._membership(found)
         return self.membership
 
-    # Threads: one of them enters a generation, and the others' operations are of the last one until it has settled.
-
-    @property
-    def _generation(self) -> int:
-        """To which operations of this thread belong. 0: whichever it is."""
-        found: int = getattr(self._thread, "generation", self._settled)
-        return found
+    # Threads: one of them enters a generation, and the others' operations are of the last one until it has settled. An
+    # operation names its generation; 0: whichever it is.
 
     @contextmanager
     def steady(self, generation: int | None = None) -> Iterator[None]:
         """Operations of this thread in its block belong to one generation, this one or the present one: where another
         one has begun they raise Regrouped."""
-        before = getattr(self._thread, "generation", None)
-        self._thread.generation = self._generation if generation is None else generation
+        before: int | None = getattr(self._thread, "generation", None)
+        if generation is None:
+            generation = self._settled if before is None else before
+        self._thread.generation = generation
         try:
             yield
         finally:
@@ -290,7 +287,7 @@ class HostConnection:
     def submit(self, request: Request) -> int:
         """See ``Connection``. Places are (segment, byte offset)."""
         try:
-            return self._rank.submit(**request, generation=self._generation)
+            return self._rank.submit(**request, generation=getattr(self._thread, "generation", self._settled))
         except self._error as error:
             raise self._translate(error) from None
 
@@ -304,7 +301,8 @@ class HostConnection:
         ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
         try:
             waited = self.first_warning_s
-            pending = self._rank.transfer(*request, timeout_s=waited, generation=self._generation)
+            generation = getattr(self._thread, "generation", self._settled)
+            pending = self._rank.transfer(*request, timeout_s=waited, generation=generation)
             while pending is not None:
                 more = self.go_on(waited)
                 if pending.wait(more):

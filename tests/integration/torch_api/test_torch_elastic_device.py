@@ -74,10 +74,10 @@ def rank_counts_waits() -> tuple[int, int, str]:
     [device] = devices(current()).all()
     aborts = before = 0
     for step in range(2 * STEPS):
-        if step == 2:
-            if member == 2:
-                kill_self()
+        if step == 1:  # others may be in the step before when the loss comes
             leg = device._leg
+        if step == 2 and member == 2:
+            kill_self()
         if step == STEPS:
             assert bagua.get_world_size() == 2 or not current().elastic
             aborts = leg.counters()["aborts"]
