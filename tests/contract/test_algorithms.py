@@ -49,7 +49,7 @@ def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
 
 
-OFTEN = ("2 hosts x 2", "2 hosts, 1 and 2")
+OFTEN = ("2 hosts x 2",)
 """Where references are compared without --full. Bytes are counted on two hosts of one rank then. One rank alone trains
 in integration/torch_api."""
 

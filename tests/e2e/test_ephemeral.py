@@ -113,7 +113,7 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     [
         pytest.param("static", ["after"], marks=pytest.mark.full),
         pytest.param("static", ["before"], marks=pytest.mark.full),
-        ("standalone", ["after"]),
+        pytest.param("standalone", ["after"], marks=pytest.mark.full),
         pytest.param("c10d", ["before", "after"], marks=pytest.mark.full),
     ],
 )

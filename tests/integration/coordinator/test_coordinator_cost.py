@@ -52,6 +52,7 @@ def coordinator(start: Callable[..., Any]) -> Any:
     return start(**{f"BAGUA_COORDINATOR_{name}": value for name, value in times.items()})
 
 
+@pytest.mark.full
 def test_trivial_jobs_past_many_that_wait(coordinator: Any, client: Client) -> None:
     process = psutil.Process(coordinator.process.pid)
     with FleetProcess(coordinator.address, coordinator.token, 1, 8) as fleet:
