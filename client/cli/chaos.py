@@ -96,10 +96,12 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
 
 def _show(found: Findings) -> None:
     from bagua.chaos.plan import JOIN
-    from bagua.chaos.report import HEADINGS, by_kind
+    from bagua.chaos.report import by_kind
     from bagua.cli.tables import table
 
-    table(HEADINGS, [row.cells() for row in by_kind(found.played)])
+    headings = ("kind", "times", "lost", "doubled", "different", "stuck", "pause, ms", "longest")  # fit in 80 columns
+    rows = [row.cells() for row in by_kind(found.played)]
+    table(headings, [[kind, *numbers] for kind, _, *numbers in rows])
     count = sum(one.kind != JOIN for one in found.played)
     print(
         f"\n{count} faults in {found.seconds / 60:.1f} minutes; {found.jobs} jobs, {found.steps} steps, "
