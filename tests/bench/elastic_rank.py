@@ -1,6 +1,8 @@
-"""One rank of ``elastic_peers.py``: trains a model of so many megabytes with one system until it is killed.
+"""One rank of ``elastic_peers.py`` and ``elastic_pauses.py``: trains a model of so many megabytes until it is killed.
 
-``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY``
+``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY [HEAP]``
+
+HEAP: megabytes that it uses besides, which the kernel must take away when it was killed.
 
 Each rank writes a line for each step that counts into a file of its own in FOLDER: ``steps-PID``, with the monotonic
 time in nanoseconds, the number of the step, how many ranks take part, and how many steps it has tried in all.
@@ -52,14 +54,28 @@ def bagua(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
     model = make_model(megabytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model = model.with_bagua([optimizer])
-    inputs, step = torch.randn(BATCH, WIDTH), 0
+    inputs, progress = torch.randn(BATCH, WIDTH), Progress()
+    bagua.register_state("progress", progress)
     while True:
+        bagua.wait_to_join()
         diary.tried += 1
         optimizer.zero_grad()
         backward(model, inputs)
         optimizer.step()
-        step += 1
-        diary.tell(step, bagua.get_world_size())
+        progress.step += 1
+        diary.tell(progress.step, bagua.get_world_size())
+
+
+class Progress:
+    """Number of the last step: newcomers take it over."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
 
 
 def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
@@ -136,6 +152,8 @@ SYSTEMS = {"bagua": bagua, "torchrun": torchrun, "torchft": torchft}
 def main() -> None:
     system, folder, megabytes, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
+    heap = torch.ones(int((*sys.argv[5:], "0")[0]) * 250_000)
+    assert heap.all()
     SYSTEMS[system](Diary(folder), folder, megabytes, every)
 
 
