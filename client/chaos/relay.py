@@ -13,6 +13,7 @@ from bagua.base.address import join_address, split_address
 
 _LOOPBACK = "127.0.0.1"
 _CHUNK = 1 << 16
+_CLOSE_S = 30.0
 
 
 class Relay:
@@ -33,9 +34,9 @@ class Relay:
         self._loop.call_soon_threadsafe(self._move, target)
 
     def close(self) -> None:
-        """Ends all connections. Idempotent."""
+        """Ends all connections. Idempotent. Raises TimeoutError if one does not end."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

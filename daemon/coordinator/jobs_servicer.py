@@ -166,8 +166,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         former = self._service.node(request.node_id)
         session = self._sessions.get(request.node_id)
         if session is None:
-            where = "connected to another coordinator" if former.connected else "not connected"
-            raise UnavailableError(f"Node {request.node_id} is {where}.")
+            elsewhere = "connected to another coordinator: ask that one (--coordinator)"
+            away = "not connected: start its daemon, which is of the installed version then"
+            raise UnavailableError(f"Node {request.node_id} is {elsewhere if former.connected else away}.")
         await self._sessions.upgrades.upgrade(session)
         node = node_message(self._service.node(request.node_id))
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
