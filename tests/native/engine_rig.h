@@ -38,17 +38,6 @@ class Rank {
     d.dst_segment = static_cast<uint32_t>(dst_.id);
     return client_->submit(d, ticket);
   }
-  // A small all-reduce that begins when all before it are done.
-  Status start_fenced(uint64_t* ticket) {
-    Descriptor d{};
-    d.kind = static_cast<uint8_t>(Kind::kAllReduce);
-    d.count = 3;
-    d.root = -1;
-    d.src_segment = d.dst_segment = static_cast<uint32_t>(src_.id);
-    d.src_offset = d.dst_offset = kSegment - 64;
-    d.fenced = 1;
-    return client_->submit(d, ticket);
-  }
   // An all-reduce that crosses between hosts encoded, with a residual if its number is not 0.
   Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0,
                        ReduceOp op = ReduceOp::kSum, ResidualSides sides = kInPlace) {

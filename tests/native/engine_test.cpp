@@ -225,28 +225,6 @@ TEST(many_in_flight) {
   });
 }
 
-TEST(a_fenced_operation_ends_last) {
-  for (const std::vector<std::vector<int>>& hosts : {std::vector<std::vector<int>>{{0}, {1, 2}}, {{0, 1}}}) {
-    Job job(hosts);
-    job.each([](Rank& rank) {
-      for (int round = 0; round < 20; ++round) {
-        std::vector<uint64_t> tickets(3);
-        for (uint64_t& ticket : tickets) CHECK_OK(rank.start(Kind::kAllReduce, 100'000, -1, &ticket));
-        uint64_t fenced = 0;
-        CHECK_OK(rank.start_fenced(&fenced));
-        CHECK_OK(rank.wait(fenced));
-        for (const uint64_t ticket : tickets) {
-          bool done = false;
-          CHECK_OK(rank.client().done(ticket, &done));
-          EXPECT(done);
-          CHECK_OK(rank.wait(ticket));
-        }
-      }
-    });
-    EXPECT_EQ(job.engine(0).error(), std::string());
-  }
-}
-
 TEST(communicators_come_and_go) {
   Job job({{0, 1}, {2, 3}});
   job.each([](Rank& rank) {
