@@ -117,6 +117,9 @@ class Engine:
     def waiting(self, longer_than_s: float) -> str:
         """Operations that have waited for longer, one line each with the ranks that wait and those that are missing;
         empty if there is none."""
+    def step_s(self) -> float:
+        """Median time of a training step in elastic engines, of all collectives that local ranks called; 0 while it is
+        not known."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts (but those that are
         suspended); no generation follows. First call wins."""

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 
 from bagua.base.late import LATE, ORPHANED
 from bagua.base.memory_kills import KILLER
-from bagua.daemon.coordinator.domain import (
-    HostRecord,
-    JobRecord,
-    JobState,
-    NodeView,
-    Options,
-    Phase,
-    RankRecord,
-    RankState,
-)
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.options import Options
 
 Nodes = Mapping[str, NodeView]
 

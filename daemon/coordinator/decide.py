@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.dismissals import stop_late
-from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Options, Phase
+from bagua.daemon.coordinator.domain import Event, JobRecord, JobState, Phase
 from bagua.daemon.coordinator.evidence import accusers, failed_by_itself, host_loss
 from bagua.daemon.coordinator.generations import Regroup, regrouped
 from bagua.daemon.coordinator.joins import Wave
 from bagua.daemon.coordinator.membership import next_generation
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.placement import Placement, hosts_with_ranks, names, place
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {

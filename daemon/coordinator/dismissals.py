@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua.daemon.coordinator.domain import JobRecord, Options, Phase
+from bagua.daemon.coordinator.domain import JobRecord, Phase
 from bagua.daemon.coordinator.joins import Wave
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.placement import names
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bagua.daemon.coordinator.causes import Nodes, describe_exit, silent_since
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Options, Phase, Plan, RankRecord, RankState
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
+from bagua.daemon.coordinator.options import Options
 
 _SHOWN = 3  # losses that are named in one sentence
 

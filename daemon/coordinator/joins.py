@@ -11,9 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from bagua.daemon.coordinator.causes import Nodes, describe_exit
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, NodeView, Options, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.evidence import accusers, ending, host_loss
 from bagua.daemon.coordinator.generations import Numbers, with_former
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.placement import names
 
 _HOUR_S = 3_600.0

@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua.daemon.coordinator.causes import Cause, Nodes
-from bagua.daemon.coordinator.domain import JobRecord, JobState, Options, Plan
+from bagua.daemon.coordinator.domain import JobRecord, JobState, Plan
 from bagua.daemon.coordinator.evidence import Evidence, failed_by_itself, find, leaving, passed
 from bagua.daemon.coordinator.generations import Regroup, survivors
 from bagua.daemon.coordinator.joins import Wave, begin, give_up
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.planned import PAUSED, below, change, enough
 
 Step = Regroup | Wave | Cause | None

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua.daemon.coordinator.causes import Nodes
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Options, Plan
+from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Plan
 from bagua.daemon.coordinator.evidence import ending, settled
 from bagua.daemon.coordinator.generations import Regroup, changed
 from bagua.daemon.coordinator.joins import draining
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.placement import names
 
 PAUSED = "paused"

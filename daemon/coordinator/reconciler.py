@@ -21,18 +21,11 @@ from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import (
-    Change,
-    JobRecord,
-    JobState,
-    NodeRecord,
-    Options,
-    Phase,
-    Stored,
-)
+from bagua.daemon.coordinator.domain import Change, JobRecord, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
 from bagua.daemon.coordinator.store import Store

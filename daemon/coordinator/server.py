@@ -30,12 +30,12 @@ from bagua.daemon.coordinator.connections import (
 )
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.domain import Options
 from bagua.daemon.coordinator.identity import bearer_of
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.refusals import Refusals
 from bagua.daemon.coordinator.retention import Retention, parse_keep

@@ -22,12 +22,12 @@ from bagua.daemon.coordinator.domain import (
     JobState,
     LocalJob,
     NodeView,
-    Options,
     Phase,
     Stored,
     reshaped,
 )
 from bagua.daemon.coordinator.observe import Changed, forget, observe
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.wishes import Wished
 
 FAULT_RETRY_S = 30.0

@@ -403,7 +403,7 @@ class Job:
             stopped = [member for member, pid in pids.items() if late_ranks.is_stopped(pid)]
             if len(stopped) == sum(len(host.members) for host in self.spec.hosts):
                 continue  # nobody waits, and nobody else has the state
-            for member, seconds in late.look(self._loop.time(), stopped).items():
+            for member, seconds in late.look(self._loop.time(), stopped, self.engine.step_s()).items():
                 self._late[member] = late_words(seconds)
                 self._log.warning("a rank is ended", member=member, why=self._late[member])
                 signal_group(pids[member], signal.SIGKILL)

@@ -74,6 +74,10 @@ class JobEngine:
         """See ``Engine.waiting``."""
         return self._engine.waiting(longer_than_s) if self._engine is not None else ""
 
+    def step_s(self) -> float:
+        """See ``Engine.step_s``."""
+        return self._engine.step_s() if self._engine is not None else 0.0
+
     def abort(self, reason: str) -> None:
         """Fails all operations, with this reason."""
         if self._engine is not None:

@@ -20,7 +20,6 @@ import os
 import platform
 import resource
 import select
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/rig, whatever PYTHONSAFEPATH says
 
 from rig.fleet import TRIVIAL, FleetProcess
+from rig.old_jobs import count_jobs, insert_old_jobs
 
 from bagua.base.rpc import CHANNEL_OPTIONS
 from bagua.base.security import call_metadata
@@ -410,7 +410,8 @@ def old(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     if not database.exists():
         database = next(path for path in state.rglob("*.db"))
     began = time.monotonic()
-    insert_old_jobs(database, options.old)
+    with bar("old jobs", options.old) as show:
+        insert_old_jobs(database, spec(TRIVIAL), options.old, show)
     console.print(f"{options.old} old jobs written in {time.monotonic() - began:.0f} s")
     size = database.stat().st_size
     keep = keeps_all()
@@ -451,72 +452,6 @@ def submit_latency(coordinator: Coordinator, what: str) -> Row:
     assert cancelled.job_id == job.job_id
     note = f"p99 {quantile(seconds, 0.99) * 1e3:.0f} ms"
     return Row(what, f"{statistics.median(seconds) * 1e3:.1f} ms", "20 ms", note)
-
-
-def count_jobs(database: Path) -> int:
-    """Jobs in the database, read beside the coordinator."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
-        return int(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
-
-
-def insert_old_jobs(database: Path, count: int) -> None:
-    """Jobs of one rank that have succeeded within the last ten days, straight into the tables."""
-    import sqlalchemy as sa
-
-    from bagua.daemon.coordinator import models as m
-    from bagua.daemon.coordinator.domain import JobState, Phase, RankState
-
-    wire = spec(TRIVIAL).SerializeToString(deterministic=True)
-    now = time.time()
-    steps = ("submitted", "placed", "rank_started", "state", "rank_exited", "node_stopped", "state", "state")
-    engine = sa.create_engine(f"sqlite:///{database}")
-    with engine.begin() as connection, bar("old jobs", count) as show:
-        for start in range(0, count, 5_000):
-            rows: dict[str, list[dict[str, Any]]] = {}
-            for number in range(start, min(start + 5_000, count)):
-                at = now - 864_000.0 * (1 - number / count)
-                job = {"job_id": f"job-{number:010x}"}
-                times = dict.fromkeys(("created_at", "started_at", "stopping_at", "finished_at"), at)
-                rows.setdefault("jobs", []).append(
-                    job
-                    | times
-                    | {"name": "bench", "spec": wire, "state": JobState.SUCCEEDED.value}
-                    | {"reason": "1 rank ended with exit code 0", "outcome": JobState.SUCCEEDED.value, "generation": 1}
-                    | {"master_addr": "127.0.0.1", "master_port": 20_000 + number % 12_000, "job_key": bytes(32)}
-                    | {"last_event": len(steps), "revision": 9}
-                )
-                rows.setdefault("job_hosts", []).append(
-                    job
-                    | {"host_index": 0, "node_id": "node-0000", "hostname": "node-0000", "address": "127.0.0.1"}
-                    | {"boot_id": "boot-of-node-0000", "nranks": 1, "phase": Phase.STOPPED.value}
-                )
-                path = f"/var/lib/bagua/node/jobs/{job['job_id']}/rank-0.log"
-                rank = {"rank": 0, "node_id": "node-0000", "state": RankState.EXITED.value, "log_path": path}
-                rows.setdefault("job_ranks", []).append(job | rank | {"exited_at": at, "seen_exited_at": at})
-                members = [{"node_id": "node-0000", "first_rank": 0, "nranks": 1}]
-                generation = {"number": 1, "members": members, "created_at": at, "reason": "placed on node-0000"}
-                rows.setdefault("generations", []).append(job | generation)
-                rows.setdefault("events", []).extend(
-                    job | {"seq": seq, "time": at, "kind": kind, "reason": f"{kind}: rank 0 on node node-0000"}
-                    for seq, kind in enumerate(steps, start=1)
-                )
-            for name, values in rows.items():
-                table = m.metadata.tables.get(name)
-                if table is not None:
-                    connection.execute(sa.insert(table), [_whole(table, row) for row in values])
-            show(start + 5_000)
-    engine.dispose()
-
-
-def _whole(table: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """``row`` with the columns that ``table`` has, and something in each that must not be empty."""
-    found = {}
-    for column in table.columns:
-        if column.name in row:
-            found[column.name] = row[column.name]
-        elif not column.nullable:
-            found[column.name] = column.type.python_type()
-    return found
 
 
 ROWS = {"queue": queue, "wide": wide, "elastic": elastic, "beats": beats, "old": old}

@@ -27,7 +27,7 @@ SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp") if path.stem != SE
 TSAN = "channel_test engine_test generation_test kernel_test meeting_test mesh_test".split()
 JOINED = [
     "mesh_balance mesh_ending mesh_fault mesh_seal mesh mesh_watch".split(),
-    "base budget codec kernel low_rank ring_order seal socket spawn stream_count".split(),
+    "base budget codec kernel low_rank ring_order seal socket spawn step_clock stream_count".split(),
     "communicators control engine host_api".split(),
     "channel collective meeting transfer zero_copy".split(),
 ]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import LocalJob, NodeRecord, Options
+from bagua.daemon.coordinator.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.intake import Intake
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions

@@ -15,11 +15,11 @@ from bagua.daemon.coordinator.domain import (
     LocalJob,
     LocalRank,
     NodeView,
-    Options,
     Phase,
     RankState,
 )
 from bagua.daemon.coordinator.observe import forget, observe, rank_list
+from bagua.daemon.coordinator.options import Options
 
 OPTIONS = Options(lease_s=10, settle_s=1, start_s=600, fence_s=60)  # gone after 63 s
 

@@ -15,11 +15,11 @@ from bagua.daemon.coordinator.domain import (
     LocalJob,
     LocalRank,
     NodeView,
-    Options,
     Phase,
     RankState,
 )
 from bagua.daemon.coordinator.observe import forget, observe
+from bagua.daemon.coordinator.options import Options
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, regroup_s=0.2, stall_s=60, max_stalls=3)

@@ -10,7 +10,8 @@ import pytest
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.decide import apply, decide
 from bagua.daemon.coordinator.directives import Order, Run, wish
-from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView, Options
+from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.daemon.coordinator.watchers import Watchers

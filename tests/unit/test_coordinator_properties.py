@@ -19,11 +19,11 @@ from bagua.daemon.coordinator.domain import (
     LocalJob,
     LocalRank,
     NodeView,
-    Options,
     Phase,
     RankState,
 )
 from bagua.daemon.coordinator.observe import forget, observe
+from bagua.daemon.coordinator.options import Options
 
 OPTIONS = Options(lease_s=10, settle_s=1)
 NODES = ("a", "b", "c")

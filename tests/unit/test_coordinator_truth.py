@@ -17,7 +17,8 @@ from rig.desk import Desk, Time, at_work
 from bagua.base.errors import NotFoundError, UnavailableError
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.decide import apply
-from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Options, Phase, RankState
+from bagua.daemon.coordinator.domain import JobSpec, JobState, LocalJob, LocalRank, Phase, RankState
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.stage import Stage
 from bagua.daemon.coordinator.translate import checked_spec

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
-from bagua.algorithms import Algorithm, Codec, GradientAllReduceAlgorithm
+from bagua.algorithms import Algorithm, AlgorithmImpl, Codec, GradientAllReduceAlgorithm
+from bagua.algorithms.base import ProcessGroup
 from bagua.base.algorithm_choice import VARIABLE, parse
 from bagua.base.errors import ConfigError
 
@@ -27,6 +28,14 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
     if text and speaks:
         LOG.warning("%s=%s is not used: the program chooses %s.", VARIABLE, text, type(given).__name__)
     return given
+
+
+def reify(chosen: Algorithm, process_group: ProcessGroup) -> AlgorithmImpl:
+    """The algorithm at work among these ranks. Raises TypeError where ``chosen`` returns another object."""
+    reified = chosen.reify(process_group)
+    if not isinstance(reified, AlgorithmImpl):
+        raise TypeError(f"{type(chosen).__name__}.reify returned a {type(reified).__name__}: return an AlgorithmImpl.")
+    return reified
 
 
 def describe_algorithm(chosen: Algorithm) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,16 +12,13 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
 from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
+from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
-from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import CURRENT, current
-from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together
-from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm
+from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -32,22 +28,14 @@ from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
+from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
-from bagua.torch_api.train.parameters import (
-    canonical,
-    check_descriptions,
-    describe,
-    ignored_names,
-    refuse_newcomers,
-    shared_state,
-    trainable_parameters,
-)
+from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
-
-LOG = logging.getLogger("bagua")
+from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
 LOOK_EVERY = 10
 """Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
@@ -87,7 +75,7 @@ class DistributedModel:
         broadcast_buffers: bool = False,
         bucket_bytes: int | None = None,
     ) -> None:
-        self.process_group = _members_group(process_group)
+        self.process_group = members_group(process_group)
         self.module = module
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
         self.bagua_optimizers: list[torch.optim.Optimizer] = (
@@ -103,13 +91,9 @@ class DistributedModel:
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
-        self._runner.may_repeat, self._runner.begin_anew = self._follow_members, self._begin_anew
-        self._runner.settle = self._settle
         self._join_buckets = self._runner.join if self._session.elastic else join_all
-        self._members_changed = self._anew = self._begins_anew = self._resets = False
         self._between_steps = units(self._session).between_steps if self._session.elastic else None
-        if self._session.elastic:
-            self._session.renew_with(self)
+        self._renewal = ModelRenewal(self, self._runner)
         self._state = ModelState(self, self._runner)
         self.description: dict[str, object] = {}
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
@@ -160,73 +144,17 @@ class DistributedModel:
         return self._layout.buckets
 
     def _wrap(self, algorithm: Algorithm | None) -> None:
-        self._compare_ranks(algorithm)
-        self._find_device()
-        self._take_state_of_rank_0()
+        compare_ranks(self, algorithm, self._group)
+        find_device(self, self._runner)
+        take_state_of_rank_0(self, self._runner)
         self._reset_algorithm()
-
-    def _compare_ranks(self, algorithm: Algorithm | None) -> None:
-        """Reifies the algorithm. Raises the same BaguaError on every rank if they don't fit. All are told a
-        mistake of one rank."""
-        mistake: Exception | None = None
-        try:
-            chosen = choose(algorithm, speaks=self._group.rank() == 0)
-            reified = chosen.reify(self.process_group)
-            if not isinstance(reified, AlgorithmImpl):
-                raise TypeError(
-                    f"{type(chosen).__name__}.reify returned a {type(reified).__name__}: return an AlgorithmImpl."
-                )
-            self.bagua_algorithm = reified
-            for optimizer in self.bagua_optimizers:
-                if not isinstance(optimizer, torch.optim.Optimizer):
-                    raise TypeError(
-                        f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects."
-                    )
-            settings: dict[str, object] = {
-                "algorithm": describe_algorithm(chosen),
-                "bucket_bytes": self.bucket_bytes or environment.get_default_bucket_size(),
-            }
-            self.description = describe(
-                shared_state(self.module, self.parameters_to_ignore),
-                [name for name, _ in self.bagua_build_params()],
-                self.bagua_optimizers,
-                settings,
-            )
-            text = canonical(self.description)
-        except Exception as error:
-            mistake = error
-            text = canonical({"error": str(error)})
-        texts = gather_texts(text, self._group)
-        if mistake is not None:
-            raise mistake
-        check_descriptions(texts)
-
-    def _find_device(self) -> None:
-        """A model on a CUDA device trains there. Raises on every rank if it can't on one."""
-        parameters = self.bagua_build_params()
-        if not parameters or not PORT.cuda.holds(parameters[0][1]):
-            return
-        mistake: Exception | None = None
-        try:
-            self._runner.use_device_of(parameters[0][1])
-        except Exception as error:
-            mistake = error
-        raise_together(mistake, self._group)
-
-    def _take_state_of_rank_0(self) -> None:
-        tensors = [tensor for _, tensor in shared_state(self.module, self.parameters_to_ignore)]
-        broadcast_tensors(tensors, self._session, self._group)
-        broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
 
     def _reset_algorithm(self) -> None:
         """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
         self._remove_hooks()
         self._layout.make()
-        self._exchanged = self.bagua_algorithm.exchanged
-        self._ranks = self._group.nranks()
-        self._runner.waits = self._exchanged == GRADIENT or self.bagua_algorithm.waits
-        if self._session.elastic:
-            self._note_moments()
+        self.exchanged = self.bagua_algorithm.exchanged
+        self._renewal.begin()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
@@ -243,28 +171,10 @@ class DistributedModel:
             )
         self._install_hooks(adding)
 
-    def _note_moments(self) -> None:
-        """Tells whether ranks exchange this model at the same moments."""
-        running = units(self._session)
-        if self._runner.waits:
-            running.in_step.add(self)
-            running.out_of_step.pop(self, None)
-        else:
-            running.in_step.discard(self)
-            running.out_of_step[self] = None
-
-    def _forget_moments(self) -> None:
-        """It begins anew no more."""
-        if self._session.elastic:
-            running = units(self._session)
-            running.in_step.discard(self)
-            running.out_of_step.pop(self, None)
-
-    def _begin_anew(self, with_optimizers: bool = True) -> None:
+    def begin_anew(self, with_optimizers: bool = True) -> None:
         """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
-        ranks."""
-        if self._members_changed:  # once more, since it was begun
-            self._follow_members()
+        ranks. See ``ModelRenewal``."""
+        self._renewal.follow()  # members may have changed once more, since it was begun
         if self._runner.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
             self._runner.give_own_again()
@@ -275,27 +185,6 @@ class DistributedModel:
         if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
-
-    def begin_anew_together(self) -> bool:
-        """See ``OutOfStep``. A unit that is under way does it when it is repeated."""
-        if self._resets or not self._members_changed:
-            return False
-        self._follow_members()
-        if self._begins_anew:
-            self._reset_together()
-        return True
-
-    def _reset_together(self) -> None:
-        """The kind of the exchange before is asked now: it may be another one when this is repeated."""
-        begin = functools.partial(self._begin_anew, with_optimizers=self._exchanged == WEIGHT)
-        self._resets = True
-        try:
-            self._runner.together(begin, commit=self._settle)
-        finally:
-            self._resets = False
-        if not self._runner.waits:
-            while self.begin_anew_together():  # another member had committed it in the generation before
-                pass
 
     def _install_hooks(self, adding: bool) -> None:
         algorithm = self.bagua_algorithm
@@ -319,7 +208,7 @@ class DistributedModel:
         average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
         for optimizer in self.bagua_optimizers:
             add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
-            if isinstance(optimizer, torch.optim.LBFGS) and self._exchanged == GRADIENT:
+            if isinstance(optimizer, torch.optim.LBFGS) and self.exchanged == GRADIENT:
                 add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
 
     def _remove_hooks(self) -> None:
@@ -339,7 +228,7 @@ class DistributedModel:
         self._remove_hooks()
         self.bagua_algorithm.close()
         self._release()
-        self._forget_moments()
+        self._renewal.end()
         self._remove_hooks()  # it may have begun anew meanwhile
 
     def _release(self) -> None:
@@ -347,7 +236,7 @@ class DistributedModel:
         the algorithm's own) those that are behind catch up, or the others would wait for ever."""
         if self._runner.has_own and self._session is CURRENT.session:
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
-                self._runner.together(self._layout.compare_starts, commit=self._forget_moments)
+                self._runner.together(self._layout.compare_starts, commit=self._renewal.end)
                 self._layout.level_out()
         self._layout.release()
         self._runner.release()
@@ -369,53 +258,30 @@ class DistributedModel:
             self._between_steps(marked=False)
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
-        if self._members_changed:
-            self._follow_members()
-        if self.bagua_algorithm.need_reset() or self._begins_anew:
-            self._reset_together()
+        self._renewal.follow()
+        if self.bagua_algorithm.need_reset() or self._renewal.due:
+            self._renewal.reset_together()
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group)
         self._on_input(inputs)
 
-    def renew(self) -> None:
-        """The members of the job have changed."""
-        self._members_changed = True
-
-    def _follow_members(self) -> bool:
-        """Tells the algorithm, once, if members have changed. False if it begins anew: instead of the next exchange of
-        weights, which is the same one on all ranks, or in the forward pass after the next one of gradients."""
-        if self._members_changed:
-            before, now = self._ranks, self._group.nranks()
-            for bucket in self.bagua_buckets:
-                bucket.follow_members(before, now)
-            self._members_changed, self._ranks = False, now
-            self._anew = not self.bagua_algorithm.follow_members(self) or self._anew
-            self._begins_anew = self._anew and not self._runner.waits
-        return not self._anew
-
-    def _settle(self) -> None:
-        """A unit of this model has been committed."""
-        self._begins_anew = self._anew and self._exchanged == GRADIENT and not self._begins_anew
-        self._anew = self._begins_anew
-
     # Newcomers: see ``ModelState``
 
     def tell_newcomers(self) -> dict[str, Any]:
         return {
             "steps": self.bagua_train_step_counter,
-            "ranks": self._ranks,
-            "begins": [self._anew, self._begins_anew],
             "arrival": self._layout.arrival,
+            **self._renewal.tell_newcomers(),
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
         self._layout.release()
         self._layout.follow_alone(told["arrival"])
         self._reset_algorithm()
-        self.bagua_train_step_counter, self._ranks = told["steps"], told["ranks"]
-        self._anew, self._begins_anew = told["begins"]
+        self._renewal.follow_as_newcomer(told)
+        self.bagua_train_step_counter = told["steps"]
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [
@@ -475,7 +341,7 @@ class DistributedModel:
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
             )
-        if self._exchanged == WEIGHT and self.require_backward_grad_sync:
+        if self.exchanged == WEIGHT and self.require_backward_grad_sync:
             with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
                 self._on_backward_end()
 
@@ -551,20 +417,3 @@ def _nothing() -> None:
 
 def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
     hook(optimizer)
-
-
-def _members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
-    """The group, or that of all ranks. Raises TypeError for other objects, ConfigError if this rank is no member."""
-    if process_group is None:
-        return _get_default_group()
-    if not isinstance(process_group, BaguaProcessGroup):
-        raise TypeError(
-            f"process_group is a {type(process_group).__name__}: pass what bagua.communication.new_group() or "
-            "from_torch_group() returned, or None for all ranks."
-        )
-    rank = current().membership.rank
-    if rank not in process_group.ranks:
-        raise ConfigError(
-            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it."
-        )
-    return process_group

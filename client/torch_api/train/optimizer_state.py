@@ -14,6 +14,15 @@ from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import broadcast_json, broadcast_tensors
 
 
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises TypeError if one of them is another object."""
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects."
+            )
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

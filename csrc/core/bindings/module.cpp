@@ -225,6 +225,7 @@ void bind_engine(py::module_* module) {
             return text(lines);
           },
           py::arg("longer_than_s"))
+      .def("step_s", [](Engine& engine) { return static_cast<double>(engine.step_ns()) / 1e9; })
       .def("abort", &Engine::abort, py::arg("reason"), Release())
       .def("stats", [](Engine& engine) { return counters_dict(engine.counters()); })
       .def("close", &Engine::close, Release());

@@ -19,8 +19,12 @@ int spin_count(size_t local_ranks) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
-    : state_(state), page_(&state->job().page()), registry_(registry), spins_(spin_count(state->locals().size())) {}
+Dispatcher::Dispatcher(GenerationState* state, Registry* registry, int64_t step_ns)
+    : state_(state),
+      page_(&state->job().page()),
+      registry_(registry),
+      spins_(spin_count(state->locals().size())),
+      step_ns_(step_ns) {}
 
 void Dispatcher::start() {
   local_ = std::make_unique<LocalExecutor>(state_);
@@ -142,6 +146,7 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
       for (const Operation& part : collective.parts) reject(part);
       return;
     }
+    if (state_->job().options().elastic) note_step(collective);
     if (comm->hosts() == 1) {
       operations.push_back(std::move(collective));
     } else if (!comm->executor->submit(&collective)) {
@@ -164,6 +169,12 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
   while (comm->next_half(&half)) {
     if (!comm->executor->submit(&half)) reject(half.operation);
   }
+}
+
+// All ranks of this host have called it: the time that they wait for each other is part of a step.
+void Dispatcher::note_step(const Collective& operation) {
+  steps_.note(operation.first().descriptor, now_ns());
+  if (const int64_t median = steps_.median(); median > 0) step_ns_.store(median, std::memory_order_relaxed);
 }
 
 std::vector<int> Dispatcher::departed_ranks() const {

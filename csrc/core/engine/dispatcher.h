@@ -13,12 +13,14 @@
 #include "engine/local_executor.h"
 #include "engine/ranks.h"
 #include "engine/registry.h"
+#include "engine/step_clock.h"
 
 namespace bagua {
 
 class Dispatcher {
  public:
-  Dispatcher(GenerationState* state, Registry* registry);
+  // `step_ns`: see step_ns(); known from before.
+  Dispatcher(GenerationState* state, Registry* registry, int64_t step_ns);
   ~Dispatcher() { stop(); }
 
   void start();
@@ -27,6 +29,8 @@ class Dispatcher {
   // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
   // to submit do not wake it. Returns at once when the thread has ended. Any thread.
   void look(int64_t longest_ns);
+  // The median training step of elastic jobs; 0: not known yet. Any thread.
+  int64_t step_ns() const { return step_ns_.load(std::memory_order_relaxed); }
 
  private:
   void run();
@@ -36,6 +40,7 @@ class Dispatcher {
   std::vector<int> departed_ranks() const;
   void check_departed(const std::vector<int>& departed);
   void flush();
+  void note_step(const Collective& operation);
   void sleep(uint32_t seen);
   void reject(const Operation& operation) const;
 
@@ -48,6 +53,8 @@ class Dispatcher {
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> rounds_{0};  // of taking all; futex word of look()
   std::atomic<int> lookers_{0};
+  StepClock steps_;  // dispatcher's thread only
+  std::atomic<int64_t> step_ns_;
   std::thread thread_;
 };
 

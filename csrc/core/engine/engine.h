@@ -46,6 +46,7 @@ class Engine final : private ChannelHandler {
   std::vector<Event> events() { return job_.events().take(); }
   std::string error() const { return generation()->error(); }
   std::string waiting(int64_t longer_than_ns) const;
+  int64_t step_ns() const { return generation()->step_ns(); }
   // The job is over, suspended or not.
   void abort(const std::string& reason);
   const Counters& counters() const { return job_.page().counters(); }

@@ -1,5 +1,5 @@
-// How long a training step takes, seen from the operations of a communicator: each of them comes again once in a step,
-// so it is the median time after which one does.
+// How long a training step takes, seen from its operations: each of them comes again once in a step, so it is the median
+// time after which one does.
 //
 // Thread safety: one thread.
 #pragma once
@@ -41,7 +41,7 @@ class StepClock {
   static size_t signature(const Descriptor& operation) {
     const std::string_view label(operation.label, sizeof operation.label);
     const size_t call = operation.count << 16 | uint64_t{operation.kind} << 8 | operation.dtype;
-    return std::hash<std::string_view>()(label) * 31 + call;
+    return (std::hash<std::string_view>()(label) * 31 + operation.comm) * 31 + call;
   }
 
   std::unordered_map<size_t, int64_t> last_;

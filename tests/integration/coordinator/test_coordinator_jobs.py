@@ -349,3 +349,28 @@ def test_a_bad_fact_ends_the_session(shared, connect, fact, words):
     with pytest.raises(Exception, match=words):
         a.next()
     connect(shared, "a")  # and may come again
+
+
+def test_the_pause_after_newcomers_that_failed(start, connect, until):
+    """It is an operator's setting, and doubles each time."""
+    coordinator = start(BAGUA_COORDINATOR_REJOIN_S="0.2")
+    with coordinator.client() as client:
+        member = {"state": c.RANK_STATE_RUNNING, "pid": 7}
+        here = connect(coordinator, "n0", slots=1)
+        job = client.submit(spec(1, 1, elastic=True, max_nodes=2))
+        run = here.expect(n.RunJob)
+        here.report(run, n.LOCAL_PHASE_STARTED, {0: {**member, "member": 0}}, entered=1, takes_newcomers=True)
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        other = connect(coordinator, "n1", slots=1)
+        for number in (1, 2, 3):
+            wave = other.expect(n.RunJob)
+            assert [list(host.members) for host in wave.joining] == [[number]]
+            failed = {"state": c.RANK_STATE_EXITED, "exit_code": 1, "member": number, "newcomer": True}
+            other.report(wave, n.LOCAL_PHASE_STARTED, {0: failed})
+            while not isinstance(directive := other.next(), n.StopJob):
+                pass
+            other.report(directive, n.LOCAL_PHASE_STOPPED, {0: failed})
+        words = [event.reason for event in client.events(job.job_id) if event.kind == "newcomers_lost"]
+        pauses = [text.rpartition("; ")[2] for text in words]
+        assert pauses == [f"others are started in {pause} s at the earliest" for pause in (0.2, 0.4, 0.8)]
+        client.cancel(job.job_id)

@@ -125,6 +125,23 @@ async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
     assert job.ranks[1].signal == 9 and job.ranks[1].error_tail.startswith("It was stopped (SIGSTOP) for 5 s")
 
 
+async def test_a_rank_that_is_stopped_has_eight_steps(end, daemon, elastic):
+    """Of a second each, which is more than the 5 s of other jobs."""
+    pause = "        time.sleep(0.001)\n"
+    assert pause in PROGRAM
+    slow = PROGRAM.replace(
+        pause, "        steps.append(0)\n        print('steps', len(steps), flush=True)\n        time.sleep(1)\n"
+    )
+    elastic.script.write_text("steps = []\n" + slow)
+    await elastic.run([0, 1])
+    job = await elastic.all_running()
+    await until_printed(end, job.ranks, lambda rank: "steps 3")
+    os.kill(job.ranks[1].pid, signal.SIGSTOP)
+    job = await elastic.until(lambda job: job.ranks[1].state == EXITED and job.suspended)
+    words = job.ranks[1].error_tail
+    assert words.startswith("It was stopped (SIGSTOP) for ") and int(words.split()[5]) >= 8, words
+
+
 async def test_two_losses_down_to_one_rank(end, daemon, elastic):
     await elastic.run([0, 1, 2])
     job = await elastic.all_running()

@@ -13,9 +13,9 @@ from bagua.base.errors import ServiceError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import Options
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers

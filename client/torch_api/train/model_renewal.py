@@ -1,0 +1,126 @@
+"""Renews a wrapped model of an elastic job when its members have changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from bagua.algorithms import AlgorithmImpl, DataParallel
+from bagua.algorithms.plan import GRADIENT, WEIGHT
+from bagua.torch_api.comm.units import units
+from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.runner import Runner
+
+
+class Wrapped(DataParallel, Protocol):
+    """The wrapped model, as changes of its members concern it."""
+
+    bagua_algorithm: AlgorithmImpl
+    exchanged: str
+
+    @property
+    def bagua_buckets(self) -> Sequence[PlanBucket]: ...
+
+    def begin_anew(self, with_optimizers: bool = True) -> None:
+        """Parameters, and optimizers if asked for, become rank 0's; tensors, buckets, plans and hooks are made anew."""
+        ...
+
+
+class ModelRenewal:
+    """Tells the algorithm that members have changed, and has the model begin anew where the algorithm asks for it.
+
+    The model begins anew instead of the next exchange of weights, which is the same one on all ranks, or in the forward
+    pass after the next exchange of gradients. Without ``--elastic`` members never change; then only the algorithm's own
+    resets come here.
+    """
+
+    def __init__(self, model: Wrapped, runner: Runner) -> None:
+        """``runner`` asks it before an exchange of weights, and tells it which units are committed."""
+        self._model = model
+        self._runner = runner
+        self._session = runner.session
+        self._ranks = 0  # as many as there were when the algorithm was told last
+        self._changed = False  # members have, since then
+        self._anew = False  # the algorithm wants it
+        self.due = False  # in the next forward pass the model begins anew
+        self._resets = False  # that happens now
+        runner.may_repeat, runner.begin_anew, runner.settle = self.follow, model.begin_anew, self._settle
+        if self._session.elastic:
+            self._session.renew_with(self)
+
+    def begin(self) -> None:
+        """The model has been wrapped, or has begun anew: its plans are those of the present members."""
+        self._ranks = self._runner.everyone.nranks()
+        self._runner.waits = self._model.exchanged == GRADIENT or self._model.bagua_algorithm.waits
+        if self._session.elastic:
+            self._note_moments()
+
+    def _note_moments(self) -> None:
+        """Tells whether ranks exchange this model at the same moments."""
+        running = units(self._session)
+        if self._runner.waits:
+            running.in_step.add(self)
+            running.out_of_step.pop(self, None)
+        else:
+            running.in_step.discard(self)
+            running.out_of_step[self] = None
+
+    def end(self) -> None:
+        """The model begins anew no more."""
+        if self._session.elastic:
+            running = units(self._session)
+            running.in_step.discard(self)
+            running.out_of_step.pop(self, None)
+
+    def renew(self) -> None:
+        """The members of the job have changed."""
+        self._changed = True
+
+    def follow(self) -> bool:
+        """Tells the algorithm, once, if members have changed. False if the model begins anew."""
+        if self._changed:
+            before, now = self._ranks, self._runner.everyone.nranks()
+            for bucket in self._model.bagua_buckets:
+                bucket.follow_members(before, now)
+            self._changed, self._ranks = False, now
+            self._anew = not self._model.bagua_algorithm.follow_members(self._model) or self._anew
+            self.due = self._anew and not self._runner.waits
+        return not self._anew
+
+    def _settle(self) -> None:
+        """A unit of this model has been committed."""
+        self.due = self._anew and self._model.exchanged == GRADIENT and not self.due
+        self._anew = self.due
+
+    def begin_anew_together(self) -> bool:
+        """See ``OutOfStep``. A unit that is under way does it when it is repeated."""
+        if self._resets or not self._changed:
+            return False
+        self.follow()
+        if self.due:
+            self.reset_together()
+        return True
+
+    def reset_together(self) -> None:
+        """The model begins anew on all ranks, as one unit.
+
+        The kind of the exchange before is asked now: it may be another one when this is repeated."""
+        begin = functools.partial(self._model.begin_anew, with_optimizers=self._model.exchanged == WEIGHT)
+        self._resets = True
+        try:
+            self._runner.together(begin, commit=self._settle)
+        finally:
+            self._resets = False
+        if not self._runner.waits:
+            while self.begin_anew_together():  # another member had committed it in the generation before
+                pass
+
+    def tell_newcomers(self) -> dict[str, Any]:
+        """How far it is, as plain data."""
+        return {"ranks": self._ranks, "begins": [self._anew, self.due]}
+
+    def follow_as_newcomer(self, told: dict[str, Any]) -> None:
+        """From now on this rank is as far as another one, which told this."""
+        self._ranks = told["ranks"]
+        self._anew, self.due = told["begins"]

@@ -1,0 +1,99 @@
+"""Before a wrapped model has buckets: ranks compare their models, and take over the state of rank 0."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.base.errors import ConfigError
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
+from bagua.torch_api.cuda.port import PORT
+from bagua.torch_api.join import environment
+from bagua.torch_api.join.session import current
+from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together
+from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm, reify
+from bagua.torch_api.train.optimizer_state import broadcast_optimizers, check_optimizers
+from bagua.torch_api.train.parameters import canonical, check_descriptions, describe, shared_state
+from bagua.torch_api.train.runner import Runner
+
+
+class Wrapped(Protocol):
+    """A model that is being wrapped."""
+
+    module: torch.nn.Module
+    process_group: BaguaProcessGroup
+    parameters_to_ignore: frozenset[str]
+    bucket_bytes: int | None
+    bagua_optimizers: list[torch.optim.Optimizer]
+    bagua_algorithm: AlgorithmImpl
+    description: dict[str, object]
+
+    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+
+
+def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
+    """The group, or that of all ranks. Raises TypeError for other objects, ConfigError if this rank is no member."""
+    if process_group is None:
+        return _get_default_group()
+    if not isinstance(process_group, BaguaProcessGroup):
+        raise TypeError(
+            f"process_group is a {type(process_group).__name__}: pass what bagua.communication.new_group() or "
+            "from_torch_group() returned, or None for all ranks."
+        )
+    rank = current().membership.rank
+    if rank not in process_group.ranks:
+        raise ConfigError(
+            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it."
+        )
+    return process_group
+
+
+def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicator) -> None:
+    """Sets the model's ``bagua_algorithm`` and its ``description``. Raises the same BaguaError on every rank if they
+    don't fit. All are told a mistake of one rank."""
+    mistake: Exception | None = None
+    try:
+        chosen = choose(algorithm, speaks=group.rank() == 0)
+        model.bagua_algorithm = reify(chosen, model.process_group)
+        check_optimizers(model.bagua_optimizers)
+        settings: dict[str, object] = {
+            "algorithm": describe_algorithm(chosen),
+            "bucket_bytes": model.bucket_bytes or environment.get_default_bucket_size(),
+        }
+        model.description = describe(
+            shared_state(model.module, model.parameters_to_ignore),
+            [name for name, _ in model.bagua_build_params()],
+            model.bagua_optimizers,
+            settings,
+        )
+        text = canonical(model.description)
+    except Exception as error:
+        mistake = error
+        text = canonical({"error": str(error)})
+    texts = gather_texts(text, group)
+    if mistake is not None:
+        raise mistake
+    check_descriptions(texts)
+
+
+def find_device(model: Wrapped, runner: Runner) -> None:
+    """A model on a CUDA device trains there. Raises on every rank if it can't on one."""
+    parameters = model.bagua_build_params()
+    if not parameters or not PORT.cuda.holds(parameters[0][1]):
+        return
+    mistake: Exception | None = None
+    try:
+        runner.use_device_of(parameters[0][1])
+    except Exception as error:
+        mistake = error
+    raise_together(mistake, runner.everyone)
+
+
+def take_state_of_rank_0(model: Wrapped, runner: Runner) -> None:
+    """All ranks begin with its parameters, buffers and optimizers."""
+    tensors = [tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
+    broadcast_tensors(tensors, runner.session, runner.everyone)
+    broadcast_optimizers(model.bagua_optimizers, runner.session, runner.everyone)

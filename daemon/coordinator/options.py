@@ -1,0 +1,47 @@
+"""The settings of a coordinator on which decisions depend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings that decisions depend on. ``started_clock``: start of this coordinator, from which every node has
+    one full lease, and every waiting job a chance to see nodes come back."""
+
+    lease_s: float = 10.0
+    # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
+    # better cause.
+    settle_s: float = 1.0
+    # The same for an elastic job that is suspended while nobody is known to be lost.
+    regroup_s: float = 0.2
+    # A host that others have lost, and that has said nothing for so long, is out.
+    silence_s: float = 5.0
+    # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of
+    # them the job fails.
+    stall_s: float = 60.0
+    max_stalls: int = 5
+    # Ranks that were dismissed have so long to end, once the others have gone on; their daemon ends them before, if it
+    # can.
+    leave_s: float = 90.0
+    # Newcomers have so long to get ready; those that are ready wait so long for others of their wave.
+    join_s: float = 600.0
+    join_wait_s: float = 5.0
+    # After newcomers have failed nobody is started for so long, then twice as long, and so on up to the most.
+    rejoin_s: float = 60.0
+    most_rejoin_s: float = 3_600.0
+    # A connected node that has not stopped a job so long after the grace of its ranks is not waited for any more.
+    stop_margin_s: float = 30.0
+    # Every rank must have been started so long after the placement: a node may have to compile the core first.
+    start_s: float = 900.0
+    # A daemon that can't renew its lease ends its ranks after so long. 0: it never does, and is not waited for.
+    fence_s: float = 60.0
+    started_clock: float = 0.0
+
+    @property
+    def gone_s(self) -> float:
+        """After so long without a word nothing is left of a node's ranks: clocks drift, and killing takes a moment."""
+        if not self.fence_s:
+            return self.lease_s
+        return max(self.lease_s, self.fence_s + max(1.0, 0.05 * self.fence_s))

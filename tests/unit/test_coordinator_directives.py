@@ -1,0 +1,33 @@
+"""Directives of large jobs are packed."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import pytest
+from rig.elastic_job import Cluster
+
+from bagua.daemon.coordinator.directives import Order, wish
+from bagua.daemon.node.job_specification import SpecificationError, unpack
+from bagua.proto import node_pb2
+
+
+def test_a_large_directive_is_packed_for_daemons_that_unpack():
+    c = Cluster("ab")
+    job = replace(c.job, hosts=tuple(replace(host, address="a" * 3000) for host in c.job.hosts))
+    order = Order(wish(job), job)
+    plain, packed = (order.to(job.hosts[1], packs) for packs in (False, True))
+    assert len(packed) < len(plain) / 10
+    run = node_pb2.Directive.FromString(packed).run
+    assert not run.hosts and run.host_index == 1
+    unpack(run)
+    assert run == node_pb2.Directive.FromString(plain).run
+    small = Order(wish(c.job), c.job)
+    assert small.to(c.job.hosts[0], True) == small.to(c.job.hosts[0], False)
+
+
+@pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])
+def test_a_packed_directive_that_is_none(packed: bytes):
+    with pytest.raises(SpecificationError, match="a packed directive"):
+        unpack(node_pb2.RunJob(packed=packed))
