@@ -200,6 +200,7 @@ class Rank:
         residual: int = 0,
         exact: int = 0,
         residual_sides: int = 0,
+        fenced: bool = False,
         generation: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
@@ -209,6 +210,9 @@ class Rank:
         ``residual`` > 0 names an error-feedback residual of this communicator, which the engine makes (zeros, ``count``
         float32) at first use and keeps until ``destroy_comm``. ``residual_sides``: 0 changes it in place, 1 reads its
         side 0 and writes side 1, 2 reads side 1 and writes side 0. The last ``exact`` elements cross as they are.
+
+        ``fenced``: a collective that begins on a host when all that were submitted before it on its communicator are
+        done there. So who sees its end knows that they are done on all hosts. Ranks need not agree on it.
 
         Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
         ``generation`` has been entered (0: whichever it is)."""

@@ -366,6 +366,8 @@ class Job:
 
     def _rank_exited(self, member: int, code: int) -> None:
         self.engine.take_events()  # whether the job had failed before
+        if (rank := self.state.find(member)) is not None and rank.phase is RankPhase.EXITED:
+            return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         tail = self._processes.error_tail(member) if code else ""
         if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:  # not ours
@@ -387,6 +389,8 @@ class Job:
             # How the process of an adopted rank ended is its parent's to know; what it died of may be known here.
             event = replace(event, text=f"{event.text}. {why}")
         self.post(event)
+        if isinstance(event, events.RankLost) and (rank := self.state.find(event.rank)) is not None and rank.pid:
+            self._processes.look_at(event.rank, rank.pid)
 
     async def _watch_waits(self) -> None:
         while self.state.phase is Phase.RUNNING:

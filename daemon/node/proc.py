@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import signal
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_EXITING = 4  # PF_EXITING of <linux/sched.h>
+_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class ProcessStatus:
     parent: int
     session: int
     start_time: int
+    death: int = 0  # the signal of which it is dying, or has died; 0: it lives, or ends with an exit code
 
     @property
     def alive(self) -> bool:
@@ -33,7 +37,13 @@ def read_status(pid: int) -> ProcessStatus | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
-    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), _death(fields))
+
+
+def _death(fields: Sequence[str]) -> int:
+    """Its end can't be undone, and its parent will hear of this signal; before that the kernel frees its memory."""
+    number = int(fields[49]) & 0x7F
+    return number if int(fields[6]) & _EXITING and number not in _STOPS else 0
 
 
 def start_time(pid: int) -> int:

@@ -15,7 +15,7 @@ from bagua.daemon.node.engine_host import in_thread, wanted_plugin
 from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.logs import RankOutput
-from bagua.daemon.node.proc import marks_of, start_time
+from bagua.daemon.node.proc import marks_of, read_status, start_time
 from bagua.daemon.node.process import ProcessWatch, kill_members
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ LEFTOVER_KILL_S = 5.0
 
 
 class RankProcesses:
-    """``on_exit(member, code)``: a process that was started here has ended; code -N: by signal N."""
+    """``on_exit(member, code)``: a process that was started here has ended; code -N: by signal N, which may be told
+    twice."""
 
     def __init__(
         self, job_id: str, node: NodeContext, log: FilteringBoundLogger, on_exit: Callable[[int, int], None]
@@ -160,6 +161,13 @@ class RankProcesses:
         self._node.keeper.forget(self._job_id, list(self._leaders))
         for watch in self._watches.values():
             watch.close()
+
+    def look_at(self, member: int, pid: int) -> None:
+        """Tells of the end of a process that is dying of a signal. Its parent hears of it when the kernel has freed its
+        memory, and tells again."""
+        status = read_status(pid)
+        if status is not None and status.death and self._leaders.get(pid) == status.start_time:
+            self._exited(member, -status.death)
 
     def _exited(self, member: int, code: int) -> None:
         self._outputs[member].drain()

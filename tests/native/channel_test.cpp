@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -175,6 +177,21 @@ TEST(death_without_goodbye_is_noticed) {
     auto client = rig.join();
   }
   CHECK(eventually([&] { return rig.engine.lost_count == 1; }));
+}
+
+TEST(a_killed_rank_is_lost_once) {
+  Rig rig;
+  const pid_t child = fork();
+  if (child == 0) {
+    auto client = rig.join();
+    raise(SIGKILL);
+  }
+  CHECK(eventually([&] { return rig.engine.lost_count == 1; }));
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, SIGKILL);
+  auto client = rig.join();  // the server has looked at its other descriptors meanwhile
+  CHECK_EQ(rig.engine.lost_count.load(), 1);
 }
 
 TEST(garbage_costs_only_its_connection) {

@@ -24,12 +24,12 @@ SEARCH = "succession_test"
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp") if path.stem != SEARCH)
 # Suites in which most threads meet: TSan looks for races there; --full has the others. kernel_test is there for the
 # portable paths: the TSan build is the one without the processor's extensions.
-TSAN = "channel_test engine_test generation_test kernel_test meeting_test mesh_test".split()
+TSAN = "channel_test engine_test generation_test kernel_test lifeline_test meeting_test mesh_test".split()
 JOINED = [
     "mesh_balance mesh_ending mesh_fault mesh_seal mesh mesh_watch".split(),
     "base budget codec kernel low_rank ring_order seal socket spawn step_clock stream_count".split(),
     "communicators control engine host_api".split(),
-    "channel collective meeting transfer zero_copy".split(),
+    "channel collective lifeline meeting transfer zero_copy".split(),
 ]
 """Suites that are compiled together; names without linkage differ between them. Others are compiled by themselves."""
 ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api import communication
-from bagua.torch_api.comm import admission, coalesced, state_copy, units
+from bagua.torch_api.comm import admission, coalesced, flags, state_copy, units
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -139,7 +139,7 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (ModelBuckets, "level_out"),
     (DistributedModel, "_reduce_loss"),
     (units, "call_the_roll"),
-    (units.Units, "_exchange_flags"),
+    (flags.Flags, "exchange"),
     (admission, "broadcast_bytes"),
     (admission, "gather_rows"),
     (admission, "gather_texts"),

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.state_copy import StateCopy
-from bagua.torch_api.comm.units import Units
 from bagua.torch_api.join.connection import HostConnection
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train import gradients, runner
@@ -53,7 +54,8 @@ class Fault:
             kill_self()
 
     def _install(self) -> None:
-        start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Units._exchange_flags
+        start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
+        send, send_early = Flags._submit, Flags.send_early
         start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
@@ -65,15 +67,26 @@ class Fault:
             self.at("start")
             start_execution(execution)
 
-        def wait(buckets: Any) -> Any:
+        def wait(buckets: Any, *all_in: Any) -> Any:
             self.at("submitted")
-            return join_all(buckets)
+            return join_all(buckets, *all_in)
 
-        def exchange_flags(units: Units, members: Any) -> None:
+        def exchange_flags(own: Flags, *told: Any, **how: Any) -> None:
             self.at("ready")
             if self.now("flags"):
                 HostConnection.transfer = submit_and_die  # type: ignore[method-assign]
-            flags(units, members)
+            flags(own, *told, **how)
+
+        def submit_flags(own: Flags, members: Any) -> None:
+            send(own, members)
+            self.at("flags")
+
+        def early_flags(own: Flags, members: Any) -> None:
+            if self.now("ready"):
+                while not all(bucket.execution.done() for bucket in self._buckets()):
+                    time.sleep(0.001)
+                kill_self()
+            send_early(own, members)
 
         def submit_and_die(connection: HostConnection, *request: Any) -> None:
             self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
@@ -95,4 +108,6 @@ class Fault:
         gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
         HeldExecution.start = start_any  # type: ignore[method-assign]
         gradients.join_all = runner.join_all = wait
-        Units._exchange_flags = exchange_flags  # type: ignore[method-assign]
+        Flags.exchange = exchange_flags  # type: ignore[method-assign]
+        Flags._submit = submit_flags  # type: ignore[method-assign]
+        Flags.send_early = early_flags  # type: ignore[method-assign]

@@ -9,19 +9,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn, Protocol, TypeVar
 
-import torch
-
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.admission import Admission, Unfit
 from bagua.torch_api.comm.commit import Ledger
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
-from bagua.torch_api.comm.transfer import ReduceOp, transfer
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import Session
@@ -32,14 +31,6 @@ T = TypeVar("T")
 
 def nothing() -> None:
     """There is nothing to be undone, or to be shown."""
-
-
-class _Flags(threading.local):
-    """Of one thread: the most batches of a member in this step, minus the least, and the newest generation that was
-    announced."""
-
-    def __init__(self) -> None:
-        self.all = torch.zeros(3, dtype=torch.int32)
 
 
 class OutOfStep(Protocol):
@@ -58,9 +49,10 @@ class Units:
         self._devices = devices(session)
         self._ledger = Ledger()
         self._inside: set[int] = set()  # threads that run a unit now
-        self._flags = _Flags()
         self.calm = threading.RLock()  # held while generations change, and where they must not
+        self._flags_under_way = threading.RLock()  # taken before ``calm`` by a thread that enters a generation
         self.followers = Followers()
+        self._flags = Flags(session, self.followers, self._flags_under_way)
         self.admission = Admission(session)
         self.changes = MembershipChanges(session)
         self._heard_in = session.membership.generation
@@ -97,6 +89,7 @@ class Units:
         attempt: Callable[[], T],
         again: Callable[[], None] = nothing,
         commit: Callable[[], None] = nothing,
+        ends_early: bool = False,
     ) -> T:
         """Runs ``attempt`` until it is whole on all members of the present generation; then ``commit``, once. Returns
         what ``attempt`` returned.
@@ -104,10 +97,13 @@ class Units:
         ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
         waits for them once. ``again`` is called before it is tried once
         more. ``commit`` puts the results in their place. ``scope``: number of the communicator in whose order it goes.
-        ``members``: who takes part, asked when ``attempt`` is over.
+        ``members``: who takes part, asked when ``attempt`` is over. ``ends_early``: ``attempt`` may call ``all_in``;
+        the same on all members.
         """
         if self.inside:
+            outer = self._flags.may_be_early(None)
             found = attempt()
+            self._flags.may_be_early(outer)
             commit()
             return found
         self._inside.add(threading.get_ident())
@@ -118,14 +114,21 @@ class Units:
                     generation = self._session.membership.generation
                 try:
                     with self._session.connection.steady(generation):
+                        self._flags.may_be_early(scope if ends_early else None)
                         found = attempt()
                         self._devices.await_results()
-                        with self.calm:
+                        if self._flags.early:  # no thread enters a generation meanwhile
                             self._ledger.set_ready(scope)
-                        self._exchange_flags(members())
+                            self._flags.hear()
+                        else:
+                            with self.calm:
+                                self._ledger.set_ready(scope)
+                            self._flags.exchange(members(), queued=ends_early)
                     self._exchanged[scope] = generation
                     break
                 except Regrouped:
+                    with suppress(CommunicationError):
+                        self._flags.hear()
                     self._enter_next(generation)
                     with self.calm:
                         if self._ledger.must_commit(scope):
@@ -137,6 +140,8 @@ class Units:
                 self._ledger.commit(scope)
             commit()
         finally:
+            self._flags.may_be_early(None)
+            self._flags.drop()
             self._inside.discard(threading.get_ident())
         self._catch_up()
         if self.changes.told_in != self._session.membership.generation and not self._catches_up:
@@ -156,20 +161,15 @@ class Units:
         """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
         self.run(0, lambda: active_members(self._session.membership), nothing)
 
-    def _exchange_flags(self, members: Members) -> None:
-        """Over when all members have called it: their results are whole, too."""
-        given, flags = self.followers.given, self._flags.all
-        flags[0], flags[1], flags[2] = given, -given, self._session.connection.planned()
-        if members.nranks() > 1:
-            transfer(self._session, "allreduce", flags, flags, 3, members, op=ReduceOp.MAX, together=True)
+    def all_in(self, members: Members) -> None:
+        """The unit under way has submitted all that it communicates, on the communicator of these."""
+        self._flags.send_early(members)
 
     def step_committed(self) -> None:
         """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
         for it."""
-        highest, lowest, planned = self._flags.all.tolist()
-        most, least = highest, -lowest
+        most, least, planned = self._flags.take()
         self._planned = max(self._planned, planned)
-        self._flags.all.zero_()
         with self.calm:
             self.followers.commit()
         if most != least:
@@ -217,7 +217,7 @@ class Units:
 
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
-        with self.calm, self._session.connection.entering():
+        with self._flags_under_way, self.calm, self._session.connection.entering():
             while not self._enter_once(generation):
                 generation = self._session.membership.generation
 
@@ -349,8 +349,8 @@ class Units:
         self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
-        self._exchange_flags(active_members(session.membership))
-        self._flags.all.zero_()
+        self._flags.exchange(active_members(session.membership))
+        self._flags.take()
         self._standing = self._standing._replace(let_in=generation)
         if session.newcomer:
             self._come_in(whole)

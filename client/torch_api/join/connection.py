@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 from bagua import csrc
 from bagua.base.errors import BuildError, CommunicationError, ConfigError, MembershipChanged, ServiceError
@@ -69,6 +69,7 @@ class Request(TypedDict):
     residual: int
     residual_sides: int
     exact: int
+    fenced: NotRequired[bool]
 
 
 def request(

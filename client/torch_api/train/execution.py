@@ -152,6 +152,12 @@ class Execution:
     def renew(self) -> None:
         """Members have changed: operations raise MembershipChanged when they are joined."""
 
+    def is_all_in(self, comm: int) -> bool:
+        """Whether all of this run has been submitted, and what is not over is on this communicator, in order."""
+        action = self._phases[self._number][1]
+        more = any(action is not None for _, action in self._phases[self._number + 1 :])
+        return not (more or self.lost) and (action is None or action.comm == comm)
+
     @property
     def actions(self) -> list[Action]:
         """Steps that communicate."""
@@ -166,6 +172,11 @@ class Action(Protocol):
 
     commit: Work | None
     """In an elastic job: called when the run counts, and the next one will not repeat it; None likewise."""
+
+    @property
+    def comm(self) -> int | None:
+        """Number of the communicator on which its operations are collectives; None where they are others."""
+        ...
 
     def begin(self) -> Tickets | None:
         """Submits. None where this rank has no part in the step."""
@@ -199,6 +210,11 @@ class Submit:
 
     __slots__ = ("_bucket", "_requests", "_submit", "commit")
     finish: Work | None = None
+
+    @property
+    def comm(self) -> int:
+        """See ``Action``."""
+        return self._requests[0]["comm"]
 
     def __init__(self, bucket: Sided, requests: Sequence[Request], connection: Connection) -> None:
         """``requests``: one for each side of the bucket."""
@@ -287,14 +303,22 @@ class Sided(Protocol):
     side: int
 
 
-def join_all(buckets: Iterable[Executes]) -> list[Times]:
+def nothing_follows(_: Sequence[Execution]) -> None:
+    """Nothing follows."""
+
+
+def join_all(
+    buckets: Iterable[Executes], all_in: Callable[[Sequence[Execution]], None] = nothing_follows
+) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
-    other: the order of operations is the same on all ranks, and phases of different buckets overlap.
+    other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
+    with those that are under way before each phase is waited for.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
-    running = [bucket.execution for bucket in buckets if bucket.execution.started]
+    running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
     while running:
+        all_in(running)
         running = [run for run in running if run.advance(times)]
     return times

@@ -33,7 +33,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.train.execution import StartOrder, join_all
+from bagua.torch_api.train.execution import Execution, StartOrder, join_all, nothing_follows
 
 BUFFERS = 2  # contributions and results
 
@@ -265,6 +265,7 @@ class GradientReducer:
         self._touched = False  # a gradient came in this pass
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
         self._aside: list[Entry] = []
+        self._all_in: Callable[[Sequence[Execution]], None] = nothing_follows  # see join_all
 
     def _use(self, buckets: Sequence[GradientBucket]) -> None:
         self.buckets = list(buckets)
@@ -359,14 +360,14 @@ class GradientReducer:
         self.buckets[-1].again = self._again
         self._order.start_rest()
         begin = self._clock()
-        times = join_all(self.buckets)
+        times = join_all(self.buckets, self._all_in)
         last = self.buckets[-1]
         if last.asks_again() if last.informed else self._again:
             self._refuse_late()
             self._early = False
             self._order.started = 0
             self._order.start_rest()
-            times += join_all(self.buckets)
+            times += join_all(self.buckets, self._all_in)
         return times, begin
 
     def _refuse_late(self) -> None:

@@ -30,6 +30,7 @@ class RepeatingReducer(GradientReducer):
     ) -> None:
         """``adding``: results grow with the number of ranks."""
         super().__init__(buckets, **settings)
+        self._all_in = runner.all_in
         self._runner = runner
         self._adding = adding
         self._weighed = runner.session.weighed  # as gradients are that have been accumulated

@@ -176,8 +176,17 @@ class Runner:
             self.give_own_again()
             again()
 
-        found = units(self.session).run(self.everyone.id, lambda: self.everyone, attempt, begin_again, commit)
+        found = units(self.session).run(
+            self.everyone.id, lambda: self.everyone, attempt, begin_again, commit, ends_early=True
+        )
         return found
+
+    def all_in(self, running: Sequence[Execution]) -> None:
+        """In a unit: before these are waited for. If all is submitted, and the flags go in the same order, they go
+        along: that saves a way to the daemon and back."""
+        everyone = self.everyone
+        if all(execution.is_all_in(everyone.id) for execution in running):
+            units(self.session).all_in(everyone)
 
     def step_committed(self) -> None:
         """In an elastic job: this training step was committed on all ranks of the model."""
@@ -200,7 +209,7 @@ class Runner:
             for bucket in begun:
                 if not bucket.execution.started:
                     bucket.start()
-            return join_all(begun)
+            return join_all(begun, self.all_in)
 
         def again() -> None:
             for bucket in begun:
@@ -348,6 +357,11 @@ class _Guarded:
         self._takes_part = False
         self.finish: Work | None = self._finish
         self.commit: Work | None = self._commit
+
+    @property
+    def comm(self) -> int | None:
+        """See ``Action``."""
+        return self._action.comm
 
     def begin(self) -> Tickets | None:
         """See ``Action``."""

@@ -51,6 +51,7 @@ class OneOperation:
 
     finish: Work | None = None
     commit: Work | None = None
+    comm: int | None = None
 
     def residual(self) -> EngineResidual | None:
         """See ``Action``."""
@@ -95,6 +96,7 @@ class OneOperation:
 
     def send(self, members: Members) -> Tickets:
         """Submits for these members."""
+        self.comm = members.id
         return (self.around.connection.submit(self.request(members, self.bucket.side)),)
 
 
@@ -280,6 +282,7 @@ class NeighboursAction:
 
     finish: Work | None
     commit: Work | None
+    comm = None
 
     def residual(self) -> None:
         """See ``Action``: residuals are this rank's."""

@@ -30,14 +30,13 @@ Status ChannelClient::connect(const std::string& socket, const uint8_t* token, i
 }
 
 Status ChannelClient::join() {
-  Request request;
-  request.type = Message::kHello;
-  request.version = kLayoutVersion;
-  request.member = static_cast<uint32_t>(member_);
-  memcpy(request.token, token_.data(), kTokenBytes);
   Reply reply;
   std::vector<Fd> descriptors;
-  if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
+  bool answered = false;
+  const Status status =
+      greet(socket_.get(), member_, token_.data(), now_ns() + timeout_ns_, &reply, &descriptors, &answered);
+  if (!answered && status.code() == Code::kUnavailable) return daemon_lost();
+  if (!status) return status;
   if (descriptors.size() != 3 || reply.bytes != sizeof(RankChannel)) {
     return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
   }

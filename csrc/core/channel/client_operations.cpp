@@ -194,6 +194,8 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
     if (wake == Wake::kWoken) continue;
     if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
     if (daemon_gone()) {
+      *state = slot->state.load(std::memory_order_acquire);  // the last thing it did
+      if (is_over(*state)) return Status::ok();
       *state = orphaned() ? kRegrouped : kFailed;  // nobody will ever complete it
       return Status::ok();
     }

@@ -32,16 +32,11 @@ Status ChannelClient::come_back(Fd* page) {
   if (!orphaned()) return Status::ok();  // another thread was first
   Fd socket;
   if (!dial(path_, now_ns(), &socket)) return not_there();
-  Request hello;
-  hello.type = Message::kHello;
-  hello.version = kLayoutVersion;
-  hello.member = static_cast<uint32_t>(member_);
-  memcpy(hello.token, token_.data(), kTokenBytes);
   Reply reply;
   std::vector<Fd> descriptors;
   bool answered = false;
   const int64_t deadline = now_ns() + timeout_ns_;
-  Status status = converse(socket.get(), packet_of(hello, {}), -1, deadline, &reply, &descriptors, &answered);
+  Status status = greet(socket.get(), member_, token_.data(), deadline, &reply, &descriptors, &answered);
   if (!answered) return not_there();
   if (!status) return {Code::kUnavailable, "the node daemon was started again: " + status.message()};
   if (descriptors.size() != 3 || reply.bytes != sizeof(RankChannel)) {

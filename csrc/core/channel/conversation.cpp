@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "channel/lifeline.h"
 
 namespace bagua {
 
@@ -51,6 +52,16 @@ std::vector<char> packet_of(const Request& request, const std::vector<int>& memb
     memcpy(packet.data() + sizeof request + i * sizeof member, &member, sizeof member);
   }
   return packet;
+}
+
+Status greet(int socket, int member, const uint8_t* token, int64_t deadline_ns, Reply* reply,
+             std::vector<Fd>* descriptors, bool* answered) {
+  Request hello;
+  hello.type = Message::kHello;
+  hello.version = kLayoutVersion;
+  hello.member = static_cast<uint32_t>(member);
+  memcpy(hello.token, token, kTokenBytes);
+  return converse(socket, packet_of(hello, {}), lifeline(), deadline_ns, reply, descriptors, answered);
 }
 
 Status converse(int socket, const std::vector<char>& packet, int descriptor, int64_t deadline_ns, Reply* reply,

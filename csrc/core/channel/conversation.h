@@ -19,6 +19,10 @@ Status dial(const std::string& path, int64_t deadline_ns, Fd* out);
 Status converse(int socket, const std::vector<char>& packet, int descriptor, int64_t deadline_ns, Reply* reply,
                 std::vector<Fd>* descriptors, bool* answered);
 
+// Hello of this member, with the lifeline of this process: see converse().
+Status greet(int socket, int member, const uint8_t* token, int64_t deadline_ns, Reply* reply,
+             std::vector<Fd>* descriptors, bool* answered);
+
 std::vector<char> packet_of(const Request& request, const std::vector<int>& members);
 
 }  // namespace bagua

@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "9";
-constexpr uint32_t kLayoutVersion = 9;
+constexpr const char* kCoreVersion = "10";
+constexpr uint32_t kLayoutVersion = 10;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -77,7 +77,7 @@ bool op_known(uint8_t op);
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kMaxMembers = 8192;
 constexpr int kMaxDims = 8;
-constexpr size_t kLabelBytes = 40;
+constexpr size_t kLabelBytes = 36;
 constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
@@ -103,6 +103,7 @@ struct Descriptor {
   uint32_t residual;        // error feedback: number of a residual that the engine keeps for this host; 0: none
   uint32_t exact;           // with a codec: so many last elements cross as they are
   int64_t dims[kMaxDims];   // the user's shape, for error messages only
+  uint32_t fenced;          // 1: a collective that begins here when all before it on its communicator are done here
   char label[kLabelBytes];  // for error messages only; not trusted to be terminated
 };
 static_assert(sizeof(Descriptor) == 160, "part of the shared layout");

@@ -4,6 +4,7 @@
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries three descriptors (JobPage, GenerationPage,
 //                 RankChannel), the reply to Alloc one (the segment), that to Enter one (the page of a generation that
 //                 is newer than the rank's) or none (there is none yet; JobPage::changes tells when to ask again).
+// Hello may carry the page that tells of the rank's death (lifeline.h).
 // A member of an elastic job that has lost its daemon says Hello to the one that was started in its place, then Offer
 // for each of its segments, with one descriptor.
 // Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.

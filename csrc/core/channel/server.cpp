@@ -68,14 +68,16 @@ void ChannelServer::run() {
     for (const Connection& connection : connections_) {
       watched.push_back({connection.socket.get(), POLLIN, 0});
       watched.push_back({connection.process.get(), POLLIN, 0});  // -1 is ignored
+      watched.push_back({connection.death != nullptr ? connection.death->fd() : -1, POLLIN, 0});
       strangers = strangers || connection.member < 0;
     }
     if (poll(watched.data(), watched.size(), strangers ? 1000 : -1) < 0 && errno != EINTR) break;
     const size_t known = connections_.size();
     for (size_t i = 0; i < known; ++i) {
       Connection& connection = connections_[i];
-      if (watched[2 + 2 * i].revents != 0) read(&connection);
-      if (!connection.gone && watched[3 + 2 * i].revents != 0) {
+      const pollfd* const seen = &watched[2 + 3 * i];
+      if (seen[0].revents != 0) read(&connection);
+      if (!connection.gone && (seen[1].revents != 0 || seen[2].revents != 0)) {
         read(&connection);  // a goodbye may still lie in the socket
         if (!connection.gone) close(&connection, false);
       }
@@ -147,7 +149,7 @@ void ChannelServer::read(Connection* connection) {
 
 bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
                            const std::vector<Fd>& passed) {
-  if (request.type == Message::kHello) return hello(connection, request);
+  if (request.type == Message::kHello) return hello(connection, request, passed);
   if (connection->member < 0) return false;
   const int member = connection->member;
   switch (request.type) {
@@ -187,7 +189,7 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
   }
 }
 
-bool ChannelServer::hello(Connection* connection, const Request& request) {
+bool ChannelServer::hello(Connection* connection, const Request& request, const std::vector<Fd>& passed) {
   if (connection->member >= 0) return false;
   Status status;
   Fd descriptors[3];
@@ -207,6 +209,7 @@ bool ChannelServer::hello(Connection* connection, const Request& request) {
   connection->member = static_cast<int>(request.member);
   if (connection->pid > 0 && connection->pid != getpid()) {
     connection->process = Fd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
+    if (passed.size() == 1) connection->death = DeathWatch::create(passed.front(), connection->pid);
   }
   const int fds[3] = {descriptors[0].get(), descriptors[1].get(), descriptors[2].get()};
   return reply(connection, status, 0, sizeof(RankChannel), fds, 3);
@@ -227,6 +230,7 @@ void ChannelServer::close(Connection* connection, bool misbehaved) {
   connection->gone = true;
   connection->socket.reset();
   connection->process.reset();
+  connection->death.reset();
   if (misbehaved) handler_->bad_connection();
   if (connection->member >= 0) handler_->lost(connection->member, connection->pid);
 }

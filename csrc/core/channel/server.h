@@ -8,12 +8,14 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
+#include "channel/lifeline.h"
 #include "channel/protocol.h"
 
 namespace bagua {
@@ -54,7 +56,8 @@ class ChannelServer {
  private:
   struct Connection {
     Fd socket;
-    Fd process;  // pidfd: a forked child may keep the socket open after the rank's death
+    Fd process;                         // pidfd: a forked child may keep the socket open after the rank's death
+    std::unique_ptr<DeathWatch> death;  // comes first; nullptr: there is none
     pid_t pid = 0;
     int member = -1;  // -1: has not joined
     int64_t since_ns = 0;
@@ -67,7 +70,7 @@ class ChannelServer {
   void read(Connection* connection);
   bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
               const std::vector<Fd>& passed);
-  bool hello(Connection* connection, const Request& request);
+  bool hello(Connection* connection, const Request& request, const std::vector<Fd>& passed);
   bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);
   void close(Connection* connection, bool misbehaved);
 

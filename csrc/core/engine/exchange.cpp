@@ -68,7 +68,7 @@ void Exchange::add(Collective operation) {
 
 Status Exchange::pump() {
   if (ring_awaited_) return Status::ok();
-  while (!queued_.empty() && active_.size() < kMaxActive && !residual_busy(queued_.front())) {
+  while (!queued_.empty() && may_begin(queued_.front())) {
     Collective next = std::move(queued_.front());
     queued_.pop_front();
     if (Status status = activate(std::move(next)); !status) return status;
@@ -80,10 +80,13 @@ Status Exchange::pump() {
   return Status::ok();
 }
 
-// One residual serves one operation after the other.
-bool Exchange::residual_busy(const Collective& operation) const {
+// Several at once; but a fenced one follows all before it, and one residual serves one operation after the other.
+bool Exchange::may_begin(const Collective& operation) const {
+  if (active_.size() >= kMaxActive) return false;
+  const auto fenced = [](const Operation& part) { return part.descriptor.fenced != 0; };
+  if (std::any_of(operation.parts.begin(), operation.parts.end(), fenced)) return active_.empty();
   const uint32_t number = operation.first().descriptor.residual;
-  return number != 0 && std::any_of(active_.begin(), active_.end(), [number](const auto& active) {
+  return number == 0 || std::none_of(active_.begin(), active_.end(), [number](const auto& active) {
            return active->operation.first().descriptor.residual == number;
          });
 }

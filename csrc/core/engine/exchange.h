@@ -80,7 +80,7 @@ class Exchange {
 
   Status activate(Collective operation);
   Status prepare(Active* active);
-  bool residual_busy(const Collective& operation) const;
+  bool may_begin(const Collective& operation) const;
   Status compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const;
   void announce(const Active& active);
   void start_sends(int peer);

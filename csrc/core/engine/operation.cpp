@@ -109,6 +109,9 @@ Status check_numbers(const Operation& operation, int size) {
   if ((kind == Kind::kSend || kind == Kind::kRecv) && d.root == operation.index) {
     return refuse(operation, "itself as the other end");
   }
+  if (d.fenced > 1 || (d.fenced != 0 && (kind == Kind::kSend || kind == Kind::kRecv))) {
+    return refuse(operation, "fenced " + std::to_string(d.fenced) + "; it is 0, or 1 for a collective");
+  }
   return check_encoding(operation);
 }
 

@@ -1,5 +1,5 @@
-// How long a training step takes, seen from its operations: each of them comes again once in a step, so it is the median
-// time after which one does.
+// How long a training step takes, seen from its operations: each of them comes again once in a step, so it is the
+// median time after which one does.
 //
 // Thread safety: one thread.
 #pragma once

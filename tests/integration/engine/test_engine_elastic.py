@@ -220,3 +220,20 @@ def test_a_rank_is_killed_on_one_of_two_hosts(make_hosts: Callable[..., Hosts]) 
     view = job.regroup(7, {0: [0], 1: [2]})
     job.start(1, 2)
     job.expect(view)
+
+
+@pytest.mark.parametrize("fences", [True, False], ids=["fenced", "not fenced"])
+def test_a_fenced_operation_ends_after_all_before_it(make_world: Callable[..., Any], fences: bool) -> None:
+    """On all hosts: rank 0 sees its end when rank 1 has what it sent before. Without the fence rank 1's part is there
+    at once."""
+    world = make_world([[0], [1]])
+    relay = Relay(world.engines[1].address())
+    relay.rate = 8e6
+    try:
+        world.engines[0].set_peers([world.engines[0].address(), relay.address])
+        world.engines[1].set_peers([engine.address() for engine in world.engines])
+        world.start("fenced", count=COUNT, fences=fences)
+        times = world.lines()
+    finally:
+        relay.close()
+    assert (times[0]["small"] >= times[1]["large"]) == fences, times

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from worker_scripts.elastic import through
+from worker_scripts.elastic import fenced, through
 from worker_scripts.encoded import compressed, residuals, traffic
 from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, ones, refused, segments
 from worker_scripts.kinds import digest, verify
@@ -43,6 +43,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         many,
         ones,
         through,
+        fenced,
         boundaries,
     )
 }

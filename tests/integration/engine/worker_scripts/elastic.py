@@ -42,3 +42,11 @@ def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
         assert entered is not None and entered == rank.native.view()
         assert entered["members"][entered["rank"]] == member and entered["generation"] > view["generation"]
         view = entered
+
+
+def fenced(rank: Rank, count: int, fences: bool) -> dict[str, Any]:
+    """A large broadcast from rank 0, and a small operation behind it: when they were over, in ns."""
+    large = rank.start("broadcast", count=count, root=0)
+    small = rank.start("reduce", "int32", count=3, op="MAX", root=0, fenced=fences)
+    done = {"small": rank.native.wait(small, 60.0), "large": rank.native.wait(large, 60.0)}
+    return {name: times[2] for name, times in done.items() if times is not None}

@@ -1,0 +1,119 @@
+"""Flags: the small all-reduce that ends a unit (``commit.py``). Its end says that all members have called it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import torch
+
+from bagua.base.errors import CommunicationError
+from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import ReduceOp, transfer
+from bagua.torch_api.join.connection import request
+from bagua.torch_api.join.session import Session
+
+
+class Flags(threading.local):
+    """Of one thread. They carry the most batches of a member in this step, minus the least, and the newest generation
+    that was announced.
+
+    Where all that a unit communicates are collectives of one communicator, they are sent behind the last of these,
+    before it is waited for. They are fenced: each host begins them when all before them is done there. So a rank that
+    sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and back.
+    """
+
+    def __init__(self, session: Session, followers: Followers, under_way: threading.RLock) -> None:
+        """``under_way`` is held while flags that were sent early are not over."""
+        self._session = session
+        self._followers = followers
+        self._under_way = under_way
+        self._comm: int | None = None
+        self._ticket: int | None = None
+        self.early = False
+        self._make_memory()
+
+    def _make_memory(self) -> None:
+        self._all, self._place = self._session.memory.place_empty(3, torch.int32)
+        self._all.zero_()
+        self._stale = False  # others may still write there
+
+    def may_be_early(self, comm: int | None) -> int | None:
+        """From now on those of a unit on this communicator may; None: of none. Returns the one before."""
+        before, self._comm = self._comm, comm
+        return before
+
+    def send_early(self, members: Members) -> None:
+        """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
+        after all."""
+        if self._comm != members.id or members.nranks() < 2:
+            return
+        self.hear()
+        # A thread that entered the next generation meanwhile would tell the others that this unit is not ready here,
+        # while one of them has committed it. Where such a thread is at work, flags are sent late.
+        if self._under_way.acquire(blocking=False):
+            self.early = True
+            self._submit(members)
+
+    def exchange(self, members: Members, queued: bool = False) -> None:
+        """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
+        self._fill()
+        if members.nranks() < 2:
+            return
+        if not queued:
+            transfer(self._session, "allreduce", self._all, self._all, 3, members, op=ReduceOp.MAX, together=True)
+            return
+        self._submit(members)
+        self.hear()
+
+    def _fill(self) -> None:
+        if self._stale:
+            self._make_memory()
+        given, flags = self._followers.given, self._all
+        flags[0], flags[1], flags[2] = given, -given, self._session.connection.planned()
+
+    def _submit(self, members: Members) -> None:
+        self._fill()
+        connection = self._session.connection
+        operation = request(
+            connection.kinds["allreduce"],
+            comm=members.id,
+            dtype=connection.dtypes["int32"],
+            count=3,
+            op=ReduceOp.MAX,
+            src=self._place,
+            dst=self._place,
+            label="flags",
+        )
+        operation["fenced"] = True
+        self._ticket = connection.submit(operation)
+
+    def hear(self) -> None:
+        """Waits for those that have been sent. Raises CommunicationError."""
+        ticket, self._ticket = self._ticket, None
+        try:
+            if ticket is not None:
+                self._session.connection.wait(ticket)
+        finally:
+            self._release()
+
+    def drop(self) -> None:
+        """The unit has ended by an exception, which may be that of Ctrl-C: waits for nothing."""
+        if self._ticket is None or self._session.connection.done(self._ticket):
+            with suppress(CommunicationError):
+                self.hear()
+            return
+        self._ticket, self._stale = None, True
+        self._release()
+
+    def _release(self) -> None:
+        if self.early:
+            self.early = False
+            self._under_way.release()
+
+    def take(self) -> tuple[int, int, int]:
+        """Those of all members: the most batches, the least, and the newest generation that was announced."""
+        most, least, planned = self._all.tolist()
+        self._all.zero_()
+        return most, -least, planned
