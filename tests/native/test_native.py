@@ -22,9 +22,10 @@ import native_build as native  # noqa: E402
 SEARCH = "succession_test"
 """A suite that needs next to nothing of the core, and much time."""
 SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp") if path.stem != SEARCH)
-# Suites in which most threads meet: TSan looks for races there; --full has the others. kernel_test is there for the
-# portable paths: the TSan build is the one without the processor's extensions.
-TSAN = "channel_test engine_test generation_test kernel_test lifeline_test meeting_test mesh_test".split()
+PORTABLE = "kernel_test"
+"""A suite that needs the kernels alone; it is compiled without the processor's extensions, too."""
+# Suites in which most threads meet: TSan looks for races there; --full has the others.
+TSAN = "channel_test engine_test generation_test lifeline_test meeting_test".split()
 JOINED = [
     "mesh_balance mesh_ending mesh_fault mesh_seal mesh mesh_watch".split(),
     "base budget codec kernel low_rank ring_order seal socket spawn step_clock stream_count".split(),
@@ -63,13 +64,26 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     ("name", "suite"),
     [
         pytest.param(name, suite, marks=() if suite in ALWAYS[name] else pytest.mark.full)
-        for name in native.BUILDS
+        for name in ALWAYS
         for suite in SUITES
     ],
 )
 def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
     """One suite under one build."""
     result = native.run(name, programs(name), [suite])
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+
+
+@pytest.mark.timeout(600)
+def test_portable_kernels(request: pytest.FixtureRequest) -> None:
+    """What a processor without extensions runs."""
+    if shutil.which(native.COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
+    cache = request.config.cache
+    assert cache is not None
+    sources = [HERE / "harness.cpp", HERE / f"{PORTABLE}.cpp", *sorted((native.CORE / "kernel").glob("*.cpp"))]
+    program = native.build("portable", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
+    result = native.run("portable", program, [PORTABLE])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
@@ -84,8 +98,8 @@ def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     assert cache is not None
     engine = native.CORE / "engine"
     sources = [HERE / "harness.cpp", HERE / f"{SEARCH}.cpp", engine / "succession.cpp", engine / "options.cpp"]
-    program = native.build("plain", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
-    result = native.run("plain", program, [SEARCH])
+    program = native.build("portable", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
+    result = native.run("portable", program, [SEARCH])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
