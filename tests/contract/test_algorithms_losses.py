@@ -72,13 +72,11 @@ OFTEN = {
     "gradient_allreduce onebit",
     "power_sgd",
     "zero_one_adam",
-    "local_sgd",
-    "diloco int4",
-    "decentralized",
     "low_precision_decentralized",
     "streaming_diloco",
 }
-"""Those that are compared without --full: one of each kind of state."""
+"""Those that are compared without --full: state of the engine's codec, of the algorithm, of its optimizer, copies of
+neighbours, an outer optimizer."""
 
 ASYNCHRONOUS: dict[str, Subject] = {
     subject.name: subject

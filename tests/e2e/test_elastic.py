@@ -105,6 +105,7 @@ def break_connections(pid: int, address: str) -> int:
     return broken
 
 
+@pytest.mark.full  # test_chaos.py cuts links, too
 def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()

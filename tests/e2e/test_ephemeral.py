@@ -170,6 +170,7 @@ def test_plain_python_is_a_world_of_one(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # test_run.py has a rank that raises, the next one ranks that are killed
 def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
     script = sandbox.script("crash.py", CRASH)
     done = sandbox.run(*TORCHRUN, "2", script)

@@ -208,8 +208,11 @@ def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_ctrl_c_ends_everything(sandbox: Sandbox) -> None:
-    script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
+@pytest.mark.parametrize(
+    "program", [SLEEP, pytest.param(WAIT_FOR_RANK_0, marks=pytest.mark.full)], ids=["sleep", "wait"]
+)
+def test_ctrl_c_ends_everything(sandbox: Sandbox, program: str) -> None:
+    script = sandbox.script("wait.py", program)
     process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", script)
     pids(sandbox, 2)
     pressed = time.monotonic()

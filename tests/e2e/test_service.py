@@ -214,7 +214,7 @@ def test_port_in_use(service: Service) -> None:
 
 def test_service_stops_in_good_order(own_service: Service, sandbox: Sandbox) -> None:
     service = own_service
-    script = sandbox.script("train.py", TRAIN)
+    script = sandbox.script("wait.py", WAIT)
     job_id = service.submit("--nnodes", "2", script, "never")
     service.wait_for_state(job_id, ["running"], within=60)
     for process in sandbox.processes:

@@ -27,9 +27,9 @@ COMPILER = os.environ.get("CXX", "g++")
 COMMON = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
 # BAGUA_CORE_MARCH hides what this machine's processor has and others have not, as it does for the core.
 PROCESSOR = [f"-march={os.environ.get('BAGUA_CORE_MARCH') or 'native'}"]
-# The plain build has the flags of the real one; TSan's and "portable" are without the processor's extensions, so that
-# the portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and in
-# instrumented code. -Og and line numbers alone take half the time of -O1 and whole debugging information to compile.
+# The plain build has the flags of the real one; those for TSan and "portable" are without the processor's extensions,
+# so that the portable paths are tested too. gcc's warnings about uninitialised values are not reliable below -O2 and
+# in instrumented code. -Og and line numbers alone take half the time of -O1 and whole debugging information to compile.
 SANITIZED = ["-Og", "-g1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
 BUILDS = {
     "plain": ["-O3", "-g", *PROCESSOR],

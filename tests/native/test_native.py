@@ -76,7 +76,7 @@ def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_portable_kernels(request: pytest.FixtureRequest) -> None:
-    """What a processor without extensions runs."""
+    """The paths of a processor without extensions."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
     cache = request.config.cache

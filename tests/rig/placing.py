@@ -32,9 +32,7 @@ def environment(device: str, route: str = "") -> dict[str, str]:
     if device == "fake":
         from native.leg import fakes
 
-        from bagua.csrc.build_cache import default_cache_dir
-
-        found |= fakes.environment(fakes.build(default_cache_dir() / "test-fakes"))
+        found |= fakes.environment(fakes.build(fakes.cache_folder()))
     elif route != "staged":  # several ranks on one GPU: NCCL must take them for ranks of several hosts
         found["NCCL_SOCKET_IFNAME"] = "lo"
     return found

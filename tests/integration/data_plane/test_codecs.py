@@ -15,7 +15,9 @@ LAYOUTS = {"two hosts": [[0], [1, 2]], "four hosts": [[0, 3], [1], [2], [4, 5]]}
 MakeJob = Callable[..., world.Job]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.full if name == "four hosts" else ()) for name in LAYOUTS]
+)
 def test_error_bounds(make_job: MakeJob, layout: str, request: pytest.FixtureRequest) -> None:
     hosts = LAYOUTS[layout]
     ranks = sum(map(len, hosts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,12 +60,9 @@ class Job(EngineJob):
 
 
 @pytest.fixture(scope="session")
-def libraries(request: pytest.FixtureRequest) -> Path:
+def libraries() -> Path:
     """The folder of the fakes."""
-    given = os.environ.get("BAGUA_CACHE_DIR")
-    cache = request.config.cache
-    assert cache is not None
-    return fakes.build(Path(given) / "native-tests" if given else Path(cache.mkdir("device-fakes")))
+    return fakes.build(fakes.cache_folder())
 
 
 @pytest.fixture

@@ -86,8 +86,9 @@ def rank_train_all() -> dict[str, list[float]]:
     return found
 
 
-def test_every_cell_trains(ranks: Any) -> None:
-    started = ranks.start(rank_train_all, hosts=[[0, 1], [2, 3]])
+@pytest.mark.parametrize("hosts", [[[0], [1]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.full)], ids=str)
+def test_every_cell_trains(ranks: Any, hosts: list[list[int]]) -> None:
+    started = ranks.start(rank_train_all, hosts=hosts)
     ranks.wait(240.0)
     results = [rank.result() for rank in started]
     assert len(results[0]) == sum(not is_refused(*values) for values in CELLS)

@@ -29,7 +29,10 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if len(LAYOUTS[name][0]) == 2 else pytest.mark.full) for name in LAYOUTS],
+)
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """The output of every rank."""
     folder = tmp_path_factory.mktemp("ranks")

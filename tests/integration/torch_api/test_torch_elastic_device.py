@@ -33,15 +33,25 @@ pytestmark = pytest.mark.skipif(
 STEPS = 5
 
 
+ROUTES: list[tuple[str, list[list[int]], list[losses.Kill]]] = [
+    (route, hosts, kills)
+    for route, hosts in (("staged", [[0, 1, 2, 3, 4]]), ("flat", [[0, 1, 2], [3, 4]]), ("", [[0, 1, 2], [3, 4]]))
+    for kills in losses.JOBS[:2]
+]
+
+
+# Each route, and each moment, is there without --full.
 @pytest.mark.parametrize(
-    ("route", "hosts"),
+    ("route", "hosts", "kills"),
     [
-        ("staged", [[0, 1, 2, 3, 4]]),
-        ("flat", [[0, 1, 2], [3, 4]]),
-        pytest.param("", [[0, 1, 2], [3, 4]], marks=pytest.mark.full, id="measured"),
+        pytest.param(
+            *case,
+            marks=() if number in (1, 2) else pytest.mark.full,
+            id=f"{case[0] or 'measured'}-{' '.join(kill.phase for kill in case[2])}",
+        )
+        for number, case in enumerate(ROUTES)
     ],
 )
-@pytest.mark.parametrize("kills", losses.JOBS[:2], ids=lambda kills: " ".join(kill.phase for kill in kills))
 def test_the_others_go_on_when_ranks_are_killed(
     ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill]
 ) -> None:

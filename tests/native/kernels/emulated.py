@@ -57,11 +57,11 @@ def _kernels() -> list[Path]:
     return [*sorted(native.CSRC.glob("gpu/kernels/*.cu")), EMULATION / "emulation.cpp"]
 
 
-def program(name: str, folder: Path) -> Path:
+def program(name: str, folder: Path, chosen: list[str]) -> Path:
     """The test program of one build: the kernels, what they are compared with, the suites. Raises RuntimeError."""
     core = [*native.CORE.glob("codec/*.cpp"), *native.CORE.glob("kernel/*.cpp")]
-    suites = [*sorted(HERE.glob("*_test.cpp")), HERE.parent / "harness.cpp"]
     with native.locked(folder):
+        suites = [*(HERE / f"{suite}.cpp" for suite in chosen), HERE.parent / "harness.cpp"]
         return _linked(name, folder, _compiled(name, folder, [*_kernels(), *sorted(core), *suites]), "program")
 
 
@@ -83,7 +83,7 @@ def run(built: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    built = program(name, native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests"))
+    built = program(name, native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests"), SUITES)
     result = run(built, arguments[1:])
     print(result.stdout, end="")
     return result.returncode

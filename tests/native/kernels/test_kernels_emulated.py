@@ -29,14 +29,17 @@ def built(request: pytest.FixtureRequest) -> Path:
         pytest.skip(f"no C++ compiler: '{compiler}' is not in PATH")
     cache = request.config.cache
     assert cache is not None
-    return emulated.program(str(request.param), emulated.native.cache_folder(Path(cache.mkdir("native-tests"))))
+    suites = [suite for suite in emulated.SUITES if suite != SWEEP or request.config.getoption("--full")]
+    return emulated.program(str(request.param), emulated.native.cache_folder(Path(cache.mkdir("native-tests"))), suites)
 
 
 @pytest.mark.timeout(600)  # the first suite of a build waits for the compiler
 @pytest.mark.parametrize(
     "suite", [pytest.param(suite, marks=pytest.mark.full if suite == SWEEP else ()) for suite in emulated.SUITES]
 )
-def test_kernels(built: Path, suite: str) -> None:
+def test_kernels(built: Path, suite: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One suite under one build."""
+    if request.config.getoption("--full"):
+        monkeypatch.setenv("BAGUA_TEST_FULL", "1")
     result = emulated.run(built, [suite])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"

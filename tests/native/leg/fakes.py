@@ -9,6 +9,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from bagua.csrc.build_cache import default_cache_dir
+
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[2] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
@@ -47,6 +49,11 @@ def _run(command: list[str], target: Path) -> None:
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
     part.rename(target)
+
+
+def cache_folder() -> Path:
+    """Where the libraries are kept: one folder for all tests, since the compiler takes 13 s of a core."""
+    return default_cache_dir() / "test-fakes"
 
 
 def build(cache: Path, sanitizer: str = "") -> Path:
