@@ -10,6 +10,7 @@ import torch
 from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
 from bagua.torch_api.join.connection import request
 from bagua.torch_api.join.session import Session
@@ -24,7 +25,7 @@ class Flags(threading.local):
     sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and back.
     """
 
-    def __init__(self, session: Session, followers: Followers, under_way: threading.RLock) -> None:
+    def __init__(self, session: Session, followers: Followers, under_way: PatientLock) -> None:
         """``under_way`` is held while flags that were sent early are not over."""
         self._session = session
         self._followers = followers
@@ -52,7 +53,7 @@ class Flags(threading.local):
         self.hear()
         # A thread that entered the next generation meanwhile would tell the others that this unit is not ready here,
         # while one of them has committed it. Where such a thread is at work, flags are sent late.
-        if self._under_way.acquire(blocking=False):
+        if self._under_way.take_if_free():
             self.early = True
             self._submit(members)
 
@@ -110,7 +111,7 @@ class Flags(threading.local):
     def _release(self) -> None:
         if self.early:
             self.early = False
-            self._under_way.release()
+            self._under_way.give_back()
 
     def take(self) -> tuple[int, int, int]:
         """Those of all members: the most batches, the least, and the newest generation that was announced."""

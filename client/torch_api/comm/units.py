@@ -19,6 +19,7 @@ from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
+from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.cuda.devices import devices
@@ -49,8 +50,10 @@ class Units:
         self._devices = devices(session)
         self._ledger = Ledger()
         self._inside: set[int] = set()  # threads that run a unit now
-        self.calm = threading.RLock()  # held while generations change, and where they must not
-        self._flags_under_way = threading.RLock()  # taken before ``calm`` by a thread that enters a generation
+        self.calm = PatientLock(session.connection)
+        self._flags_under_way = PatientLock(
+            session.connection
+        )  # taken before ``calm`` by a thread that enters a generation
         self.followers = Followers()
         self._flags = Flags(session, self.followers, self._flags_under_way)
         self.admission = Admission(session)

@@ -1,0 +1,69 @@
+"""A lock of the threads of a rank. A thread that waits long for it says for which other thread."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Protocol
+
+
+class Waits(Protocol):
+    """The connection, as far as long waits go."""
+
+    @property
+    def first_warning_s(self) -> float:
+        """Seconds after which ``go_on`` is to be asked for the first time."""
+        ...
+
+    def go_on(self, waited: float, *, more: str, ends: bool) -> float:
+        """See ``HostConnection.go_on``."""
+        ...
+
+
+class PatientLock:
+    """Held by a thread while generations change, or where they must not. A thread may take it again.
+
+    Waiting has no limit of its own: it ends when the holder's does. That one waits for the next generation of a job,
+    which may be paused, or for other ranks, and the daemon says for which.
+    """
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._holder = ""
+
+    def __enter__(self) -> None:
+        if not self.take_if_free():
+            self._wait()
+            self._note()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+    def take_if_free(self) -> bool:
+        """Takes it without waiting. False: another thread holds it."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._note()
+        return free
+
+    def give_back(self) -> None:
+        """Once for each time that it was taken."""
+        self._depth -= 1
+        self._lock.release()
+
+    def _note(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._holder = threading.current_thread().name
+
+    def _wait(self) -> None:
+        waited = more = self._waits.first_warning_s
+        while not self._lock.acquire(timeout=more):
+            mine = threading.current_thread().name
+            words = f"Thread {mine} waits for thread {self._holder}, which enters the next generation."
+            more = self._waits.go_on(waited, more=words, ends=False)
+            waited += more

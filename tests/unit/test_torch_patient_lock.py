@@ -1,0 +1,53 @@
+"""The lock of a rank's threads: one that waits long says for which other one, and goes on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bagua.torch_api.comm.patient_lock import PatientLock
+
+
+class Waits:
+    """Notes the words, and lets the holder end at the second time."""
+
+    first_warning_s = 0.01
+
+    def __init__(self) -> None:
+        self.words: list[tuple[float, str, bool]] = []
+        self.over = threading.Event()
+
+    def go_on(self, waited: float, *, more: str, ends: bool) -> float:
+        self.words.append((waited, more, ends))
+        if len(self.words) == 2:
+            self.over.set()
+        return 0.02 if len(self.words) < 2 else 60.0
+
+
+def test_a_thread_that_waits_names_the_other_one() -> None:
+    waits = Waits()
+    lock, held = PatientLock(waits), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            assert waits.over.wait(60.0)
+
+    holder = threading.Thread(target=hold, name="trainer-2")
+    holder.start()
+    assert held.wait(60.0)
+    with lock, lock:  # it may be taken again
+        holder.join()
+    assert [(waited, ends) for waited, _, ends in waits.words] == [(0.01, False), (pytest.approx(0.03), False)]
+    assert all("waits for thread trainer-2, which enters the next generation" in more for _, more, _ in waits.words)
+
+
+def test_an_error_gives_it_back() -> None:
+    lock = PatientLock(Waits())
+    with pytest.raises(ValueError, match="mine"), lock:
+        raise ValueError("mine")
+    taken = threading.Thread(target=lock.__enter__)
+    taken.start()
+    taken.join(60.0)
+    assert not taken.is_alive()
