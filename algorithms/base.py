@@ -58,9 +58,10 @@ class ProcessGroup(Protocol):
         time. Members alone call it, the first time all of them, in the same order."""
         ...
 
-    def new_communicator(self, ranks: Sequence[int] | None = None) -> Communicator:
+    def new_communicator(self, ranks: Sequence[int] | None = None, *, of_generation: bool = False) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
-        make theirs in the same order. It ends with the last reference to it."""
+        make theirs in the same order. It ends with the last reference to it. ``of_generation``: they do so at moments
+        of their own, and nobody uses it when the members of an elastic job have changed."""
         ...
 
 

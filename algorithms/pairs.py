@@ -101,7 +101,7 @@ class Pairs:
             return self._group.communicator(sorted(ranks))
         key = tuple(sorted(ranks))
         if key not in self._kept:
-            self._kept[key] = self._group.new_communicator(key)
+            self._kept[key] = self._group.new_communicator(key, of_generation=True)
         return self._kept[key]
 
 

@@ -71,12 +71,12 @@ class FakeEngine final : public ChannelHandler {
     return Status::ok();
   }
   Status free_segment(int, uint64_t id) override { return id == 9 ? Status::ok() : Status(Code::kInvalid, "unknown"); }
-  Status declare(int, uint64_t, const std::vector<int>& members) override {
+  Status declare(int, uint64_t, uint32_t, const std::vector<int>& members) override {
     std::lock_guard<std::mutex> lock(mutex);
     declared = members;
     return Status::ok();
   }
-  Status destroy(int, uint64_t) override { return Status::ok(); }
+  Status destroy(int, uint64_t, uint32_t) override { return Status::ok(); }
   Status enter(int, uint64_t, Fd*) override { return {Code::kTimeout, "never"}; }
   void left(int) override { ++left_count; }
   void lost(int, pid_t) override { ++lost_count; }

@@ -42,7 +42,9 @@ class Group:
     def communicator(self, ranks: Sequence[int]) -> Any:
         return Members(ranks, self.rank)
 
-    new_communicator = communicator
+    def new_communicator(self, ranks: Sequence[int], of_generation: bool) -> Any:
+        assert of_generation, "ranks make them at moments of their own"
+        return self.communicator(ranks)
 
 
 def met(pairs: Sequence[Pairs]) -> list[tuple[int, ...] | None]:

@@ -74,8 +74,9 @@ class Communicators:
             one.part()
 
     def _attach_elastic(self, id: int, members: Sequence[int], shrinks: bool, grows: bool) -> ElasticCommunicator:
-        """Repeats it in the next generation if this one has ended. Raises MembershipChanged if a member was lost that
-        it can't go on without."""
+        """Repeats it in the next generation if this one has ended. Raises Regrouped instead in a unit, and where an
+        exchange begins at a moment of its own: what follows belongs to this generation. Raises MembershipChanged if a
+        member was lost that it can't go on without."""
         session, running = self._session, units(self._session)
         numbers = self.numbers(members)
         while True:
@@ -88,7 +89,7 @@ class Communicators:
                 made = ElasticCommunicator if id else World
                 return made(id, ranks, present.rank, self._connection, running, shrinks, grows)
             except Regrouped:
-                if running.inside:
+                if running.inside or self._connection.is_steady:
                     raise
                 running.recover(present.generation)
 

@@ -116,10 +116,15 @@ class BaguaProcessGroup:
         self._check_members(ranks)
         return self._part(sorted(ranks))
 
-    def new_communicator(self, ranks: Sequence[int] | None = None, *, shrinks: bool = False) -> Communicator:
+    def new_communicator(
+        self, ranks: Sequence[int] | None = None, *, shrinks: bool = False, of_generation: bool = False
+    ) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
         make theirs in the same order. It ends with the last reference to it. ``shrinks``: in an elastic job it goes on
-        without members that are lost; if it was made without naming ``ranks``, with newcomers too."""
+        without members that are lost; if it was made without naming ``ranks``, with newcomers too.
+
+        ``of_generation``: members make theirs at moments of their own, and nobody uses it in a later generation. So
+        they agree on its number, whichever of them had made one before a generation ended."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
         # Some that are all at the moment may not be so when members have come: they count for themselves then.
@@ -129,6 +134,8 @@ class BaguaProcessGroup:
             )
         else:
             key = f"{self._key} own {self._made.numbers(members)}"
+            if of_generation:
+                key += f" in {self._session.membership.generation}"
             made = self._made.make(f"{key} {self._made.count(key)}", members, shrinks=shrinks)
         made.stream = self.stream
         return made

@@ -226,6 +226,11 @@ class HostConnection:
             yield
             self._settled = self.membership.generation
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether operations of this thread belong to one generation now."""
+        return getattr(self._thread, "generation", None) is not None
+
     def stand_by(self) -> bool:
         """Does not wait: this rank is ready for the next generation, whatever it does when that begins. True if there
         is one already, or none will come for this rank: ``enter`` is to be called."""

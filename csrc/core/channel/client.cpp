@@ -124,6 +124,7 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
   Request request;
   request.type = Message::kComm;
   request.value = comm;
+  request.generation = static_cast<uint32_t>(generation());
   request.members = static_cast<uint32_t>(ranks.size());
   Reply reply;
   if (Status status = ask(request, ranks, timeout_ns, &reply, nullptr); !status) return status;
@@ -136,6 +137,7 @@ Status ChannelClient::destroy_comm(uint32_t comm) {
   Request request;
   request.type = Message::kDestroyComm;
   request.value = comm;
+  request.generation = static_cast<uint32_t>(generation());
   {
     const Lock lock(submit_mutex_);
     forget_members(comm);

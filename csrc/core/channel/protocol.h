@@ -44,7 +44,8 @@ struct Request {
   // kAlloc, kRequire: bytes. kFree, kOffer: segment. kComm, kDestroyComm: communicator. kEnter: generation
   uint64_t value = 0;
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
-  uint32_t reserved = 0;
+  // kComm, kDestroyComm: that which the process has entered last, the low half of the number. The engine may be ahead.
+  uint32_t generation = 0;
   uint8_t token[kTokenBytes] = {};  // kHello
 };
 static_assert(sizeof(Request) == 64, "part of the protocol");

@@ -168,9 +168,9 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
     case Message::kFree:
       return reply(connection, handler_->free_segment(member, request.value), 0, 0, nullptr, 0);
     case Message::kComm:
-      return reply(connection, handler_->declare(member, request.value, ranks), 0, 0, nullptr, 0);
+      return reply(connection, handler_->declare(member, request.value, request.generation, ranks), 0, 0, nullptr, 0);
     case Message::kDestroyComm:
-      return reply(connection, handler_->destroy(member, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->destroy(member, request.value, request.generation), 0, 0, nullptr, 0);
     case Message::kEnter: {
       Fd page;
       const Status status = handler_->enter(member, request.value, &page);

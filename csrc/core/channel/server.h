@@ -32,8 +32,9 @@ class ChannelHandler {
   virtual Status adopt(int member, uint64_t id, const Fd& memory) = 0;
   virtual Status free_segment(int member, uint64_t id) = 0;
   // `ranks`: of the present generation.
-  virtual Status declare(int member, uint64_t comm, const std::vector<int>& ranks) = 0;
-  virtual Status destroy(int member, uint64_t comm) = 0;
+  // `generation`: the low half of the number of that in which the process asks. kRegrouped: it has ended.
+  virtual Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) = 0;
+  virtual Status destroy(int member, uint64_t comm, uint32_t generation) = 0;
   // The page of a generation after `generation`; kTimeout: there is none yet.
   virtual Status enter(int member, uint64_t generation, Fd* descriptor) = 0;
   virtual void left(int member) = 0;             // said goodbye

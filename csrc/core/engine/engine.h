@@ -74,8 +74,8 @@ class Engine final : private ChannelHandler {
   Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
   Status adopt(int member, uint64_t id, const Fd& memory) override;
   Status free_segment(int member, uint64_t id) override;
-  Status declare(int member, uint64_t comm, const std::vector<int>& ranks) override;
-  Status destroy(int member, uint64_t comm) override;
+  Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) override;
+  Status destroy(int member, uint64_t comm, uint32_t generation) override;
   Status enter(int member, uint64_t generation, Fd* descriptor) override;
   void left(int member) override;
   void lost(int member, pid_t pid) override;

@@ -11,6 +11,12 @@ std::string process_text(const Membership& membership, int member, pid_t pid) {
          ")";
 }
 
+// A process that has not entered the present one yet speaks of ranks and communicators of the one before.
+Status same_generation(const Generation& present, uint32_t asked) {
+  if (static_cast<uint32_t>(present.membership().generation) == asked) return Status::ok();
+  return {Code::kRegrouped, "the generation in which this process asks has ended"};
+}
+
 }  // namespace
 
 Status Engine::join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) {
@@ -89,12 +95,16 @@ Status Engine::free_segment(int member, uint64_t id) {
   return job_.segments().free(member, id);
 }
 
-Status Engine::declare(int member, uint64_t comm, const std::vector<int>& ranks) {
-  return generation_of(member)->declare(member, comm, ranks);
+Status Engine::declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) {
+  const std::shared_ptr<Generation> mine = generation_of(member);
+  if (Status status = same_generation(*mine, generation); !status) return status;
+  return mine->declare(member, comm, ranks);
 }
 
-Status Engine::destroy(int member, uint64_t comm) {
-  return generation_of(member)->destroy(member, comm);
+Status Engine::destroy(int member, uint64_t comm, uint32_t generation) {
+  const std::shared_ptr<Generation> mine = generation_of(member);
+  if (Status status = same_generation(*mine, generation); !status) return status;
+  return mine->destroy(member, comm);
 }
 
 void Engine::left(int member) {

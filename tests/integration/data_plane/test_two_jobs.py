@@ -44,12 +44,12 @@ def test_both_make_progress(two_jobs: list[world.Job]) -> None:
 
 
 def test_no_memory_in_common(two_jobs: list[world.Job]) -> None:
-    """A rank holds its own segments and channel, and the pages of the job and of its generation, which its job's local
-    ranks share; nothing of the other job, nor another rank's tensors."""
+    """A rank holds its own segments, channel and lifeline, and the pages of the job and of its generation, which its
+    job's local ranks share; nothing of the other job, nor another rank's tensors."""
     for job in two_jobs:
         job.ask("alloc", nbytes=100_000)
     one, two = ([world.shared_memory_of(process.pid) for process in job.ranks.values()] for job in two_jobs)
-    assert all(len(held) == 5 for held in (*one, *two)), (one, two)
+    assert all(len(held) == 6 for held in (*one, *two)), (one, two)
     assert not set.union(*one) & set.union(*two)
     assert len(one[0] & one[1]) == 2, "the pages"
     assert not (one[0] | one[1]) & one[2], "another host"

@@ -42,7 +42,8 @@ class Trainer:
 
 def rank_one_waits(folder: str, becomes: int, gone: int = -1, **options: Any) -> int:
     """Member 1 waits in a barrier while the members become ``becomes`` many; the others train meanwhile. ``gone`` is
-    killed then. After the barrier all get another average. Returns the world's size."""
+    killed then. After the barrier all get another average; but not in pairs of an odd number, where one that has rested
+    may leave before another one has met it. Returns the world's size."""
     bagua.init_process_group()
     member, file = current().membership.member, Path(folder, "waits")
     if bagua.is_newcomer():
@@ -62,7 +63,8 @@ def rank_one_waits(folder: str, becomes: int, gone: int = -1, **options: Any) ->
             trainer.step()
     bagua.barrier()
     before = trainer.rounds
-    while trainer.rounds == before:
+    rest = options.get("peer_selection_mode") == "shift_one" and becomes % 2
+    for _ in range(20) if rest else iter(lambda: trainer.rounds > before, True):
         trainer.step()
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
     return bagua.get_world_size()

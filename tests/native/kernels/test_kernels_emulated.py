@@ -33,7 +33,7 @@ def built(request: pytest.FixtureRequest) -> Path:
     return emulated.program(str(request.param), emulated.native.cache_folder(Path(cache.mkdir("native-tests"))), suites)
 
 
-@pytest.mark.timeout(600)  # the first suite of a build waits for the compiler
+@pytest.mark.timeout(1200)  # the first suite of a build waits for the compiler
 @pytest.mark.parametrize(
     "suite", [pytest.param(suite, marks=pytest.mark.full if suite == SWEEP else ()) for suite in emulated.SUITES]
 )
