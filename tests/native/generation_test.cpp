@@ -194,6 +194,7 @@ TEST(operations_do_not_outlive_their_generation) {
   // As one that submits in the moment of the change.
   ranks[1].client().sheet()->status.store(kRunning);
   CHECK(ranks[1].run(Kind::kBarrier, 0).code() == Code::kRegrouped);
+  CHECK(ranks[1].client().create_comm(7, {0, 1}, 10 * kNsPerS).code() == Code::kRegrouped);
   ranks.enter();
   ranks.each([](Rank& rank) { all_reduce(&rank); });
   for (size_t h = 0; h < 2; ++h) EXPECT_EQ(job->engine(h).error(), std::string());
