@@ -119,7 +119,7 @@ def test_volume_on_the_wire(runners: dict[str, Runner], request: pytest.FixtureR
     "job",
     [
         pytest.param(name, marks=[pytest.mark.job("2 hosts x 2", name), *marks], id=f"2 hosts x 2-{name}")
-        for name, marks in (("switch 4", []), ("switch 10", [pytest.mark.full]))
+        for name, marks in (("switch 6", []), ("switch 10", [pytest.mark.full]))
     ],
 )
 def test_switching_leaks_nothing(runners: dict[str, Runner], job: str) -> None:

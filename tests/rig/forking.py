@@ -118,6 +118,7 @@ class ForkServer:
             self.ended[told["ended"]] = told["code"]
         else:
             self._answer = told["started"]
+            self.ended.pop(told["started"], None)  # that of an older process with the same pid
         return True
 
     def close(self) -> None:

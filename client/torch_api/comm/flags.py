@@ -12,7 +12,7 @@ from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.connection import request
+from bagua.torch_api.join.connection import NOWHERE, Request, request
 from bagua.torch_api.join.session import Session
 
 
@@ -30,15 +30,13 @@ class Flags(threading.local):
         self._session = session
         self._followers = followers
         self._under_way = under_way
+        self._all = torch.zeros(3, dtype=torch.int32)
+        self._requests: dict[int, Request] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
+        self._place = NOWHERE
+        self._shared = False
         self._comm: int | None = None
         self._ticket: int | None = None
         self.early = False
-        self._make_memory()
-
-    def _make_memory(self) -> None:
-        self._all, self._place = self._session.memory.place_empty(3, torch.int32)
-        self._all.zero_()
-        self._stale = False  # others may still write there
 
     def may_be_early(self, comm: int | None) -> int | None:
         """From now on those of a unit on this communicator may; None: of none. Returns the one before."""
@@ -69,26 +67,26 @@ class Flags(threading.local):
         self.hear()
 
     def _fill(self) -> None:
-        if self._stale:
-            self._make_memory()
         given, flags = self._followers.given, self._all
         flags[0], flags[1], flags[2] = given, -given, self._session.connection.planned()
 
     def _submit(self, members: Members) -> None:
+        operation = self._requests.get(members.id) or self._request(members.id)
         self._fill()
+        self._ticket = self._session.connection.submit(operation)
+
+    def _request(self, comm: int) -> Request:
+        if not self._shared:
+            self._all, self._place = self._session.memory.place_empty(3, torch.int32)
+            self._shared = True
+            self._requests.clear()
         connection = self._session.connection
-        operation = request(
-            connection.kinds["allreduce"],
-            comm=members.id,
-            dtype=connection.dtypes["int32"],
-            count=3,
-            op=ReduceOp.MAX,
-            src=self._place,
-            dst=self._place,
-            label="flags",
-        )
-        operation["fenced"] = True
-        self._ticket = connection.submit(operation)
+        kind, dtype = connection.kinds["allreduce"], connection.dtypes["int32"]
+        place = self._place
+        made = request(kind, comm=comm, dtype=dtype, count=3, op=ReduceOp.MAX, src=place, dst=place, label="flags")
+        made["fenced"] = True
+        self._requests[comm] = made
+        return made
 
     def hear(self) -> None:
         """Waits for those that have been sent. Raises CommunicationError."""
@@ -105,7 +103,9 @@ class Flags(threading.local):
             with suppress(CommunicationError):
                 self.hear()
             return
-        self._ticket, self._stale = None, True
+        self._ticket, self._shared = None, False  # the daemon may still write there
+        self._all = torch.zeros(3, dtype=torch.int32)
+        self._requests.clear()
         self._release()
 
     def _release(self) -> None:

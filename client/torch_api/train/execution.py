@@ -154,9 +154,8 @@ class Execution:
 
     def is_all_in(self, comm: int) -> bool:
         """Whether all of this run has been submitted, and what is not over is on this communicator, in order."""
-        action = self._phases[self._number][1]
-        more = any(action is not None for _, action in self._phases[self._number + 1 :])
-        return not (more or self.lost) and (action is None or action.comm == comm)
+        left = [action for _, action in self._phases[self._number :] if action is not None]  # the first has begun
+        return not self.lost and len(left) < 2 and all(action.comm == comm for action in left)
 
     @property
     def actions(self) -> list[Action]:

@@ -41,7 +41,7 @@ Status NcclHandle::create(const NcclId& id) {
 Status NcclHandle::created(bool* over) {
   const NcclComm comm = begin();
   *over = true;
-  if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
+  if (comm == nullptr) return aborted();
   const NcclResult state = state_of(comm);
   end();
   *over = state != kNcclInProgress;
@@ -54,6 +54,11 @@ NcclComm NcclHandle::begin() {
   if (comm_ == nullptr || runtime_->failure.failed()) return nullptr;
   in_use_ = true;
   return comm_;
+}
+
+Status NcclHandle::aborted() const {
+  const std::string why = runtime_->failure.reason();
+  return {Code::kAborted, why.empty() ? "the communicator was aborted" : why};
 }
 
 void NcclHandle::end() {

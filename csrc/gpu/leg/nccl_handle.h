@@ -31,7 +31,7 @@ class NcclHandle {
   template <class Calls>
   Status launch(const char* what, Calls calls) {
     const NcclComm comm = begin();
-    if (comm == nullptr) return {Code::kAborted, "the communicator was aborted"};
+    if (comm == nullptr) return aborted();
     const Nccl& nccl = runtime_->libraries.nccl;
     NcclResult code = nccl.group_start();
     if (code == kNcclOk) {
@@ -59,6 +59,8 @@ class NcclHandle {
   // A thread must call NCCL between begin() and end(), one thread at a time. nullptr: the communicator was aborted.
   NcclComm begin();
   void end();
+  // With the reason why the leg has failed, if it has.
+  Status aborted() const;
   Status settle(NcclComm comm, NcclResult code, const char* what);
   NcclResult state_of(NcclComm comm);
 
