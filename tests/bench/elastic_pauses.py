@@ -34,6 +34,7 @@ from bagua.base.daemon_process import daemon_pid
 from bagua.base.security import read_token
 from bagua.cli.embedded import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
 from bagua.client import Client
+from bagua.daemon.node.keeper import MAX_DEATHS
 from bagua.proto import common_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,6 +47,8 @@ ROWS = (*ON_ONE_HOST, *BETWEEN_HOSTS)
 TARGETS = {"rank": (0.3, 1.0), "host": (0.3, 1.0), "silent": (0.5, 1.5), "daemon": (1.5, 3.0), "join": (0.2, 1.0)}
 """Seconds: median, 99 of 100."""
 SILENCE_S = 5.0
+DAEMON_DEATHS = MAX_DEATHS - 1
+"""Of one daemon. At the next one its keeper would give up: so many within a minute mean that the daemon is broken."""
 STEPS = 8
 """Of all ranks, before an event and after it."""
 WITHIN_S = 120.0
@@ -195,8 +198,13 @@ def rig(nodes: int, slots: int, options: argparse.Namespace) -> Iterator[Rig]:
 
 
 def on_one_host(options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+    for done in range(0, options.times, DAEMON_DEATHS):
+        on_a_new_cluster(min(DAEMON_DEATHS, options.times - done), options, tell)
+
+
+def on_a_new_cluster(times: int, options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
     with rig(1, options.ranks, options) as made:
-        for _ in range(options.times):
+        for _ in range(times):
             if "daemon" in options.rows:
                 began = time.monotonic()
                 os.kill(daemon_pid(next(iter(made.nodes.values())).process.pid), signal.SIGKILL)

@@ -5,7 +5,8 @@ python tests/bench/elastic_peers.py --ranks 4 --megabytes 100 --rounds 3 --pytho
 
 Each round starts every system once, one after the other, so that all see the same machine. A pause is the longest time
 between two steps that are new, after the kill, less the median time of a step. ``in vain``: steps that a rank computed
-and that did not count (or counted twice), on average over the ranks that are left.
+and that did not count (or counted twice), on average over the ranks that are left. ``went on``: rounds in which these
+made new steps.
 
 torchrun starts all ranks again from the last checkpoint (every --checkpoint-every steps). torchft is measured with its
 own heartbeat (5 s) and with one of 1 s (torchft-1s). A system is looked for in this Python, or in the one that --python
@@ -117,8 +118,10 @@ def available(system: str, python: str) -> bool:
 
 
 @contextlib.contextmanager
-def started(system: str, python: str, ranks: int, arguments: Sequence[str], log: Path) -> Iterator[None]:
-    """The system at work. Leaving the context ends all of its processes."""
+def started(
+    system: str, python: str, ranks: int, arguments: Sequence[str], log: Path
+) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+    """The system at work: the processes that train, or start those that do. Leaving the context ends all of them."""
     kind = system.partition("-")[0]
     program = [str(RANK_MAIN), kind, *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
@@ -141,7 +144,7 @@ def started(system: str, python: str, ranks: int, arguments: Sequence[str], log:
                 start(str(lighthouse), "--bind", address, "--min_replicas", "1", *LIGHTHOUSE[system])
                 for rank in range(ranks):
                     start(python, *program, RANK=str(rank), TORCHFT_LIGHTHOUSE=f"http://{address}", LOGLEVEL="ERROR")
-            yield
+            yield processes[1:] if kind == "torchft" else processes
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -166,12 +169,12 @@ def measure(system: str, python: str, options: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory(prefix="bagua-elastic-") as name:
         folder = Path(name)
         arguments = [name, str(options.megabytes), str(options.checkpoint_every)]
-        with started(system, python, options.ranks, arguments, options.log):
-            wait_for(folder, lambda: all_at_work(folder, options), "all ranks at work")
+        with started(system, python, options.ranks, arguments, options.log) as processes:
+            wait_for(folder, processes, lambda: all_at_work(folder, options), "all ranks at work")
             victim = sorted(read(folder))[1]
             killed_at = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            wait_for(folder, lambda: goes_on(folder, victim, killed_at), "new steps after the kill")
+            wait_for(folder, processes, lambda: goes_on(folder, victim, killed_at), "new steps after the kill")
             return judge(read(folder), victim, killed_at)
 
 
@@ -192,9 +195,13 @@ def goes_on(folder: Path, victim: int, killed_at: float) -> bool:
     return len(new) >= len([steps for steps in alive.values() if steps[-1].at > killed_at]) > 0
 
 
-def wait_for(folder: Path, condition: Callable[[], bool], what: str) -> None:
+def wait_for(
+    folder: Path, processes: Sequence[subprocess.Popen[bytes]], condition: Callable[[], bool], what: str
+) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
     while not condition():
+        if all(process.poll() is not None for process in processes):
+            raise Unmeasured(f"all of its processes have ended before there were {what}")
         if time.monotonic() > deadline:
             diaries = {pid: steps[-1:] for pid, steps in read(folder).items()}
             raise Unmeasured(f"not within {START_DEADLINE_S:g} s: {what} ({diaries})")
@@ -244,7 +251,7 @@ def rounds(
 
 def show(options: argparse.Namespace, found: dict[str, list[Found]], missing: dict[str, str]) -> None:
     title = f"SIGKILL of 1 of {options.ranks}, {options.megabytes} MB"
-    print(f"{title:<28}{'median pause':>14}{'longest':>12}{'a step':>10}{'in vain':>10}")
+    print(f"{title:<28}{'median pause':>14}{'longest':>12}{'a step':>10}{'in vain':>10}{'went on':>10}")
     for name, kills in found.items():
         pauses = [one.pause_s for one in kills]
         cells = (
@@ -252,8 +259,9 @@ def show(options: argparse.Namespace, found: dict[str, list[Found]], missing: di
             f"{max(pauses):.2f} s",
             f"{statistics.median(one.step_s for one in kills):.2f} s",
             f"{statistics.mean(one.in_vain for one in kills):.1f}",
+            f"{len(kills)} of {options.rounds}",
         )
-        print(f"{name:<28}{cells[0]:>14}{cells[1]:>12}{cells[2]:>10}{cells[3]:>10}")
+        print(f"{name:<28}{cells[0]:>14}{cells[1]:>12}{cells[2]:>10}{cells[3]:>10}{cells[4]:>10}")
     for name, why in missing.items():
         print(f"{name:<28}{why}")
 

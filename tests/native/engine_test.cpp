@@ -62,6 +62,20 @@ TEST(every_kind_on_one_host) {
   });
 }
 
+TEST(a_large_message_between_two_ranks_of_a_host) {
+  Job job({{0, 1}}, 65536);
+  job.each([](Rank& rank) {
+    constexpr uint64_t kCount = 200'003;  // of floats: more than one thread copies at once
+    fill(&rank, kCount);
+    uint64_t send = 0, recv = 0;
+    CHECK_OK(rank.start(Kind::kSend, kCount, 1 - rank.rank(), &send));
+    CHECK_OK(rank.start(Kind::kRecv, kCount, 1 - rank.rank(), &recv));
+    CHECK_OK(rank.wait(send));
+    CHECK_OK(rank.wait(recv));
+    expect(rank.dst(), kCount, static_cast<float>(1 - rank.rank()), 1);
+  });
+}
+
 TEST(every_kind_on_two_hosts) {
   Job job({{0, 1}, {2}});
   job.each([](Rank& rank) {

@@ -66,7 +66,9 @@ def join(sources: list[Path], folder: Path) -> list[Path]:
     path = folder / f"joined-{content_key([], text)}.cpp"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.rename(path)
     return [path]
 
 
@@ -116,10 +118,10 @@ def content_key(paths: list[Path], *extra: str) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock: two runs at once do not write the same objects."""
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """Holds the folder's lock for builds of this name: two runs at once do not write the same objects."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
+    with (folder / f".{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -152,7 +154,7 @@ def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
             run_compiler([*flags, "-c", str(source)], output)
         return output
 
-    with locked(folder):
+    with locked(folder, name):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(compile_unit, source) for source in joined(sources, folder)]
         errors = [str(error) for error in (future.exception() for future in futures) if error is not None]

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -571,6 +572,29 @@ void search_both(Scenario scenario) {
 TEST(losses) {
   search({{{0, 0}, {1, 0}, {2, 1}}, {}, false, 2, {}, 1});
   search({{{0, 0}, {1, 0}, {2, 1}}, {}, false, 1});
+}
+
+TEST(a_plan_comes_too_late_for_members_that_have_left) {
+  const auto generation = [](uint64_t number, std::vector<int> members) {
+    Membership made;
+    made.generation = number;
+    made.hosts.emplace_back(members.size());
+    std::iota(made.hosts[0].begin(), made.hosts[0].end(), 0);
+    made.members = std::move(members);
+    return made;
+  };
+  Succession succession(generation(1, {0, 1}));
+  succession.joined(0);
+  succession.joined(1);
+  succession.open_lobby({2});
+  succession.joined(2);
+  EXPECT(succession.enter(2, 1, false) == Succession::Answer::kReady);
+  EXPECT_OK(succession.plan({generation(2, {0, 1, 2}), {}, true, false}));
+  succession.gone(0, false);
+  EXPECT(succession.due() == nullptr);
+  succession.gone(1, false);
+  EXPECT(succession.due() == nullptr);  // the newcomer waits until the job has ended
+  EXPECT(succession.enter(2, 1, false) == Succession::Answer::kWait);
 }
 
 TEST(a_newcomer_on_a_host_of_the_job) {

@@ -1,10 +1,14 @@
-"""Blocks of any size between all ranks: sends and receives, a limited number at a time."""
+"""Blocks of any size between all ranks: sends and receives, a limited number at a time.
+
+``exchange_blocks`` takes tensors at any place, and copies them. ``RowExchange`` has memory of its own for rows, which
+its caller fills and reads.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +20,7 @@ from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE, Connection, Place, request
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.join.stages import stages
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class _Host:
     def __init__(self, session: Session, group: Members) -> None:
         self.connection: Connection = session.connection
         self.group = group
-        self.stage = session.memory.place_stage
+        self.stage = stages(session).place
 
     def behind(self, start: Place, nbytes: int) -> Place:
         """The place so many bytes behind the beginning of a stage."""
@@ -122,18 +127,63 @@ def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> N
     into, into_at = where.stage(sum(takes.counts), dtype)
     torch.cat([given[at : at + count] for at, count in zip(gives.displs, gives.counts, strict=True)], out=out)
     messages = _Messages(where, dtype)
-    for distance in range(1, group.nranks()):  # each rank begins with its next one: nobody gets all messages at once
-        messages.submit("send", (me + distance) % group.nranks(), gives.counts, out_at)
-        messages.submit("recv", (me - distance) % group.nranks(), takes.counts, into_at)
+    for to, source in _turns(group):
+        messages.submit("send", to, out_at, sum(gives.counts[:to]), gives.counts[to])
+        messages.submit("recv", source, into_at, sum(takes.counts[:source]), takes.counts[source])
     mine, begin_ = gives.counts[me], sum(gives.counts[:me])
     target[takes.displs[me] : takes.displs[me] + mine] = out[begin_ : begin_ + mine]
-    messages.wait(0)
+    messages.wait_for_all()
     for peer, (at, count) in enumerate(zip(takes.displs, takes.counts, strict=True)):
         if peer != me:
             begin_ = sum(takes.counts[:peer])
             target[at : at + count] = into[begin_ : begin_ + count]
     if target.data_ptr() != takes.tensor.data_ptr():
         takes.tensor.copy_(target.view(takes.tensor.shape))
+
+
+def _turns(group: Members) -> Iterator[tuple[int, int]]:
+    """(to, source): each rank begins with its next one, so nobody gets all messages at once."""
+    n, me = group.nranks(), group.rank()
+    return (((me + distance) % n, (me - distance) % n) for distance in range(1, n))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in memory that can be communicated. ``tensor``: [rows, width]."""
+
+    tensor: torch.Tensor
+    place: Place
+
+
+Blocks = Sequence[Sequence[tuple[int, int]]]
+"""Of each rank: (first row, number of rows) of its blocks."""
+
+
+class RowExchange:
+    """Rows of ``width`` elements of one dtype and device between the ranks of a communicator."""
+
+    def __init__(self, session: Session, group: Members, like: torch.Tensor, width: int) -> None:
+        self._where = _Device(session, group, like) if PORT.cuda.holds(like) else _Host(session, group)
+        self._group = group
+        self._dtype, self._width = like.dtype, width
+
+    def rows(self, count: int) -> Rows:
+        """Room for so many. It comes back when the tensor and its views are gone."""
+        flat, place = self._where.stage(count * self._width, self._dtype)
+        return Rows(flat.view(count, self._width), place)
+
+    def run(self, out: Rows, gives: Blocks, into: Rows, takes: Blocks) -> None:
+        """The blocks that rank j has in ``gives`` go to it, and those that rank i has in ``takes`` come from it, in
+        their order, the same on both ends. Empty blocks do not travel. What this rank has for itself stays where it
+        is. Raises CommunicationError."""
+        messages = _Messages(self._where, self._dtype)
+        with PORT.cuda.by_way_of(self._group.stream):
+            for to, source in _turns(self._group):
+                for kind, peer, rows, blocks in (("send", to, out, gives), ("recv", source, into, takes)):
+                    for begin, count in blocks[peer]:
+                        if count:
+                            messages.submit(kind, peer, rows.place, begin * self._width, count * self._width)
+            messages.wait_for_all()
 
 
 class _Messages:
@@ -147,15 +197,15 @@ class _Messages:
         self._dtype = dtype
         self._tickets: deque[int] = deque()
 
-    def submit(self, kind: str, peer: int, counts: Sequence[int], start: Place) -> None:
-        """Block ``peer`` of blocks that lie one after the other from ``start`` on."""
+    def submit(self, kind: str, peer: int, start: Place, begin: int, count: int) -> None:
+        """``count`` elements from element ``begin`` behind ``start`` on."""
         self.wait(self.LIMIT)
-        place = self._where.behind(start, sum(counts[:peer]) * self._dtype.itemsize)
+        place = self._where.behind(start, begin * self._dtype.itemsize)
         operation = request(
             self._connection.kinds[kind],
             comm=self._where.group.id,
             dtype=self._connection.dtypes[DTYPES[self._dtype]],
-            count=counts[peer],
+            count=count,
             root=peer,
             src=place if kind == "send" else NOWHERE,
             dst=place if kind == "recv" else NOWHERE,
@@ -163,6 +213,12 @@ class _Messages:
         self._tickets.append(self._connection.submit(operation))
 
     def wait(self, left: int) -> None:
-        """Returns when at most ``left`` are under way."""
+        """Returns when at most ``left`` are under way, the newest ones."""
         while len(self._tickets) > left:
             self._connection.wait(self._tickets.popleft())
+
+    def wait_for_all(self) -> None:
+        """Returns when none is under way. The last one is often done last: this rank sleeps once, and finds that the
+        others are over."""
+        while self._tickets:
+            self._connection.wait(self._tickets.pop())

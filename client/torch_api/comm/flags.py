@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from contextlib import suppress
 
@@ -30,13 +31,19 @@ class Flags(threading.local):
         self._session = session
         self._followers = followers
         self._under_way = under_way
-        self._all = torch.zeros(3, dtype=torch.int32)
+        self._use(torch.zeros(3, dtype=torch.int32))
         self._requests: dict[int, Request] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
         self._place = NOWHERE
         self._shared = False
         self._comm: int | None = None
         self._ticket: int | None = None
+        self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard
         self.early = False
+
+    def _use(self, memory: torch.Tensor) -> None:
+        """From now on they lie there."""
+        self._all = memory
+        self._values = (ctypes.c_int32 * 3).from_address(memory.data_ptr())  # faster than torch, once per step
 
     def may_be_early(self, comm: int | None) -> int | None:
         """From now on those of a unit on this communicator may; None: of none. Returns the one before."""
@@ -45,7 +52,11 @@ class Flags(threading.local):
 
     def send_early(self, members: Members) -> None:
         """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
-        after all."""
+        after all.
+
+        Waits for their end at once, which comes after that of all operations before them: this rank sleeps once, and
+        the daemon wakes it once. Errors are told by ``hear``, when those of the operations have been.
+        """
         if self._comm != members.id or members.nranks() < 2:
             return
         self.hear()
@@ -54,6 +65,7 @@ class Flags(threading.local):
         if self._under_way.take_if_free():
             self.early = True
             self._submit(members)
+            self._await()
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
@@ -67,8 +79,8 @@ class Flags(threading.local):
         self.hear()
 
     def _fill(self) -> None:
-        given, flags = self._followers.given, self._all
-        flags[0], flags[1], flags[2] = given, -given, self._session.connection.planned()
+        given = self._followers.given
+        self._values[:] = [given, -given, self._session.connection.planned()]
 
     def _submit(self, members: Members) -> None:
         operation = self._requests.get(members.id) or self._request(members.id)
@@ -77,7 +89,8 @@ class Flags(threading.local):
 
     def _request(self, comm: int) -> Request:
         if not self._shared:
-            self._all, self._place = self._session.memory.place_empty(3, torch.int32)
+            memory, self._place = self._session.memory.place_empty(3, torch.int32)
+            self._use(memory)
             self._shared = True
             self._requests.clear()
         connection = self._session.connection
@@ -88,14 +101,23 @@ class Flags(threading.local):
         self._requests[comm] = made
         return made
 
+    def _await(self) -> None:
+        """Waits until they are over, well or not."""
+        if self._ticket is None:
+            return
+        try:
+            self._session.connection.wait(self._ticket)
+        except CommunicationError as error:
+            self._failure = error
+        self._ticket = None  # an exception like that of Ctrl-C leaves it: see ``drop``
+
     def hear(self) -> None:
         """Waits for those that have been sent. Raises CommunicationError."""
-        ticket, self._ticket = self._ticket, None
-        try:
-            if ticket is not None:
-                self._session.connection.wait(ticket)
-        finally:
-            self._release()
+        self._await()
+        failure, self._failure = self._failure, None
+        self._release()
+        if failure is not None:
+            raise failure
 
     def drop(self) -> None:
         """The unit has ended by an exception, which may be that of Ctrl-C: waits for nothing."""
@@ -103,8 +125,9 @@ class Flags(threading.local):
             with suppress(CommunicationError):
                 self.hear()
             return
-        self._ticket, self._shared = None, False  # the daemon may still write there
-        self._all = torch.zeros(3, dtype=torch.int32)
+        self._ticket = self._failure = None
+        self._shared = False  # the daemon may still write there
+        self._use(torch.zeros(3, dtype=torch.int32))
         self._requests.clear()
         self._release()
 
@@ -115,6 +138,6 @@ class Flags(threading.local):
 
     def take(self) -> tuple[int, int, int]:
         """Those of all members: the most batches, the least, and the newest generation that was announced."""
-        most, least, planned = self._all.tolist()
-        self._all.zero_()
+        most, least, planned = self._values
+        self._values[:] = [0, 0, 0]
         return most, -least, planned

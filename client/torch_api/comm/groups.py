@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed
 
 from bagua.base.errors import BaguaError, MembershipChanged
-from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator
+from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator, World
 from bagua.torch_api.comm.communicators import communicator_of, communicators
 from bagua.torch_api.join.session import Session, current
 
@@ -86,6 +86,10 @@ class BaguaProcessGroup:
             if not one.lost:
                 self._communicators.setdefault(one.ranks, one)
         _note_ranks(self)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> BaguaProcessGroup:
+        """Copies of a model that communicates in it do so, too."""
+        return self
 
     def __repr__(self) -> str:
         return f"BaguaProcessGroup(ranks={self.ranks}, group_name={self.group_name!r})"
@@ -239,6 +243,18 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     made = BaguaProcessGroup(ranks, stream, f"torch {_Groups.made}", key=f"torch {group.group_name}")
     _torch_to_bagua_pg_map[group] = _remember(made)
     return made
+
+
+def communicator_of_group(group: Any) -> Communicator:
+    """The communicator of all members of ``group``: None for all ranks, a group of ``torch.distributed`` or of ours, or
+    a communicator. NON_COMM_MEMBER on a process that is no member."""
+    if group is None or isinstance(group, (Communicator, World)):
+        return communicator_of(group)
+    if isinstance(group, BaguaProcessGroup):
+        return group.get_global_communicator()
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        return NON_COMM_MEMBER
+    return from_torch_group(group).get_global_communicator()
 
 
 class comm:

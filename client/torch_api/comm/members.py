@@ -80,6 +80,11 @@ class Members:
         """Number of members."""
         return len(self.ranks)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Their member numbers, in the order of ``ranks``. They tell processes apart in all generations."""
+        return self._numbers
+
     def device_id(self) -> int:
         """Number of this rank's device on its host: LOCAL_RANK."""
         return environment.get_local_rank()

@@ -30,13 +30,12 @@ class PatientLock:
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._lock = threading.RLock()
-        self._depth = 0
-        self._holder = ""
+        self._holder = 0  # its number: names are asked for where somebody waits, not once in a step
 
     def __enter__(self) -> None:
-        if not self.take_if_free():
+        if not self._lock.acquire(blocking=False):
             self._wait()
-            self._note()
+        self._holder = threading.get_ident()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,23 +46,21 @@ class PatientLock:
         """Takes it without waiting. False: another thread holds it."""
         free = self._lock.acquire(blocking=False)
         if free:
-            self._note()
+            self._holder = threading.get_ident()
         return free
 
     def give_back(self) -> None:
         """Once for each time that it was taken."""
-        self._depth -= 1
         self._lock.release()
-
-    def _note(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._holder = threading.current_thread().name
 
     def _wait(self) -> None:
         waited = more = self._waits.first_warning_s
         while not self._lock.acquire(timeout=more):
             mine = threading.current_thread().name
-            words = f"Thread {mine} waits for thread {self._holder}, which enters the next generation."
+            words = f"Thread {mine} waits for thread {self._name_of_holder()}, which enters the next generation."
             more = self._waits.go_on(waited, more=words, ends=False)
             waited += more
+
+    def _name_of_holder(self) -> str:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return names.get(self._holder, str(self._holder))

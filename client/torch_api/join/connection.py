@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 from bagua import csrc
@@ -137,6 +137,27 @@ class Connection(Protocol):
         ...
 
 
+class _Steady:
+    """See ``HostConnection.steady``. No generator: it runs for each bucket."""
+
+    __slots__ = ("_before", "_generation", "_thread")
+
+    def __init__(self, thread: threading.local, generation: int) -> None:
+        self._thread = thread
+        self._generation = generation
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        self._before = getattr(self._thread, "generation", None)
+        self._thread.generation = self._generation
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            del self._thread.generation
+        else:
+            self._thread.generation = self._before
+
+
 class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
     Regrouped where the generation has ended.
@@ -203,21 +224,12 @@ class HostConnection:
     # Threads: one of them enters a generation, and the others' operations are of the last one until it has settled. An
     # operation names its generation; 0: whichever it is.
 
-    @contextmanager
-    def steady(self, generation: int | None = None) -> Iterator[None]:
+    def steady(self, generation: int | None = None) -> AbstractContextManager[None]:
         """Operations of this thread in its block belong to one generation, this one or the present one: where another
         one has begun they raise Regrouped."""
-        before: int | None = getattr(self._thread, "generation", None)
         if generation is None:
-            generation = self._settled if before is None else before
-        self._thread.generation = generation
-        try:
-            yield
-        finally:
-            if before is None:
-                del self._thread.generation
-            else:
-                self._thread.generation = before
+            generation = getattr(self._thread, "generation", self._settled)
+        return _Steady(self._thread, generation)
 
     @contextmanager
     def entering(self) -> Iterator[None]:

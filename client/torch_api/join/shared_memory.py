@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.torch_api.join.connection import NOWHERE, HostConnection, Place
+from bagua.torch_api.join.connection import HostConnection, Place
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
 
 
 class SharedMemory:
@@ -19,19 +26,53 @@ class SharedMemory:
         self._segments: dict[int, tuple[int, int]] = {}  # address -> (bytes, segment id)
         self._lock = threading.Lock()  # guards _segments; not taken by _release
         self._released: deque[int] = deque()  # addresses to forget
+        self._spare: list[core.Segment] | None = None  # in the block of ``reusing``
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A one-dimensional tensor of ``count`` elements in a segment of its own, filled with zeros."""
         if count == 0:
             return torch.empty(0, dtype=dtype, device="cpu")
-        segment = self._connection.alloc(count * dtype.itemsize)
+        nbytes = count * dtype.itemsize
+        segment = self._take_spare(nbytes) if self._spare else None
+        if segment is None:
+            segment = self._connection.alloc(nbytes)
+        else:
+            ctypes.memset(segment.address, 0, nbytes)
         with self._lock:
             self._forget_released()  # the new one may lie where an old one lay
             self._segments[segment.address] = (segment.nbytes, segment.id)
-        # torch keeps the segment alive as long as any view exists.
-        released = weakref.finalize(segment, self._release, segment.address, segment.id)
+        # torch keeps the view alive as long as any tensor exists.
+        view = memoryview(segment)
+        released = weakref.finalize(view, self._release, segment)
         released.atexit = False
-        return torch.frombuffer(segment, dtype=dtype, count=count)
+        return torch.frombuffer(view, dtype=dtype, count=count)
+
+    @contextmanager
+    def reusing(self) -> Iterator[None]:
+        """In its block, segments that tensors leave serve those that are made next. The daemon would have to empty each
+        page and to fill it with zeros, which takes a second for each GB."""
+        self._spare = []
+        try:
+            yield
+        finally:
+            spare, self._spare = self._spare, None
+            for segment in spare:
+                self._give_back(segment)
+
+    def _take_spare(self, nbytes: int) -> core.Segment | None:
+        """A spare segment that is not much too large. Where there is none, as much goes back as is to be made: this
+        rank never needs more than before and after the block."""
+        assert self._spare is not None
+        fits = [segment for segment in list(self._spare) if nbytes <= segment.nbytes <= 2 * nbytes]
+        if fits:
+            found = min(fits, key=lambda segment: segment.nbytes)
+            self._spare.remove(found)
+            return found
+        while self._spare and nbytes > 0:
+            segment = self._spare.pop()
+            nbytes -= segment.nbytes
+            self._give_back(segment)
+        return None
 
     def require(self, total_bytes: int) -> None:
         """Call it before a number of ``empty``, with the bytes that they will take together on this rank.
@@ -39,7 +80,8 @@ class SharedMemory:
         Raises ConfigError, before anything is made, if the host can't give them to all of its ranks; the message has
         the job's need here and the memory that is left.
         """
-        self._connection.require(total_bytes)
+        spare = sum(segment.nbytes for segment in list(self._spare or ()))
+        self._connection.require(max(0, total_bytes - spare))
 
     def place_empty(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
         """``empty``, and where it lies."""
@@ -48,16 +90,16 @@ class SharedMemory:
         assert place is not None
         return made, place
 
-    def place_stage(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
-        """``place_empty``, also for no elements: then there is no place, and (0, 0) stands for it."""
-        if count == 0:
-            return torch.empty(0, dtype=dtype, device="cpu"), NOWHERE
-        return self.place_empty(count, dtype)
-
-    def _release(self, address: int, segment_id: int) -> None:
+    def _release(self, segment: core.Segment) -> None:
         """Called by the garbage collector, at any moment in any thread: touches nothing that is being iterated over."""
-        self._released.append(address)
-        self._connection.free(segment_id)
+        self._released.append(segment.address)
+        if self._spare is None:
+            self._give_back(segment)
+        else:
+            self._spare.append(segment)
+
+    def _give_back(self, segment: core.Segment) -> None:
+        self._connection.free(segment.id)
 
     def _forget_released(self) -> None:
         while self._released:

@@ -75,6 +75,7 @@ class StatisticsRecorder:
     """Adds up steps. One per process; steps come from one thread at a time. Times in ns of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
+        self.waited_ns = 0  # for results, those of slower ranks included
         self._steps = self._comm_ns = self._exposed_ns = self._compute_ns = 0
         self._began: int | None = None
         self._last: tuple[int, int, int] | None = None  # computation, exposed, hidden
@@ -90,6 +91,7 @@ class StatisticsRecorder:
         began = wait_begin if self._began is None else min(self._began, wait_begin)
         compute = wait_end - began - exposed
         self._steps += 1
+        self.waited_ns += wait_end - wait_begin
         self._comm_ns += total
         self._exposed_ns += exposed
         self._compute_ns += compute

@@ -97,7 +97,15 @@ void LocalExecutor::run(const Pair& pair) {
   const int64_t started = now_ns();
   job_->busy().start(started);
   const size_t bytes = pair.send.bytes();
-  if (bytes > 0) memcpy(pair.recv.dst, pair.send.src, bytes);
+  if (bytes > kInlineBytes && threads_ > 1) {
+    const size_t block = std::clamp(bytes / static_cast<size_t>(threads_ * 4), kSmallestBlock, kLargestBlock);
+    pool_.run((bytes + block - 1) / block, [&](size_t i) {
+      const size_t begin = i * block;
+      memcpy(pair.recv.dst + begin, pair.send.src + begin, std::min(block, bytes - begin));
+    });
+  } else if (bytes > 0) {
+    memcpy(pair.recv.dst, pair.send.src, bytes);
+  }
   Counters& counters = job_->counters();
   counters.bytes_local.fetch_add(bytes, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);

@@ -82,7 +82,7 @@ Status Succession::check_next(uint64_t generation) const {
 }
 
 const Plan* Succession::due() const {
-  if (!plan_ || plan_->hold || (plan_->here && !unsettled_.empty())) return nullptr;
+  if (!plan_ || plan_->hold || (plan_->here && !(unsettled_.empty() && left_.empty()))) return nullptr;
   const auto awaits = [this](int member) { return awaited(member); };
   const auto newcomer_is_late = [this](int member) { return plan_->takes(member) && awaited(member); };
   const auto late = [](const std::set<int>& members, auto judge) {
@@ -108,6 +108,7 @@ void Succession::begin(const Membership& next) {
     if (plan_ && !plan_->hold && !plan_->takes(member)) dismissed_.insert(member);
   }
   if (plan_ && plan_->next.generation <= next.generation) plan_.reset();
+  left_.clear();
 }
 
 void Succession::dismiss() {
@@ -118,12 +119,14 @@ void Succession::dismiss() {
 
 void Succession::joined(int member) {
   here_.insert(member);
+  left_.erase(member);
 }
 
 void Succession::gone(int member, bool lost) {
   here_.erase(member);
   unsettled_.erase(member);
   if (Group* const group = group_of(member); group != nullptr && group->lobby && lost) group->lost = true;
+  if (!lost && !present_.lobby && present_.members.count(member) > 0) left_.insert(member);
 }
 
 Succession::Answer Succession::enter(int member, uint64_t after, bool lost) {
@@ -153,7 +156,7 @@ std::string Succession::key() const {
     append(&all, as_set(plan_->next.members));
     append(&all, uint64_t{plan_->here} << 1 | uint64_t{plan_->hold});
   }
-  for (const auto* members : {&here_, &waiting_, &unsettled_, &ready_, &dismissed_}) append(&all, *members);
+  for (const auto* members : {&here_, &waiting_, &unsettled_, &ready_, &dismissed_, &left_}) append(&all, *members);
   return all;
 }
 

@@ -92,11 +92,14 @@ class Succession {
   Group present_;
   Group lobby_;  // beside the present generation; no members: there is none
   std::optional<Plan> plan_;
-  std::set<int> here_;         // joined, and not gone
-  std::set<int> waiting_;      // have asked for what is not there yet
-  std::set<int> unsettled_;    // of these, those that first asked after a loss
-  std::set<int> ready_;        // newcomers that have said so
-  std::set<int> dismissed_;    // by plans
+  std::set<int> here_;       // joined, and not gone
+  std::set<int> waiting_;    // have asked for what is not there yet
+  std::set<int> unsettled_;  // of these, those that first asked after a loss
+  std::set<int> ready_;      // newcomers that have said so
+  std::set<int> dismissed_;  // by plans
+  // Of the present generation, in good order. Members leave together, at the end of their program: a plan comes too
+  // late for them, and newcomers would wait for them in vain.
+  std::set<int> left_;
   uint64_t dismissed_by_ = 0;  // the plan that has dismissed all
 };
 

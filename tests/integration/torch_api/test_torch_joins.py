@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,17 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def rank_train(folder: str, waits: dict[str, str], differs: str = "", **sizes: int) -> dict[str, Any]:
+def equal_layers() -> nn.Module:
+    """Parameters that can be fused."""
+    return nn.Sequential(*[nn.Linear(10, 10) for _ in range(4)]).double()
+
+
+def rank_train(
+    folder: str, waits: dict[str, str], differs: str = "", fused: bool = False, **sizes: int
+) -> dict[str, Any]:
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
-    another one than that of the others."""
+    another one than that of the others. ``fused``: the optimizer is."""
     bagua.init_process_group()
     member = current().membership.member
     samples = dataset()
@@ -45,11 +54,12 @@ def rank_train(folder: str, waits: dict[str, str], differs: str = "", **sizes: i
         samples = TensorDataset(*samples[:50])
     sampler = bagua.contrib.ElasticSampler(samples, **(sizes or {"batch_size": 3}))
     loader = sampler.loader()
-    model = seeded(wide_mlp, seed=member)
+    model = seeded(equal_layers if fused else wide_mlp, seed=member)
     if differs == "model":
         model.append(nn.Linear(4, 3).double())
     optimizer = sgd(model)
-    wrap(model, optimizer, average=differs != "algorithm")
+    wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
+    make_step: Any = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
     fault = Fault(lambda: model.bagua_buckets)
     fault.step = 0
     steps = []
@@ -70,10 +80,11 @@ def rank_train(folder: str, waits: dict[str, str], differs: str = "", **sizes: i
             fault.at("before")
             model(inputs).square().mean().backward()
             fault.at("committed")
-            optimizer.step()
+            make_step()
             steps.append((step, epoch, list(current().membership.members), indices.tolist(), flat(model)))
     bagua.barrier()
     assert not bagua.is_newcomer()
+    seen["fused"] = getattr(optimizer, "_bagua_fused_count", 0)
     return {**seen, "flat": flat(model), "opening": sampler._course._opening}
 
 
@@ -91,7 +102,7 @@ class Counter:
         self._held.copy_(state["count"])
 
 
-def check(results: list[dict[str, Any]]) -> list[list[int]]:
+def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_mlp) -> list[list[int]]:
     """Replicas are equal after each step, and those of a reference with the same samples; each sample was used once in
     each epoch. Returns the members of each step."""
     by_step: dict[int, list[tuple[int, Any]]] = {}
@@ -99,7 +110,7 @@ def check(results: list[dict[str, Any]]) -> list[list[int]]:
         for step, *rest in result["steps"]:
             by_step.setdefault(step, []).append((result["member"], rest))
     inputs = dataset().tensors[0]
-    model = seeded(wide_mlp, seed=0)
+    model = seeded(make, seed=0)
     optimizer = sgd(model)
     used: list[int] = []
     for step in sorted(by_step):
@@ -162,6 +173,16 @@ def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], ne
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
     assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
     assert sorted(ranks.hosts[0].takes_newcomers) == sorted([*hosts[0], *newcomers.get(0, [])])
+
+
+def test_newcomers_take_over_the_state_of_fused_optimizers(ranks: Ranks, tmp_path: Path) -> None:
+    """Stepping in backward has no effect there, and says so."""
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, fused=True)
+    join(ranks, tmp_path, [2], 4, fused=True)
+    results = results_of(ranks)
+    assert [sorted(members) for members in check(results, equal_layers)[3:5]] == [[0, 1], [0, 1, 2]]
+    assert [result["fused"] for result in results] == [8, 8, 8]
+    assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
 
 
 def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:
@@ -235,6 +256,37 @@ def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: P
     check(results)
     assert "member 2 can't join the job, which goes on without it." in ranks.started[2].output
     assert words in ranks.started[2].output
+
+
+def rank_ends(folder: str, more: int) -> None:
+    """Makes so many steps after a newcomer is planned, and ends."""
+    bagua.init_process_group()
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    if bagua.is_newcomer():
+        await_file(Path(folder, "step-1"))
+    for step in range(1 + more):
+        bagua.wait_to_join()
+        model(dataset().tensors[0]).square().mean().backward()
+        optimizer.step()
+        if step == 0:
+            Path(folder, "step-1").touch()
+            await_file(Path(folder, "planned-2"))
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["after the last step", "before the last step"])
+def test_a_newcomer_that_comes_too_late(ranks: Ranks, tmp_path: Path, more: int) -> None:
+    """The others end well. It waits until its job is over: then its daemon ends it."""
+    ranks.start(rank_ends, hosts=[[0, 1]], elastic=True, folder=str(tmp_path), more=more)
+    assert ranks.regrouper is not None
+    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    (late,) = ranks.join(rank_ends, [2], folder=str(tmp_path), more=more)
+    for one in ranks.started[:2]:
+        assert one.process.wait(DEADLINE_S) == 0, one.output
+    with pytest.raises(subprocess.TimeoutExpired):
+        late.process.wait(0.5)
+    assert late.output == "" and ranks.hosts[0].engine.error() == ""
 
 
 def rank_registers() -> list[str]:

@@ -60,14 +60,14 @@ def _kernels() -> list[Path]:
 def program(name: str, folder: Path, chosen: list[str]) -> Path:
     """The test program of one build: the kernels, what they are compared with, the suites. Raises RuntimeError."""
     core = [*native.CORE.glob("codec/*.cpp"), *native.CORE.glob("kernel/*.cpp")]
-    with native.locked(folder):
+    with native.locked(folder, f"cuda-{name}"):
         suites = [*(HERE / f"{suite}.cpp" for suite in chosen), HERE.parent / "harness.cpp"]
         return _linked(name, folder, _compiled(name, folder, [*_kernels(), *sorted(core), *suites]), "program")
 
 
 def library(folder: Path) -> Path:
     """libbagua_kernels.so for memory of the CPU; its calls return when their work is done. Raises RuntimeError."""
-    with native.locked(folder):
+    with native.locked(folder, "cuda-plain"):
         return _linked("plain", folder, _compiled("plain", folder, _kernels()), "so", "-shared")
 
 

@@ -52,7 +52,7 @@ def build(name: str, folder: Path, full: bool = True) -> Path:
             native.run_compiler([*flags, "-c", str(source)], output)
         return output
 
-    with native.locked(folder):
+    with native.locked(folder, f"nccl-net-{name}"):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_unit, sources(folder)))
         key = native.content_key([], *(str(path) for path in objects))

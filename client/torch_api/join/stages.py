@@ -1,0 +1,72 @@
+"""Shared memory for tensors that come and go in every step: it is used again, because making a segment costs more than
+filling it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from bagua.torch_api.join.connection import NOWHERE, HostConnection, Place
+from bagua.torch_api.join.session import Session
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
+
+
+class Stages:
+    """Those of one session. Memory of a tensor comes back when the last view of it is gone. Thread-safe.
+
+    As much as was in use at once stays here; the rest goes back to the daemon.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._connection: HostConnection = session.connection
+        self._lock = threading.Lock()  # guards what follows but _returned
+        self._free: list[core.Segment] = []  # the one that came back last is the last one
+        self._returned: deque[core.Segment] = deque()
+        self._held = self._most = 0  # bytes: in use now, and at most so far
+
+    def place(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+        """A one-dimensional tensor of ``count`` elements of any content, and where it lies. No elements: nowhere."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype, device="cpu"), NOWHERE
+        with self._lock:
+            self._take_back()
+            segment = self._find(count * dtype.itemsize)
+            self._held += segment.nbytes
+            self._most = max(self._most, self._held)
+        view = memoryview(segment)
+        returned = weakref.finalize(view, self._returned.append, segment)  # at any moment, in any thread
+        returned.atexit = False
+        return torch.frombuffer(view, dtype=dtype, count=count), (segment.id, 0)
+
+    def _find(self, nbytes: int) -> core.Segment:
+        fitting = [one for one in self._free if nbytes <= one.nbytes <= 2 * rounded(nbytes)]
+        if not fitting:
+            return self._connection.alloc(rounded(nbytes))
+        found = min(fitting, key=lambda one: one.nbytes)
+        self._free = [one for one in self._free if one is not found]
+        return found
+
+    def _take_back(self) -> None:
+        while self._returned:
+            segment = self._returned.popleft()
+            self._held -= segment.nbytes
+            self._free.append(segment)
+        while sum(one.nbytes for one in self._free) + self._held > self._most:
+            self._connection.free(self._free.pop(0).id)
+
+
+def rounded(nbytes: int) -> int:
+    """At most a quarter more, so that sizes that differ a little from step to step take the same memory."""
+    unit = 1 << max(12, nbytes.bit_length() - 3)
+    return -(-nbytes // unit) * unit
+
+
+def stages(session: Session) -> Stages:
+    """Those of this session, the same object each time."""
+    return session.keep(Stages)

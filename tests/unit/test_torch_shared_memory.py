@@ -1,0 +1,95 @@
+"""Memory that tensors leave goes back to the daemon, or serves the next ones where that was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from bagua.torch_api.join.shared_memory import SharedMemory
+
+
+class Segment(bytearray):
+    """Stands in for the core's."""
+
+    def __init__(self, nbytes: int, number: int) -> None:
+        super().__init__(b"\x07" * nbytes)
+        self.nbytes, self.id = nbytes, number
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self))
+
+
+class Daemon:
+    """Stands in for the connection: segments in whole pages."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.held: dict[int, int] = {}
+        self.most = 0
+        self.required: list[int] = []
+
+    def alloc(self, nbytes: int) -> Segment:
+        self.made += 1
+        made = Segment(-(-nbytes // 4096) * 4096, self.made)
+        self.held[made.id] = made.nbytes
+        self.most = max(self.most, sum(self.held.values()))
+        return made
+
+    def free(self, number: int) -> None:
+        del self.held[number]
+
+    def require(self, nbytes: int) -> None:
+        self.required.append(nbytes)
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+def memory(daemon: Daemon) -> SharedMemory:
+    return SharedMemory(daemon)  # type: ignore[arg-type]
+
+
+def test_memory_goes_back_with_its_last_tensor(daemon: Daemon, memory: SharedMemory) -> None:
+    made, (number, offset) = memory.place_empty(1000, torch.float32)
+    view = made[10:].view(torch.int32)
+    assert memory.locate(view) == (number, offset + 40)
+    del made
+    assert daemon.held == {number: 4096}
+    del view
+    assert not daemon.held
+
+
+def test_tensors_take_the_place_of_those_before(daemon: Daemon, memory: SharedMemory) -> None:
+    """Zeros, in memory that is not much larger; the rest goes back at the end."""
+    old = [memory.place_empty(count, torch.float32) for count in (1024, 4096, 8192)]
+    places = [place for _, place in old]
+    with memory.reusing():
+        old.clear()
+        assert len(daemon.held) == 3
+        memory.require(13 * 4096)
+        assert daemon.required == [0]
+        first, place = memory.place_empty(3000, torch.float32)
+        assert place == places[1] and not first.any()
+        first.fill_(1)
+        del first
+        second, place = memory.place_empty(4096, torch.float32)
+        assert place == places[1] and not second.any()
+        assert memory.locate(second) == place
+    assert daemon.made == 3 and list(daemon.held) == [places[1][0]]
+
+
+def test_memory_that_fits_badly_makes_room(daemon: Daemon, memory: SharedMemory) -> None:
+    """A rank never holds more than before or after."""
+    old = [memory.empty(16384, torch.uint8) for _ in range(4)]
+    with memory.reusing():
+        old.clear()
+        new = memory.empty(40000, torch.uint8)
+        assert sum(daemon.held.values()) <= 4 * 16384
+        small = memory.empty(100, torch.uint8)
+        assert sum(daemon.held.values()) <= 4 * 16384
+    assert sum(daemon.held.values()) == 40960 + 4096
+    assert daemon.most == 4 * 16384
+    assert new.numel() + small.numel() == 40100
