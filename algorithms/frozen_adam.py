@@ -21,6 +21,7 @@ class FrozenAdam(torch.optim.Optimizer):
     """
 
     progress: tuple[str, ...] = ("steps", "variance_steps", "frozen")
+    elementwise = False  # for fuse_optimizer: its floor follows from all of a parameter
 
     def __init__(
         self,

@@ -40,6 +40,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
     Raises ValueError for values that can't be, RuntimeError (in ``step``) for sparse gradients.
     """
 
+    per_parameter = ("averaged",)  # for fuse_optimizer: a tensor for each parameter, beside the state
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -91,6 +93,12 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def warm(self) -> bool:
         """Whether the warm-up is over."""
         return self.step_id >= self.warmup_steps
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the next step treats each element by itself, as ``fuse_optimizer`` asks. Not where a floor follows
+        from all of a parameter."""
+        return self.step_id + 1 != self.warmup_steps or not any(group["floor"] for group in self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -10,35 +10,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-EXPERTS = "the mixture-of-experts layer; bagua.alltoall exchanges tokens between experts of your own"
-FUSED = "a fused optimizer; torch's optimizers take fused=True"
-BALANCED = (
-    "samplers that balance the load; torch's DistributedSampler, or bagua.contrib.ElasticSampler, shares out data"
-)
-CACHED = "a cache of loaded samples; load ahead with the workers of a DataLoader"
-NORMALISED = "synchronised BatchNorm; torch.nn.SyncBatchNorm works on GPUs"
-CONTRIB = {
-    "fuse": FUSED,
-    "fuse_optimizer": FUSED,
-    "load_balancing_data_loader": BALANCED,
-    "LoadBalancingDistributedSampler": BALANCED,
-    "LoadBalancingDistributedBatchSampler": BALANCED,
-    "cache_loader": CACHED,
-    "CacheLoader": CACHED,
-    "cached_dataset": CACHED,
-    "CachedDataset": CACHED,
-    "utils": CACHED,
-    "sync_batchnorm": NORMALISED,
-    "SyncBatchNorm": NORMALISED,
-    "convert_sync_batchnorm": NORMALISED,
-}
 MISSING = {
     "bagua.distributed": "its launchers; use `bagua run` (see `bagua run --help`) or torchrun",
-    **{f"bagua.torch_api.contrib.{name}": words for name, words in CONTRIB.items()},
-    "bagua.torch_api.moe": EXPERTS,
-    "bagua.torch_api.model_parallel": EXPERTS,
-    "bagua.torch_api.checkpoint": "saving and loading; use torch.save of model.state_dict() on rank 0, or "
-    "torch.distributed.checkpoint",
 }
 """Of each: its contents; and a way to do without."""
 

@@ -4,19 +4,19 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
-from typing import NoReturn
-
-from bagua import missing
 from bagua.torch_api import (
     _fork,
     _linux,
     algorithms,
     bucket,
+    checkpoint,
     communication,
     contrib,
     data_parallel,
     distributed,
     env,
+    model_parallel,
+    moe,
     tensor,
     torch_group,
     utils,
@@ -63,12 +63,6 @@ torch_group.install()
 tensor.install()
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Raises AttributeError, for ``bagua.contrib`` and its like with words."""
-    words = missing.explain(f"{__name__}.{name}")
-    raise AttributeError(words or f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "BaguaModule",
     "BaguaTensor",
@@ -87,6 +81,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "bucket",
+    "checkpoint",
     "communication",
     "contrib",
     "data_parallel",
@@ -104,6 +99,8 @@ __all__ = [
     "init_process_group",
     "is_initialized",
     "is_newcomer",
+    "model_parallel",
+    "moe",
     "on_membership_change",
     "recv",
     "reduce",

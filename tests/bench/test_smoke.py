@@ -224,3 +224,13 @@ def test_startup() -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(row["s"] > 0 for row in json.loads(done.stdout)["rows"])
+
+
+@pytest.mark.full
+def test_experts() -> None:
+    options = ["--nproc-per-node", "2", "--tokens", "8", "--width", "4", "--experts", "none,ffn", "--seconds", "0"]
+    command = [sys.executable, "-P", str(HERE / "moe.py"), *options, "--repeat", "1", "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["expert"] for row in rows] == ["none", "ffn"] and all(row["bagua"] > 0 for row in rows)

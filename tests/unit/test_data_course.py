@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from bagua.torch_api.data.balance import digest
 from bagua.torch_api.data.course import Course, Setting
 
 Samples = list[tuple[int, int]]  # (epoch, index)
@@ -43,11 +46,21 @@ class Job(RuleBasedStateMachine):
         self.generation = 1
         self.next_number = 4
 
-    @initialize(ranks=st.integers(1, 4), length=st.integers(1, 30), size=st.integers(1, 4), whole=st.booleans())
-    def begin(self, ranks: int, length: int, size: int, whole: bool) -> None:
+    @initialize(
+        ranks=st.integers(1, 4),
+        length=st.integers(1, 30),
+        size=st.integers(1, 4),
+        whole=st.booleans(),
+        balanced=st.booleans(),
+    )
+    def begin(self, ranks: int, length: int, size: int, whole: bool, balanced: bool) -> None:
         each, together = (None, 5 + size) if whole else (size, None)
         self.setting = Setting(length, each, together, shuffle=True, seed=7)
-        self.members = {n: Member(Course(self.setting, range(ranks), n, 1)) for n in range(ranks)}
+        self.costs = torch.arange(length).mul(7).remainder(5).double() if balanced else None
+        self.members = {n: Member(self.course(range(ranks), n, 1)) for n in range(ranks)}
+
+    def course(self, members: Sequence[int], member: int, generation: int) -> Course:
+        return Course(self.setting, members, member, generation, self.costs)
 
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
@@ -112,7 +125,7 @@ class Job(RuleBasedStateMachine):
         told = self.told()
         step = next(iter(self.members.values())).step
         for number in range(self.next_number, self.next_number + count):
-            self.members[number] = Member(Course(self.setting, [number], number, self.generation - 1), step)
+            self.members[number] = Member(self.course([number], number, self.generation - 1), step)
         self.next_number += count
         for member in self.members.values():
             member.course.hear(told, list(self.members), self.generation)
@@ -144,7 +157,7 @@ class Job(RuleBasedStateMachine):
 
 
 TestJob = Job.TestCase
-TestJob.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestJob.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 def told(*courses: Course) -> dict[int, tuple[int, dict[str, Any]]]:
@@ -259,3 +272,51 @@ def test_bad_arguments(arguments: tuple[Any, Any, Any], words: str) -> None:
         Setting(*arguments, shuffle=True, seed=0)
     with pytest.raises(ValueError, match="not one sample for each of 3 ranks"):
         Setting(5, None, 2, True, 0).shares(3)
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 8, "global_batch": None}, {"batch_size": None, "global_batch": 30}])
+def test_rounds_are_balanced_through_a_loss(sizes: dict[str, Any]) -> None:
+    """The dearest rank costs little above the mean, with four ranks and after one of them was lost."""
+    costs = torch.randn(960, generator=torch.Generator().manual_seed(3)).exp().double()
+    setting = Setting(960, **sizes, shuffle=True, seed=1)
+
+    def excess(balanced: bool) -> float:
+        courses = [Course(setting, range(4), member, 1, costs if balanced else None) for member in range(4)]
+        above = total = 0.0
+        used: list[int] = []
+        for step in range(20):
+            if step == 10:
+                states = told(*courses[:3])
+                courses = courses[:3]
+                for course in courses:
+                    course.hear(states, [0, 1, 2], 2)
+            batches = [course.batch() or [] for course in courses]
+            # Shares of 30 differ by a sample: a rank's cost for each of its samples counts.
+            loads = [float(costs[batch].sum()) / len(batch) for batch in batches]
+            above += max(loads) - sum(loads) / len(loads)
+            total += sum(loads) / len(loads)
+            used += [index for batch in batches for index in batch]
+            for course in courses:
+                course.give()
+                course.commit()
+        assert len(set(used)) == len(used)
+        return above / total
+
+    assert excess(True) * 3 < excess(False)
+
+
+def test_without_shuffling_rounds_are_dealt_out_in_the_order_of_the_dataset() -> None:
+    costs = torch.tensor([9.0, 1.0, 1.0, 9.0, 5.0, 4.0, 1.0, 2.0], dtype=torch.float64)
+    courses = [Course(Setting(8, 2, None, shuffle=False, seed=0), range(2), member, 1, costs) for member in range(2)]
+    assert [sorted(course.batch() or []) for course in courses] == [[0, 1], [2, 3]]
+    for course in courses:
+        course.give()
+        course.commit()
+    assert [sorted(course.batch() or []) for course in courses] == [[4, 6], [5, 7]]
+
+
+def test_members_with_other_costs_are_told_so() -> None:
+    settings_of = [Setting(8, 2, None, True, 0, digest(torch.full((8,), cost).double())) for cost in (1.0, 2.0)]
+    one, other = (Course(setting, range(2), member, 1) for member, setting in enumerate(settings_of))
+    with pytest.raises(ValueError, match="differs between members"):
+        one.hear(told(one, other), [0, 1], 2)

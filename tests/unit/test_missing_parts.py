@@ -14,13 +14,6 @@ import bagua.torch_api as bagua
 
 ROOT = Path(__file__).resolve().parents[2]
 STATEMENTS = [
-    "import bagua.torch_api.contrib.fuse",
-    "from bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm",
-    "from bagua.torch_api.contrib import fuse_optimizer",
-    "from bagua.torch_api.contrib.fuse.optimizer import fuse_step",
-    "import bagua.torch_api.moe",
-    "from bagua.torch_api.model_parallel.moe import MoE",
-    "from bagua.torch_api.checkpoint import save_checkpoint",
     "import bagua.distributed.run",
 ]
 # As on another system: its name, and none of the modules that only Linux and its like have.
@@ -41,18 +34,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_missing_parts_say_what_to_use_meanwhile(statement: str) -> None:
     with pytest.raises(ImportError, match=r"is not in this version of Bagua; a later one will have it\. Meanwhile: "):
         exec(statement, {})
-
-
-@pytest.mark.parametrize("name", ["moe", "checkpoint", "model_parallel"])
-def test_so_do_attributes(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"bagua.torch_api.{name} .* is not in this version"):
-        getattr(bagua, name)
-    assert not hasattr(bagua, name)
-
-
-def test_so_do_attributes_of_contrib() -> None:
-    with pytest.raises(AttributeError, match=r"contrib\.fuse_optimizer .* is not in this version"):
-        bagua.contrib.fuse_optimizer  # noqa: B018
 
 
 def test_other_names_are_missed_as_ever() -> None:

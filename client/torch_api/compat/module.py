@@ -57,6 +57,8 @@ class BaguaModule(torch.nn.Module):
         algorithm: Algorithm | None = None,
         process_group: BaguaProcessGroup | None = None,
         do_flatten: bool = True,
+        *,
+        step_in_backward: bool = False,
     ) -> BaguaModule:
         """Makes training of this model distributed; returns the model itself.
 
@@ -72,10 +74,15 @@ class BaguaModule(torch.nn.Module):
             process_group: The ranks that train this model, which alone call this. None: all ranks.
             do_flatten: False: ``.grad``, or parameters where weights are exchanged, keep memory of their own, at the
                 price of a copy.
+            step_in_backward: Parameters of a bucket move inside ``backward()``, as soon as its result is there, while
+                others travel; ``optimizer.step()`` finishes and checks. The bits are the same. For algorithms that
+                exchange gradients, and programs that call ``optimizer.step()`` right after ``backward()``.
 
-        Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
+        Raises BaguaError, on every rank, if the ranks' models or optimizers differ. With ``step_in_backward``:
+        ConfigError for LBFGS and algorithms that exchange other things than gradients; ``optimizer.step()`` raises
+        BaguaError if gradients were changed after backward (clipping, GradScaler), or if it gets a closure.
         """
-        return with_bagua(self, optimizers, algorithm, process_group, do_flatten)
+        return with_bagua(self, optimizers, algorithm, process_group, do_flatten, step_in_backward=step_in_backward)
 
 
 def with_bagua(
@@ -84,6 +91,8 @@ def with_bagua(
     algorithm: Algorithm | None = None,
     process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,
+    *,
+    step_in_backward: bool = False,
 ) -> BaguaModule:
     """See ``BaguaModule.with_bagua``."""
     previous = self.__dict__.get("bagua_ddp")
@@ -91,7 +100,13 @@ def with_bagua(
         previous.close()
     name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
     self.bagua_ddp = BaguaDistributedDataParallel(
-        self, optimizers, algorithm, process_group, bagua_module_name=name, gradient_as_bucket_view=do_flatten
+        self,
+        optimizers,
+        algorithm,
+        process_group,
+        bagua_module_name=name,
+        gradient_as_bucket_view=do_flatten,
+        step_in_backward=step_in_backward,
     )
     return self
 

@@ -1,14 +1,26 @@
-"""Toolbox beside the exchange of gradients. ``bagua.missing`` names the original's parts that do not exist yet."""
+"""Toolbox beside the exchange of gradients."""
 
-from typing import NoReturn
-
-from bagua import missing
+from bagua.torch_api.cache.dataset import CachedDataset
+from bagua.torch_api.cache.loader import CacheLoader
+from bagua.torch_api.contrib import fuse, sync_batchnorm
+from bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
+from bagua.torch_api.data.balanced_sampler import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from bagua.torch_api.data.elastic_sampler import ElasticSampler
 from bagua.torch_api.data.learning_rate import scale_lr
+from bagua.torch_api.data.token_budget import TokenBudgetBatchSampler
+from bagua.torch_api.optim.fuse import fuse_optimizer
 
-__all__ = ["ElasticSampler", "scale_lr"]
-
-
-def __getattr__(name: str) -> NoReturn:
-    words = missing.explain(f"{__name__}.{name}")
-    raise AttributeError(words or f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "CacheLoader",
+    "CachedDataset",
+    "ElasticSampler",
+    "LoadBalancingDistributedBatchSampler",
+    "LoadBalancingDistributedSampler",
+    "SyncBatchNorm",
+    "TokenBudgetBatchSampler",
+    "convert_sync_batchnorm",
+    "fuse",
+    "fuse_optimizer",
+    "scale_lr",
+    "sync_batchnorm",
+]

@@ -1,1 +1,1 @@
-"""Data of elastic jobs: which samples are whose, and a loader that follows changes of membership."""
+"""Which samples are whose: balanced loads, elastic jobs, and a loader that follows changes of membership."""

@@ -9,19 +9,21 @@ from typing import Any
 import torch
 
 from bagua.torch_api.comm.followers import Heard
+from bagua.torch_api.data.balance import BalancedSplit, balanced_order
 from bagua.torch_api.data.shares import Batch, Progress
 
 
 @dataclass(frozen=True)
 class Setting:
     """The arguments of a sampler that all members have alike. Exactly one of ``batch_size`` and ``global_batch`` is
-    given."""
+    given. ``costs``: a checksum of what samples cost; empty: their costs are not known."""
 
     length: int
     batch_size: int | None
     global_batch: int | None
     shuffle: bool
     seed: int
+    costs: str = ""
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -44,12 +46,15 @@ class Setting:
         each, more = divmod(self.global_batch, ranks)
         return tuple(each + (rank < more) for rank in range(ranks))
 
-    def order(self, epoch: int, opening: Sequence[int]) -> list[int]:
-        """Indices of samples in the order of that epoch; ``opening`` come first."""
+    def order(self, epoch: int, opening: Sequence[int], costs: torch.Tensor | None = None, chunk: int = 1) -> list[int]:
+        """Indices of samples in the order of that epoch; ``opening`` come first. With ``costs``, float64 of shape
+        [length], ``chunk`` of like costs follow each other."""
         if not self.shuffle:
             return [*opening, *range(self.length)]
         random = torch.Generator(device="cpu")
         random.manual_seed(self.seed + epoch)
+        if costs is not None:
+            return [*opening, *balanced_order(costs, chunk, random)]
         return [*opening, *torch.randperm(self.length, generator=random).tolist()]
 
 
@@ -57,8 +62,16 @@ class Course:
     """``epoch``: the present one. ``given``: batches that this member was given and has not committed. ``version``:
     goes up when batches that it has not been given become others."""
 
-    def __init__(self, setting: Setting, members: Sequence[int], member: int, generation: int) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        members: Sequence[int],
+        member: int,
+        generation: int,
+        costs: torch.Tensor | None = None,
+    ) -> None:
         self.setting = setting
+        self._costs = costs
         self.member = member
         self.epoch = 0
         self.given = 0
@@ -70,10 +83,16 @@ class Course:
         self._begin(members)
 
     def _begin(self, members: Sequence[int]) -> None:
-        self._order = self.setting.order(self.epoch, self._opening)
-        self._progress = Progress(len(self._order), tuple(members), self.setting.shares(len(members)))
+        self._chunk = len(members)
+        split = self._order_epoch()
+        self._progress = Progress(len(self._order), tuple(members), self.setting.shares(len(members)), split=split)
         self.given = self._committed = 0
         self.version += 1
+
+    def _order_epoch(self) -> BalancedSplit | None:
+        """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
+        self._order = self.setting.order(self.epoch, self._opening, self._costs, self._chunk)
+        return BalancedSplit(self._costs[self._order].tolist()) if self._costs is not None else None
 
     @property
     def _rank(self) -> int:
@@ -137,7 +156,8 @@ class Course:
             "epoch": self.epoch,
             "committed": self._committed,
             "opening": self._opening,
-            "progress": asdict(self._progress),
+            "chunk": self._chunk,
+            "progress": self._progress.tell(),
         }
 
     def hear(self, told: Heard, members: Sequence[int], generation: int) -> float:
@@ -179,7 +199,8 @@ class Course:
         self.epoch = int(state["epoch"])
         self._committed = int(state["committed"])
         self._opening = tuple(state["opening"])
-        self._order = self.setting.order(self.epoch, self._opening)
+        self._chunk = int(state["chunk"])
+        split = self._order_epoch()
         told = state["progress"]
         self._progress = Progress(
             length=told["length"],
@@ -188,6 +209,7 @@ class Course:
             cursor=told["cursor"],
             returned=tuple(told["returned"]),
             held={int(member): tuple(map(tuple, batches)) for member, batches in told["held"].items()},
+            split=split,
         )
 
 

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from bagua.torch_api.comm.units import nothing, units
+from bagua.torch_api.data.balance import digest
+from bagua.torch_api.data.complexity import Cost, costs_of
 from bagua.torch_api.data.course import Course, Setting
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.join.session import current
@@ -32,6 +34,9 @@ class ElasticSampler:
         global_batch: Samples of all ranks together in a round.
         shuffle: A random order in each epoch; else that of the dataset.
         seed: Of the random orders, the same on all ranks.
+        complexity_fn: What samples cost: a function of a sample, or numbers by index, as a tensor or sequence. The
+            samples of a round are dealt out so that the ranks' batches cost about the same, as
+            ``LoadBalancingDistributedSampler`` does it, whoever comes and goes.
 
     All ranks make their samplers in the same order, with the same arguments. Raises ValueError for arguments that make
     no sense, BaguaError before ``init_process_group``.
@@ -45,13 +50,16 @@ class ElasticSampler:
         global_batch: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        complexity_fn: Cost | None = None,
     ) -> None:
-        setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed)
+        costs = None if complexity_fn is None else costs_of(dataset, complexity_fn, "complexity_fn")
+        sum_of_costs = "" if costs is None else digest(costs)
+        setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed, sum_of_costs)
         self.dataset = dataset
         self._session = current()
         self._units = units(self._session) if self._session.elastic else None
         membership = self._session.membership
-        self._course = Course(setting, membership.members, membership.member, membership.generation)
+        self._course = Course(setting, membership.members, membership.member, membership.generation, costs)
         if self._units is not None:
             self._units.followers.add("sampler", self._course)
 

@@ -11,12 +11,15 @@ repeated with them. Batches that the lost one had been given since the last comm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Any
 
 Batch = tuple[int, ...]
 """Positions in the order of the epoch."""
+Split = Callable[[Batch, Sequence[int]], list[Batch]]
+"""Divides the positions of a round into one batch for each rank, of these sizes (0: none)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Progress:
 
     ``length``: samples of this epoch. ``members``: their numbers, in the order of ranks. ``shares``: samples that each
     gets in a round. ``returned``: positions below ``cursor`` that have been given back. ``held``: batches that a member
-    was given before the last change of membership and that have not been committed.
+    was given before the last change of membership and that have not been committed. ``split``: None gives each rank the
+    positions that come next.
     """
 
     length: int
@@ -34,6 +38,7 @@ class Progress:
     cursor: int = 0
     returned: tuple[int, ...] = ()
     held: Mapping[int, tuple[Batch, ...]] = field(default_factory=dict)
+    split: Split | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares) < 1:
@@ -62,6 +67,8 @@ class Progress:
             return None
         if not sizes[rank]:
             return self.held[member][number]
+        if self.split is not None:
+            return _parts(self, taken, sizes)[rank]
         begin = taken + sum(sizes[:rank])
         return _pool(self, begin, begin + sizes[rank])
 
@@ -88,7 +95,12 @@ class Progress:
         kept = set(_positions(held))
         reached = max([self.cursor, *(position + 1 for position in kept)])
         back = {*self.returned, *_positions(self.held), *range(self.cursor, reached)} - kept
-        return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held)
+        return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split)
+
+    def tell(self) -> dict[str, Any]:
+        """All of it but ``split``, in JSON's types."""
+        names = ("length", "members", "shares", "cursor", "returned", "held")
+        return {name: getattr(self, name) for name in names}
 
     def rest(self) -> tuple[int, ...]:
         """Positions that are left when there is no other round: they open the next epoch. Raises ValueError if there is
@@ -107,12 +119,18 @@ def _deal(progress: Progress, count: int) -> tuple[list[tuple[Batch, ...]], int]
     rounds: list[tuple[Batch, ...]] = []
     taken = 0
     while len(rounds) < count and (sizes := _sizes(progress, len(rounds), taken)) is not None:
-        batches: list[Batch] = []
-        for member, size in zip(progress.members, sizes, strict=True):
-            batches.append(_pool(progress, taken, taken + size) if size else progress.held[member][len(rounds)])
-            taken += size
-        rounds.append(tuple(batches))
+        parts = zip(progress.members, sizes, _parts(progress, taken, sizes), strict=True)
+        rounds.append(tuple(part if size else progress.held[member][len(rounds)] for member, size, part in parts))
+        taken += sum(sizes)
     return rounds, taken
+
+
+def _parts(progress: Progress, taken: int, sizes: Sequence[int]) -> list[Batch]:
+    """The batches of the ranks in the round that begins after ``taken`` samples."""
+    if progress.split is not None:
+        return progress.split(_pool(progress, taken, taken + sum(sizes)), sizes)
+    ends = [taken + end for end in accumulate(sizes)]
+    return [_pool(progress, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _sizes(progress: Progress, number: int, taken: int) -> tuple[int, ...] | None:

@@ -1,5 +1,5 @@
-"""Collectives for autograd under the path of the original: ``compat.functional``."""
+"""Collectives for autograd under the path of the original: ``layers.functional``."""
 
-from bagua.torch_api.compat.functional import DIFFERENTIABLE, all_reduce
+from bagua.torch_api.layers.functional import DIFFERENTIABLE, all_gather, all_reduce, all_to_all, reduce_scatter
 
-__all__ = ["DIFFERENTIABLE", "all_reduce"]
+__all__ = ["DIFFERENTIABLE", "all_gather", "all_reduce", "all_to_all", "reduce_scatter"]

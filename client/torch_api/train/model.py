@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
 from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.base.errors import BaguaError, CommunicationError
+from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.transfer import ReduceOp
@@ -20,6 +21,7 @@ from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import CURRENT, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
@@ -37,6 +39,7 @@ from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
+LOG = logging.getLogger("bagua")
 LOOK_EVERY = 10
 """Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
 model."""
@@ -59,6 +62,8 @@ class DistributedModel:
         broadcast_buffers: Buffers become rank 0's before each forward pass in training, but inside ``no_sync``. All
             ranks then run the same number of them.
         bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else a size that suits the model.
+        step_in_backward: Optimizers step the parameters of a bucket inside backward, as soon as its result is there
+            (``backward_steps.py``). ``optimizer.step()`` then finishes and checks. In elastic jobs it has no effect.
 
     Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
     """
@@ -74,6 +79,7 @@ class DistributedModel:
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = False,
         bucket_bytes: int | None = None,
+        step_in_backward: bool = False,
     ) -> None:
         self.process_group = members_group(process_group)
         self.module = module
@@ -103,6 +109,7 @@ class DistributedModel:
         self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
+        self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         try:
             self._runner.together(lambda: self._wrap(algorithm), again=self._layout.release)
@@ -112,6 +119,15 @@ class DistributedModel:
             raise
         if self._session.elastic:
             units(self._session).admission.carry("model", self._state)
+
+    def _new_steps(self) -> BackwardSteps | None:
+        if not self._session.elastic:
+            return BackwardSteps(self.bagua_optimizers)
+        LOG.warning(
+            "step_in_backward=True has no effect in an elastic job, where a step counts on all ranks or on none: "
+            "parameters move in optimizer.step()."
+        )
+        return None
 
     def _new_guest(self) -> Guest:
         """See ``Guest``; for a subclass that has one."""
@@ -159,9 +175,18 @@ class DistributedModel:
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
         self._reducer = None
+        if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
+            raise ConfigError(
+                f"step_in_backward=True can't be used with {type(self.bagua_algorithm).__name__}, which does not fill "
+                "the optimizers' gradients in backward. Choose an algorithm that exchanges gradients, or leave it out."
+            )
         if buckets:
-            make = functools.partial(RepeatingReducer, self._runner, self._layout, adding)
-            self._reducer = (make if self._runner.repeats else GradientReducer)(
+            make: Callable[..., GradientReducer] = GradientReducer
+            if self._runner.repeats:
+                make = functools.partial(RepeatingReducer, self._runner, self._layout, adding)
+            elif self._steps is not None:
+                make = functools.partial(SteppingReducer, self._steps)
+            self._reducer = make(
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
@@ -226,6 +251,8 @@ class DistributedModel:
         if self._session.elastic:
             units(self._session).admission.forget(self._state)
         self._remove_hooks()
+        if self._steps is not None:
+            self._steps.close()
         self.bagua_algorithm.close()
         self._release()
         self._renewal.end()
@@ -277,9 +304,10 @@ class DistributedModel:
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
-        self._layout.release()
-        self._layout.follow_alone(told["arrival"])
-        self._reset_algorithm()
+        with self._session.memory.reusing():  # the others wait
+            self._layout.release()
+            self._layout.follow_alone(told["arrival"])
+            self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
 

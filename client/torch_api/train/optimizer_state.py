@@ -28,9 +28,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """State by the parameter's position, and hyper-parameters of every group as far as they are plain data."""
+    """State by the parameter's position, and hyper-parameters of every group as far as they are plain data. Experts
+    (``.expert``) have none: each rank's are others."""
     states = [
-        encode(optimizer.state[parameter], tensors) if parameter in optimizer.state else None
+        encode(optimizer.state[parameter], tensors)
+        if parameter in optimizer.state and not getattr(parameter, "expert", False)
+        else None
         for parameter in _parameters(optimizer)
     ]
     groups = []
@@ -51,6 +54,8 @@ def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tenso
 def decode_optimizer(optimizer: torch.optim.Optimizer, document: Any, tensors: list[torch.Tensor]) -> None:
     """Takes over what ``encode_optimizer`` returned elsewhere. Tensors are made, and filled later."""
     for parameter, state in zip(_parameters(optimizer), document["states"], strict=True):
+        if getattr(parameter, "expert", False):
+            continue
         if state is None:
             optimizer.state.pop(parameter, None)
         else:

@@ -31,11 +31,12 @@ def dataset() -> TensorDataset:
     return TensorDataset(samples, torch.arange(SAMPLES))
 
 
-def rank_train(workers: int = 0, batches: int = 1, **sizes: int) -> dict[str, Any]:
+def rank_train(workers: int = 0, batches: int = 1, balanced: bool = False, **sizes: int) -> dict[str, Any]:
     """Trains, and writes the indices of each batch to this member's file, so that they are known if it is killed."""
     bagua.init_process_group()
     member = current().membership.member
-    sampler = bagua.contrib.ElasticSampler(dataset(), **sizes)
+    costs = [index % 7 for index in range(SAMPLES)] if balanced else None
+    sampler = bagua.contrib.ElasticSampler(dataset(), **sizes, complexity_fn=costs)
     options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
     loader = sampler.loader(**options)
     model = seeded(wide_mlp)
@@ -92,7 +93,7 @@ def check(ranks: Ranks, folder: Path, killed: dict[int, int]) -> None:
         ("0:1:0:submitted 2:3:0:committed", {"batch_size": 3}),
         ("1:2:0:flags 3:2:0:before", {"batch_size": 3, "workers": 2}),
         ("3:1:0:ready 0:4:0:before", {"global_batch": 10, "workers": 1}),
-        ("2:1:0:before", {"batch_size": 2, "batches": 2}),
+        ("2:1:0:before", {"batch_size": 2, "batches": 2, "balanced": True}),
     ],
 )
 def test_each_sample_is_used_once(ranks: Ranks, tmp_path: Path, kills: str, arguments: dict[str, int]) -> None:

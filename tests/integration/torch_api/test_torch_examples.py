@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -37,6 +38,14 @@ def test_digits_as_json(ranks: Any) -> None:
     assert outcome["bytes_inside_hosts"] > 0
     assert outcome["bytes_between_hosts"] == 0
     assert 0 <= outcome["hidden_share"] <= 1
+
+
+def test_moe(ranks: Any, tmp_path: Path) -> None:
+    options = ("--num-local-experts", "2", "--k", "2", "--epochs", "1", "--save-model", str(tmp_path / "saved"))
+    codes, output = run_example(ranks, "moe", *options, "--output", "json")
+    assert codes == [1, 1] and "below 95%" in output, output  # one epoch is too little, and the job says so
+    assert json.loads(next(line for line in output.splitlines() if line.startswith("{")))["replicas_identical"] is True
+    assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "23"
 
 
 def test_announcement(ranks: Any) -> None:

@@ -7,6 +7,7 @@ rank's batch, all in one process.
 from training_scenarios import (
     exchange,
     models,
+    optimizers,
     passes,
     plans_of_gradients,
     plans_of_models,
@@ -20,6 +21,7 @@ __all__ = [
     "SCENARIOS",
     "exchange",
     "models",
+    "optimizers",
     "passes",
     "plans_of_gradients",
     "plans_of_models",

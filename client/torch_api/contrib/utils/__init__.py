@@ -1,0 +1,1 @@
+"""Stores, under the paths of the original."""

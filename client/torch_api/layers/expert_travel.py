@@ -1,0 +1,200 @@
+"""Tokens go to the ranks of their experts and come back, and so do gradients.
+
+A token that goes to another rank is copied into memory that the daemon sees; the daemon moves it into memory from which
+the expert reads. A token that stays is copied once. The way back is alike. There are as many rows as tokens that go, no
+more: their numbers are told first.
+
+Each rank has two orders of rows. The *home* order, of the tokens that this rank has: by expert, over all experts of all
+ranks. The *expert* order, of those that experts of this rank compute: by expert, and within an expert by the rank from
+which they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from bagua.torch_api.comm.block_exchange import RowExchange, Rows
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.join.session import current
+from bagua.torch_api.layers.gating import Choice
+
+CACHED_BYTES = 1 << 17
+"""Of rows on which several things are done one after the other."""
+Span = tuple[int, int]
+"""First row, number of rows."""
+Write = Callable[[int, int, torch.Tensor], None]
+"""Writes rows from the first number to before the second one into a tensor."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The ways of one forward pass. ``comm``: None where one process has all experts. ``home[rank][i]`` and
+    ``away[rank][i]``: rows of expert i of that rank in the home order here; rows of expert i of this rank that come
+    from that rank, in the expert order. ``sizes``: rows of each expert of this rank.
+
+    ``mean``: gradients of experts are divided by the number of ranks.
+    """
+
+    choice: Choice
+    comm: Communicator | None
+    home: list[list[Span]]
+    away: list[list[Span]]
+    sizes: list[int]
+    mean: bool
+
+    @classmethod
+    def of(cls, choice: Choice, comm: Communicator | None, local_experts: int, mean: bool) -> Routes:
+        """Tells the other ranks how many tokens come: one small exchange."""
+        ranks = 1 if comm is None else comm.nranks()
+        given = choice.counts.view(ranks, local_experts)
+        taken = torch.empty_like(given)
+        if comm is None:
+            taken.copy_(given)
+        else:
+            comm.alltoall(given, taken)
+        home = _spans(given).tolist()
+        away = _spans(taken.t()).transpose(0, 1).tolist()
+        return cls(choice, comm, home, away, taken.sum(0).tolist(), mean)
+
+    @property
+    def rank(self) -> int:
+        """The place of this process among those that have experts."""
+        return 0 if self.comm is None else self.comm.rank()
+
+    @property
+    def scale(self) -> int:
+        """By how much gradients of experts are divided."""
+        return 1 if self.comm is None or not self.mean else self.comm.nranks()
+
+
+def _spans(counts: torch.Tensor) -> torch.Tensor:
+    """[..., 2]: where each block begins if they lie one after the other, and its size."""
+    ends = counts.reshape(-1).cumsum(0).view(counts.shape)
+    return torch.stack([ends - counts, counts], -1)
+
+
+def dispatch(tokens: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, ...]:
+    """[tokens, width] -> for each expert of this rank [rows, width], in the expert order."""
+    made: tuple[torch.Tensor, ...] = _Dispatch.apply(tokens, routes)  # type: ignore[no-untyped-call]
+    return made
+
+
+def combine(results: Sequence[torch.Tensor], routes: Routes) -> torch.Tensor:
+    """The reverse: for each token the sum of its experts' results, multiplied by their weights. Zeros for a token that
+    has no expert."""
+    made: torch.Tensor = _Combine.apply(routes, routes.choice.weights, *results)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _travel(routes: Routes, there: bool, like: torch.Tensor, write: Write) -> torch.Tensor:
+    """Rows of the home order arrive in the expert order (``there``), or the other way round. ``write`` has those that
+    leave. Their width, dtype and device are those of ``like``."""
+    gives, takes = (routes.home, routes.away) if there else (routes.away, routes.home)
+    width = like.shape[1]
+    exchange = None if routes.comm is None else RowExchange(current(), routes.comm, like, width)
+
+    def room(blocks: list[list[Span]]) -> Rows:
+        count = sum(size for some in blocks for _, size in some)
+        return Rows(like.new_empty(count, width), (0, 0)) if exchange is None else exchange.rows(count)
+
+    out, into = (None if exchange is None else room(gives)), room(takes)
+    at = 0
+    for (begin, size), (target, _) in zip(gives[routes.rank], takes[routes.rank], strict=True):
+        if out is not None and at < begin:
+            write(at, begin, out.tensor[at:begin])
+        write(begin, begin + size, into.tensor[target : target + size])
+        at = begin + size
+    if out is not None and exchange is not None:
+        if at < len(out.tensor):
+            write(at, len(out.tensor), out.tensor[at:])
+        exchange.run(out, gives, into, takes)
+    return into.tensor
+
+
+def _rows_of(parts: Sequence[torch.Tensor]) -> Write:
+    """Writes rows of ``parts``, which lie one after the other."""
+
+    def write(begin: int, end: int, target: torch.Tensor) -> None:
+        at, done = 0, 0
+        for part in parts:
+            some = part[max(begin - at, 0) : max(end - at, 0)]
+            target[done : done + len(some)].copy_(some)
+            at, done = at + len(part), done + len(some)
+
+    return write
+
+
+def _picked(source: torch.Tensor, numbers: torch.Tensor) -> Write:
+    """Writes rows of ``source`` by their numbers."""
+
+    def write(begin: int, end: int, target: torch.Tensor) -> None:
+        torch.index_select(source, 0, numbers[begin:end], out=target)
+
+    return write
+
+
+def _added(rows: torch.Tensor, choice: Choice, weights: torch.Tensor | None) -> torch.Tensor:
+    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row."""
+    if len(rows) == 0:
+        return rows.new_zeros(len(choice.first_row), rows.shape[1])
+    each = None if weights is None else weights.to(rows.dtype)[choice.rows_of]
+    return F.embedding_bag(choice.rows_of, rows, choice.first_row, mode="sum", per_sample_weights=each)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tokens: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, ...]:
+        context.routes = routes
+        arrived = _travel(routes, True, tokens, _picked(tokens.detach(), routes.choice.tokens))
+        return tuple(_own(part) for part in torch.split(arrived, routes.sizes))
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        routes = context.routes
+        arrived = _travel(routes, False, gradients[0], _rows_of(gradients))
+        scale = None if routes.scale == 1 else torch.full_like(routes.choice.weights, routes.scale)
+        return _added(arrived, routes.choice, scale), None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, routes: Routes, weights: torch.Tensor, *results: torch.Tensor) -> torch.Tensor:
+        arrived = _travel(routes, False, results[0], _rows_of([one.detach() for one in results]))
+        context.routes = routes
+        context.save_for_backward(arrived, weights)
+        return _added(arrived, routes.choice, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        routes, (results, weights) = context.routes, context.saved_tensors
+        pick = _picked(gradient, routes.choice.tokens)
+        of_weights = torch.empty_like(weights)
+        scaled = (weights / routes.scale).to(gradient.dtype).unsqueeze(1)
+
+        some = max(16, CACHED_BYTES // max(1, gradient[0:1].nbytes))
+
+        def write(begin: int, end: int, target: torch.Tensor) -> None:
+            for at in range(begin, end, some):
+                to = min(at + some, end)
+                rows = target[at - begin : to - begin]
+                pick(at, to, rows)
+                of_weights[at:to] = torch.linalg.vecdot(rows, results[at:to])
+                rows.mul_(scaled[at:to])
+
+        arrived = _travel(routes, True, gradient, write)
+        return None, of_weights, *torch.split(arrived, routes.sizes)
+
+
+def _own(part: torch.Tensor) -> torch.Tensor:
+    """The same memory, as a tensor that an expert may change in place: no view of another one, for autograd."""
+    made = part.new_empty(0)
+    made.set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
+    return made

@@ -1,0 +1,217 @@
+"""Checkpoints in the original's layout: a folder for each, and a file that names the newest one.
+
+    latest_checkpointed_iteration.txt
+    iter_0000100/mp_rank_00_model_states.pt
+    iter_0000100/expert_3_mp_rank_00_model_states.pt                    with experts: one for each
+    iter_0000100/expert_parallel_rank_1_mp_rank_00_optim_states.pt      with experts: one for each rank
+
+A checkpoint is written into a folder with the ending ``.new``, which gets its name when it is whole. So a process that
+is killed at any moment leaves the last one as it was. Files are read as plain data (``weights_only``): no code in them
+is run.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bagua.base.errors import BaguaError
+from bagua.torch_api.join import environment
+from bagua.torch_api.saving.expert_states import ExpertStates
+from bagua.torch_api.train.agreement import raise_together
+
+LATEST = "latest_checkpointed_iteration.txt"
+MODEL = "mp_rank_00_model_states.pt"
+EXPERT = "expert_{}_mp_rank_00_model_states.pt"
+OPTIMIZER = "expert_parallel_rank_{}_mp_rank_00_optim_states.pt"
+
+
+def save_checkpoint(
+    iteration: int,
+    checkpoints_path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+) -> None:
+    """Writes a checkpoint, and names it the newest one.
+
+    Without experts rank 0 writes, and others return at once. With experts (``MoE``) all ranks call it, into the same
+    folder, and return when it is whole. Raises BaguaError where it can't be written, with experts on all ranks; the
+    last one stays.
+    """
+    model = _plain(model)
+    experts = ExpertStates.of(model)
+    if not experts and environment.get_rank() != 0:
+        return
+    folder = Path(checkpoints_path)
+    new = folder / f"{_name(iteration)}.new"
+    first = experts.rank == 0
+    together = _together(experts)
+    states, of_experts = experts.split(model.state_dict())
+    document: dict[str, Any] = {"iteration": iteration, "model": states, "ranks": experts.ranks}
+    if lr_scheduler is not None:
+        document["lr_scheduler"] = lr_scheduler.state_dict()
+
+    def begin() -> None:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+
+    def write() -> None:
+        if optimizer is not None and not experts:
+            document["optimizer"] = optimizer.state_dict()
+        elif optimizer is not None:
+            _write(experts.optimizer_states(model, optimizer), new / OPTIMIZER.format(experts.rank))
+        for number, found in of_experts.items():
+            _write(found, new / EXPERT.format(number))
+        if first:
+            _write(document, new / MODEL)
+
+    def publish() -> None:
+        _replace(new, folder / _name(iteration))
+        _write_text(f"{iteration}", folder / LATEST)
+
+    together(begin if first else _nothing, folder)
+    together(write, folder)
+    together(publish if first else _nothing, folder)
+
+
+def load_checkpoint(
+    checkpoints_path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+    strict: bool = True,
+) -> int:
+    """Loads the newest checkpoint, and returns its iteration; 0, and nothing is changed, if there is none.
+
+    Every rank calls it, before ``with_bagua``. A model with experts may be on another number of ranks than the one that
+    was saved, with as many experts in all. ``strict``: as in ``torch.nn.Module.load_state_dict``. Raises BaguaError for
+    files that are damaged or missing, and for a checkpoint of another model.
+    """
+    folder = Path(checkpoints_path)
+    try:
+        text = (folder / LATEST).read_text().strip()
+    except FileNotFoundError:
+        return 0
+    if not text.isdigit():
+        raise BaguaError(f"{folder / LATEST} holds {text[:40]!r}: it must be the number of an iteration.")
+    model, at = _plain(model), _folder(folder, int(text))
+    experts = ExpertStates.of(model)
+    document = _read(at / MODEL)
+    states = dict(document["model"])
+    experts.check(states, at)
+    states |= experts.join([_read(at / EXPERT.format(number)) for number in experts.files(document.get("ranks"))])
+    try:
+        model.load_state_dict(states, strict=strict)
+    except RuntimeError as error:
+        raise BaguaError(f"{at} is a checkpoint of another model. {error}") from None
+    if optimizer is not None:
+        optimizer.load_state_dict(_optimizer_states(document, at, experts, model, optimizer))
+    if lr_scheduler is not None:
+        lr_scheduler.load_state_dict(_part(document, "lr_scheduler", at))
+    return int(text)
+
+
+def _optimizer_states(
+    document: dict[str, Any], at: Path, experts: ExpertStates, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    if not experts:
+        found: dict[str, Any] = _part(document, "optimizer", at)
+        return found
+    files: list[dict[str, Any]] = []
+    while (path := at / OPTIMIZER.format(len(files))).exists():
+        files.append(_read(path))
+    if not files:
+        raise BaguaError(f"{at} has no state of an optimizer: load it with optimizer=None.")
+    return experts.join_optimizer(files, model, optimizer, at)
+
+
+def _part(document: dict[str, Any], name: str, at: Path) -> Any:
+    if name not in document:
+        raise BaguaError(f"{at} has no state of {name}: load it with {name}=None.")
+    return document[name]
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel."""
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) and hasattr(model, "inner") else model
+
+
+def _name(iteration: int) -> str:
+    return f"iter_{iteration:07d}"
+
+
+def _folder(folder: Path, iteration: int) -> Path:
+    at = folder / _name(iteration)
+    before = at.with_name(f"{at.name}.old")  # a process was killed while it replaced this one
+    return before if before.is_dir() and not at.is_dir() else at
+
+
+def _together(experts: ExpertStates) -> Callable[[Callable[[], None], Path], None]:
+    """Runs a part, and waits until all ranks have done theirs. If one fails, all raise."""
+
+    def run(part: Callable[[], None], folder: Path) -> None:
+        mistake: BaguaError | None = None
+        try:
+            part()
+        except (OSError, RuntimeError) as error:
+            mistake = BaguaError(f"No checkpoint was written into {folder}: {error}")
+        if experts.comm is not None:
+            raise_together(mistake, experts.comm)
+        elif mistake is not None:
+            raise mistake
+
+    return run
+
+
+def _nothing() -> None:
+    """Another rank does it."""
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_text(text: str, path: Path) -> None:
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _replace(new: Path, target: Path) -> None:
+    """``new`` gets the name ``target``; one of the same name goes."""
+    old = target.with_name(f"{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise BaguaError(f"{path} is missing: the checkpoint is not whole. {_advice(path)}") from None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        words = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BaguaError(f"{path} can't be read, it may have been cut off: {words}. {_advice(path)}") from None
+    return found
+
+
+def _advice(path: Path) -> str:
+    return f"Write the number of an older one into {path.parent.parent / LATEST}, or train anew."

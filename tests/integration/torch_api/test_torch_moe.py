@@ -1,0 +1,269 @@
+"""MoE on several ranks against the same layer on one process that has all experts."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from rig import placing
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api.join.session import current
+
+WIDTH = 6
+CLOSE = 1e-5
+
+
+def expert(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(inplace=True), nn.Linear(8, WIDTH))
+
+
+def layers(local: int, **options: Any) -> tuple[bagua.moe.MoE, bagua.moe.MoE]:
+    """The layer, and one with all experts here. Each expert has weights of its own."""
+    me, n = bagua.get_rank(), bagua.get_world_size()
+    torch.manual_seed(1)
+    layer = bagua.moe.MoE(WIDTH, expert(), local, **options)
+    alone = bagua.communication.new_group([me])
+    whole = bagua.moe.MoE(WIDTH, expert(), n * local, process_group=alone, **options)
+    whole.bagua_moe.gate.load_state_dict(layer.bagua_moe.gate.state_dict())
+    for number in range(n * local):
+        weights = expert(10 + number).state_dict()
+        whole.bagua_moe.experts.bagua_experts[number].load_state_dict(weights)
+        if number // local == me:
+            layer.bagua_moe.experts.bagua_experts[number % local].load_state_dict(weights)
+    return layer, whole
+
+
+def batch(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs, weights of the outputs in the loss, used tokens."""
+    generator = torch.Generator().manual_seed(rank)
+    inputs, weights = torch.randn(2, tokens, WIDTH, generator=generator)
+    return inputs.view(tokens, 1, WIDTH), weights.view(tokens, 1, WIDTH), torch.arange(tokens) % 3 != 1
+
+
+def near(found: torch.Tensor | None, wanted: torch.Tensor | None, what: str) -> None:
+    assert found is not None and wanted is not None, what
+    limit = CLOSE * max(1e-3, wanted.detach().abs().max().item() if wanted.numel() else 0.0)
+    torch.testing.assert_close(found, wanted, atol=limit, rtol=0.0, msg=lambda text: f"{what}: {text}")
+
+
+def compare(local: int, sizes: list[int], used: bool = False, **options: Any) -> None:
+    what = f"{local} {sizes} {used} {options}"
+    me, n = bagua.get_rank(), bagua.get_world_size()
+    layer, whole = layers(local, **options)
+    if options.get("eval_capacity_factor"):
+        layer.eval(), whole.eval()
+    pairs = []
+    for rank in range(n):
+        inputs, weights, mask = batch(rank, sizes[rank])
+        for model in (whole, layer)[: 1 + (rank == me)]:
+            mine = inputs.clone().requires_grad_()
+            torch.manual_seed(rank)
+            found, loss, counts = model(mine, mask if used else None)
+            ((found * weights).sum() + 0.1 * loss).backward()
+            pairs.append((rank, mine.grad, found, loss, counts))
+    for one, other in itertools.pairwise(pairs):
+        if one[0] == other[0]:
+            for name, wanted, found in zip(("gradient", "output", "loss"), one[1:4], other[1:4], strict=True):
+                near(found, wanted, f"{what} {name}")
+            assert one[4].tolist() == other[4].tolist() and one[4].dtype == torch.int64
+    scale = 1.0 / n if options.get("average", True) else 1.0
+    gate, all_experts = whole.bagua_moe.gate, whole.bagua_moe.experts.bagua_experts
+    mine = layer.bagua_moe.gate.wg.weight.grad.clone()
+    bagua.allreduce_inplace(mine)
+    near(mine, gate.wg.weight.grad, f"{what} gate")
+    for number, one in enumerate(layer.bagua_moe.experts.bagua_experts):
+        for name, parameter in one.named_parameters():
+            wanted = all_experts[me * local + number].get_parameter(name).grad * scale
+            near(parameter.grad, wanted, f"{what} expert {number} {name}")
+
+
+def rank_compares() -> None:
+    bagua.init_process_group()
+    n = bagua.get_world_size()
+    sizes = [23, 9, 31, 14][:n]
+    for k in (1, 2):
+        compare(1, sizes, k=k, capacity_factor=8.0)
+        compare(2, sizes, k=k, capacity_factor=0.5)
+        compare(1, sizes, k=k, min_capacity=1, capacity_factor=0.3, average=False)
+        compare(3, sizes, k=k, used=True, eval_capacity_factor=0.7)
+        compare(1, [0, *sizes[1:]], k=k)
+        compare(1, [0] * n, k=k)
+        compare(2, sizes, k=k, noisy_gate_policy="Jitter")
+    compare(2, sizes, noisy_gate_policy="RSample", used=True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "device"),
+    [([[0, 1]], "cpu"), ([[0, 1], [2]], "cpu"), ([[0, 1, 2, 3]], "cpu"), ([[0], [1]], "fake")],
+    ids=["2", "2+1", "4", "fake"],
+)
+def test_equal_to_one_process(ranks: Any, hosts: list[list[int]], device: str) -> None:
+    ranks.run(rank_compares, hosts=hosts, environment=placing.environment(device, "staged"))
+
+
+class Copies(TorchDispatchMode):
+    """Counts the rows that are written by copies, and by sums of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied = 0
+
+    def __torch_dispatch__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
+        made = function(*arguments, **(named or {}))
+        if function.overloadpacket.__name__ in ("copy_", "cat", "index_select", "index", "clone", "contiguous"):
+            self.copied += len(made) if made.dim() == 2 and made.shape[1] == WIDTH else 0
+        return made
+
+
+def rank_counts_copies() -> None:
+    bagua.init_process_group()
+    layer = bagua.moe.MoE(WIDTH, nn.Identity(), 2, capacity_factor=100.0)
+    inputs = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(bagua.get_rank()), requires_grad=True)
+    arrived = []
+    for one in layer.bagua_moe.experts.bagua_experts:
+        one.register_forward_pre_hook(lambda _, given: arrived.append(len(given[0])))
+    with Copies() as out:
+        found, *_ = layer(inputs)
+    assert out.copied == 40 + sum(arrived)  # each of mine on its way out, each of the others' on its way back
+    with Copies() as back:
+        found.sum().backward()
+    assert back.copied == 40 + sum(arrived)
+
+
+def test_no_token_is_copied_twice(ranks: Any) -> None:
+    ranks.run(rank_counts_copies, 3)
+
+
+class Net(nn.Module):
+    def __init__(self, local: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, WIDTH)
+        self.moe = bagua.moe.MoE(WIDTH, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)), local, k=2)
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found, loss, _ = self.moe(self.first(inputs).relu())
+        return self.last(found), loss
+
+
+def everyones(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor.new_empty(bagua.get_world_size(), *tensor.shape)
+    bagua.allgather(tensor.detach(), found)
+    return found
+
+
+def rank_trains() -> None:
+    """Experts go their own ways in a wrapped model, whatever it was copied from or moved to."""
+    bagua.init_process_group()
+    me = bagua.get_rank()
+    torch.manual_seed(me)
+    model = copy.deepcopy(Net(2)).double().float()
+    model = pickle.loads(pickle.dumps(model))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(torch.randn(8, 3))[0].sum().backward()
+    optimizer.step()  # state that is there before the model is wrapped
+    of_experts = {name: one for name, one in model.state_dict(keep_vars=True).items() if ".experts." in name}
+    before = {name: one.detach().clone() for name, one in of_experts.items()}
+    weight = model.get_parameter("moe.bagua_moe.experts.bagua_experts.0.0.weight")
+    momentum = optimizer.state[weight]["exp_avg"].clone()
+    model.with_bagua([optimizer])
+    assert all(bagua.moe.is_moe_param(one) for one in of_experts.values()) and len(of_experts) == 14
+    assert all(torch.equal(one, before[name]) for name, one in of_experts.items())
+    assert torch.equal(optimizer.state[weight]["exp_avg"], momentum)
+    assert not any(".experts." in name for name, _ in model.bagua_ddp.bagua_build_params())
+    losses = []
+    for step in range(30):
+        inputs = torch.randn(16, 3, generator=torch.Generator().manual_seed(step * 10 + me))
+        optimizer.zero_grad()
+        found, loss = model(inputs)
+        error = (found - inputs.sum(1, keepdim=True)).square().mean()
+        (error + 0.01 * loss).backward()
+        optimizer.step()
+        losses.append(error.item())
+    assert sum(losses[-5:]) < sum(losses[:5])
+    for name, one in model.named_parameters():
+        rows = everyones(one)
+        assert bool((rows == rows[0]).all()) != (".experts." in name), name
+
+
+def test_training(ranks: Any) -> None:
+    ranks.run(rank_trains, hosts=[[0, 1], [2]])
+
+
+def rank_errs() -> None:
+    bagua.init_process_group()
+    me, n = bagua.get_rank(), bagua.get_world_size()
+    for call, words in (
+        (
+            lambda: bagua.moe.MoE(4, nn.Identity(), num_experts=n + 1),
+            "3 experts can't be shared equally by 2",
+        ),
+        (lambda: bagua.moe.MoE(4, nn.Identity(), 0), "at least one expert"),
+        (lambda: bagua.moe.MoE(4, nn.Identity(), k=3), "to 1 expert, or to 2"),
+        (lambda: bagua.moe.MoE(4, nn.Identity(), noisy_gate_policy="loud"), "choose None, 'Jitter' or 'RSample'"),
+        (lambda: bagua.moe.MoE(4, nn.Identity(), capacity_factor=0.0), "factors must be positive"),
+        (lambda: bagua.moe.MoE(4, nn.Identity())(torch.ones(2, 3)), "last dimension must be 4"),
+        (lambda: bagua.moe.MoE(4, nn.Identity())(torch.ones(2, 4), torch.ones(3)), "3 elements: there are 2 tokens"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    layer = bagua.moe.MoE(4, nn.Identity(), 1 + (me == 1))
+    layer.bagua_moe.gate.wg = nn.Linear(4, n * layer.bagua_moe.num_local_experts)
+    with pytest.raises(BaguaError, match=r"MoE layers differ.*rank 1: \[2, 4, 1\]"):
+        layer(torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"made \[\d+, 3\] of \[\d+, 4\]"):
+        bagua.moe.MoE(4, nn.Linear(4, 3))(torch.ones(2, 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert bagua.moe.MoE(4, nn.Linear(4, 4))(torch.ones(2, 4))[0].dtype == torch.bfloat16
+    other = bagua.communication.new_group([0])
+    if me:
+        with pytest.raises(ConfigError, match="no member of the layer's process group"):
+            bagua.moe.MoE(4, nn.Identity(), process_group=other)(torch.ones(2, 4))
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        layer = bagua.moe.MoE(4, nn.Linear(4, 4), k=2).to(dtype)
+        inputs = torch.randn(5, 4).to(dtype).requires_grad_()
+        layer(inputs)[0].sum().backward()
+        assert inputs.grad is not None and inputs.grad.dtype == dtype and bool(inputs.grad.isfinite().all())
+    bagua.barrier()
+
+
+def test_mistakes_and_dtypes(ranks: Any) -> None:
+    ranks.run(rank_errs, 2)
+
+
+def rank_is_elastic() -> None:
+    layer = bagua.moe.MoE(4, nn.Identity())
+    bagua.init_process_group()
+    assert current().elastic
+    with pytest.raises(ConfigError, match="can't be used in an elastic job"):
+        layer(torch.ones(2, 4))
+    with pytest.raises(ConfigError, match="can't be used in an elastic job"):
+        bagua.moe.MoE(4, nn.Identity())
+
+
+def test_not_in_an_elastic_job(ranks: Any) -> None:
+    ranks.run(rank_is_elastic, 2, elastic=True)
+
+
+def test_without_a_job() -> None:
+    """And the names that checkpoints have."""
+    layer = bagua.moe.MoE(WIDTH, expert(), 4, min_capacity=0)
+    names = list(layer.state_dict())
+    assert names[0] == "bagua_moe.gate.wg.weight" and names[1] == "bagua_moe.experts.bagua_experts.0.0.weight"
+    inputs = torch.randn(20, WIDTH, requires_grad=True)
+    found, loss, counts = layer(inputs)
+    (found.sum() + loss).backward()
+    assert counts.sum() == 20 and inputs.grad is not None
+    rows = (found != 0).any(1)
+    assert rows.sum() <= sum(min(5, count) for count in counts.tolist())  # no more than an expert's capacity
+    layer.eval()
+    assert torch.equal(layer(inputs)[0], layer(inputs)[0])

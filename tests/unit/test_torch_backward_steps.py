@@ -1,0 +1,167 @@
+"""When parameters move inside backward: with results that are there at once, or never before the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bagua.algorithms import AllReduce, Plan
+from bagua.base.errors import BaguaError
+from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
+from bagua.torch_api.train.gradients import GradientBucket
+
+
+class Copy:
+    """The exchange of one rank: its result is its contribution. ``quick``: it is there at once."""
+
+    started = False
+    actions = (None,)
+
+    def __init__(self, bucket: GradientBucket, quick: bool) -> None:
+        self._bucket = bucket
+        self._quick = quick
+
+    def start(self) -> None:
+        self.started = True
+
+    def done(self) -> bool:
+        return self._quick
+
+    def advance(self, times: list[Times]) -> bool:
+        self.started = False
+        source, target = (self._bucket.buffers[side] for side in (self._bucket.side, 1 - self._bucket.side))
+        target.flat.copy_(source.flat)
+        target.tail.copy_(source.tail)
+        times.append((0, 1, 2))
+        return False
+
+    def abandon(self) -> bool:
+        was, self.started = self.started, False
+        return was
+
+
+def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+    return torch.zeros(count, dtype=dtype), (1, 0)
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
+
+
+class Trained:
+    """Three layers, one bucket each, last layer first; ``seen``: before each gradient, which layers have moved."""
+
+    def __init__(self, quick: bool) -> None:
+        self.layers = layers()
+        self.optimizer: Any = torch.optim.SGD(self.layers.parameters(), lr=0.1, momentum=0.9)
+        self.steps = BackwardSteps([self.optimizer])
+        buckets = []
+        for number in (2, 1, 0):
+            buckets.append(GradientBucket(str(number), [(str(number), self.layers[number].weight)], allocate))
+            buckets[-1].set_plan(Plan((AllReduce("AVG"),)))
+            buckets[-1].execution = Copy(buckets[-1], quick)  # type: ignore[assignment]
+        self.waits: list[int] = []
+        self.reducer = SteppingReducer(
+            self.steps, buckets, on_finished=lambda times, begin, end: self.waits.append(len(times))
+        )
+        self.seen: list[list[int]] = []
+        for number, layer in enumerate(self.layers):
+            layer.weight.register_post_accumulate_grad_hook(
+                lambda parameter, name=str(number): self.after_gradient(name, parameter)
+            )
+
+    def after_gradient(self, name: str, parameter: Any) -> None:
+        self.seen.append([n for n, layer in enumerate(self.layers) if not torch.equal(layer.weight, self.before[n])])
+        self.reducer.mark_ready(name, parameter)
+
+    def backward(self, step: int, loss: Any = None) -> None:
+        self.before = [layer.weight.detach().clone() for layer in self.layers]
+        self.seen.clear()
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+        (loss or (lambda x: self.layers(x).square().mean()))(inputs).backward()
+        self.reducer.end_pass()
+        self.reducer.finish()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_parameters_move_while_others_still_get_gradients(quick: bool) -> None:
+    trained, plain = Trained(quick), layers()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        trained.optimizer.zero_grad()
+        trained.backward(step)
+        assert trained.seen == ([[], [2], [1, 2]] if quick and step else [[], [], []])
+        trained.optimizer.step()
+        optimizer.zero_grad()
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+        plain(inputs).square().mean().backward()
+        optimizer.step()
+        for one, other in zip(trained.layers, plain, strict=True):
+            assert torch.equal(one.weight, other.weight)
+    assert trained.waits == [3] * 4
+
+
+def test_a_value_that_backward_still_needs_is_noticed_by_autograd() -> None:
+    """The last layer's weight is used where it gets no gradient, and needed after it has moved."""
+    trained = Trained(quick=True)
+    trained.backward(0)
+    trained.optimizer.step()
+
+    def loss(inputs: torch.Tensor) -> torch.Tensor:
+        return trained.layers(trained.layers[0](inputs) @ trained.layers[2].weight.detach()).sum()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        trained.backward(1, loss)
+
+
+def test_changes_after_the_parameters_moved_are_told() -> None:
+    trained = Trained(quick=True)
+    trained.backward(0)
+    trained.optimizer.step()
+    trained.backward(1)
+    nn.utils.clip_grad_norm_(trained.layers.parameters(), 0.1)
+    with pytest.raises(BaguaError, match=r"gradients were changed .* Parameters have moved already"):
+        trained.optimizer.step()
+    assert [len(group["params"]) for group in trained.optimizer.param_groups] == [3]
+
+
+def test_a_second_gradient_after_the_result_is_told() -> None:
+    trained = Trained(quick=True)
+    trained.backward(0)
+    trained.optimizer.step()
+    again = trained.layers[0].weight.register_post_accumulate_grad_hook(
+        lambda _: trained.reducer.mark_ready("2", trained.layers[2].weight)
+    )
+    with pytest.raises(BaguaError, match="use_reentrant=False"):
+        trained.backward(1)
+    again.remove()
+
+
+def test_a_plan_of_several_steps_ends_with_the_pass() -> None:
+    trained = Trained(quick=True)
+    for bucket in trained.reducer.buckets:
+        bucket.execution.actions = (None, None)  # type: ignore[assignment,union-attr]
+    trained.reducer._use(trained.reducer.buckets)
+    for step in range(3):
+        trained.optimizer.zero_grad()
+        trained.backward(step)
+        assert trained.seen == [[], [], []]
+        assert torch.equal(trained.layers[0].weight, trained.before[0]) == (step == 0)
+        trained.optimizer.step()
+
+
+def test_steps_without_a_pass_are_ordinary_ones() -> None:
+    trained = Trained(quick=True)
+    trained.backward(0)
+    before = trained.layers[0].weight.detach().clone()
+    for _ in range(2):
+        trained.optimizer.step()
+        assert not torch.equal(before, trained.layers[0].weight)
+        before = trained.layers[0].weight.detach().clone()
+    trained.steps.close()
+    trained.optimizer.step(lambda: 0.0)
