@@ -7,6 +7,9 @@ steps: nothing is repeated. In another one, of each algorithm, the same ranks ar
 middle of an exchange: before a bucket starts, before anything is waited for, and when results are whole and not
 committed yet. Whoever is left must hold the same bits after each step. Asynchronous averages have no such steps: there
 replicas must stay near each other.
+
+Third, a member dies when an exchange counts, and another one that is left has not heard that: it must come to the same
+bits as where it has heard it.
 """
 
 from __future__ import annotations
@@ -87,7 +90,7 @@ ASYNCHRONOUS: dict[str, Subject] = {
 }
 
 
-def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
+def rank_train(names: list[str], steps: int = STEPS) -> dict[str, list[torch.Tensor]]:
     """Trains a model with each of these algorithms, all of them in each step. Returns their parameters after each."""
     bagua.init_process_group()
     member = current().membership.member
@@ -100,7 +103,7 @@ def rank_train(names: list[str]) -> dict[str, list[torch.Tensor]]:
         models[name] = model.with_bagua(optimizers, subject.make()), optimizers
     fault = Fault(lambda: [])
     found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    for step in range(STEPS):
+    for step in range(steps):
         bagua.barrier()
         fault.step = step
         fault.at("between")
@@ -156,6 +159,31 @@ def test_asynchronous_replicas_stay_near_each_other(tmp_path: Path, name: str) -
     for one in found:
         assert all(bool(parameters.isfinite().all()) for parameters in one[name])
     assert (found[0][name][-1] - found[1][name][-1]).abs().max() < 0.5
+
+
+OFTEN_UNHEARD = {"power_sgd", "qadam", "low_precision_decentralized"}
+
+
+def train_unheard(folder: Path, name: str, kills: str) -> list[list[torch.Tensor]]:
+    """Parameters after each step of the members that are left: all but member 1."""
+    folder.mkdir()
+    with make_ranks(folder) as ranks:
+        environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+        ranks.start(rank_train, hosts=HOSTS, elastic=True, environment=environment, names=[name], steps=6)
+        ranks.wait(150.0)
+        assert ranks.started[1].process.returncode == -9, ranks.started[1].output
+        return [one.result()[name] for one in ranks.started if one.rank != 1]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN_UNHEARD else pytest.mark.full) for name in EXACT]
+)
+def test_an_exchange_that_others_have_committed_counts_here_too(tmp_path: Path, name: str) -> None:
+    heard = train_unheard(tmp_path / "heard", name, "1:2:0:heard")
+    unheard = train_unheard(tmp_path / "unheard", name, "1:2:0:heard 3:2:0:unheard")
+    for mine, wanted in zip(unheard, heard, strict=True):
+        equal = [torch.equal(one, other) for one, other in zip(mine, wanted, strict=True)]
+        assert all(equal), equal
 
 
 # Compared with references

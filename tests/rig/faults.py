@@ -3,7 +3,8 @@ ranks.
 
 Phases, in their order in a step: "between" steps; "before" the pass; "bucket": before that bucket of gradients starts,
 inside backward; "start": likewise any bucket; "submitted": all buckets have been, nothing is waited for; "ready":
-results are whole, before the flags; "flags": they have been submitted; "committed": before the optimizer's step.
+results are whole, before the flags; "flags": they have been submitted; "heard": they are over; "committed": before the
+optimizer's step. "unheard" kills nobody: the flags are over, and this rank hears instead that members have changed.
 Where newcomers are let in: "copy": before state is copied; "copied": it has been; "let_in": all have heard that.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.state_copy import StateCopy
-from bagua.torch_api.join.connection import HostConnection
+from bagua.torch_api.join.connection import HostConnection, Regrouped
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train import gradients, runner
 from bagua.torch_api.train.held import HeldExecution
@@ -56,6 +57,7 @@ class Fault:
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
         send, send_early = Flags._submit, Flags.send_early
+        await_flags = Flags._await
         start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
@@ -80,6 +82,20 @@ class Fault:
         def submit_flags(own: Flags, members: Any) -> None:
             send(own, members)
             self.at("flags")
+
+        def hear_flags(own: Flags) -> None:
+            sent = own._ticket is not None
+            await_flags(own)
+            if not sent or own._failure is not None:
+                return
+            if self.now("heard"):
+                time.sleep(0.2)  # the daemons tell it to all others meanwhile
+                kill_self()
+            if self.now("unheard"):
+                self._at = -1
+                while not current().connection.generation_is_over():
+                    time.sleep(0.001)
+                own._failure = Regrouped("The flags were over just before.")
 
         def early_flags(own: Flags, members: Any) -> None:
             if self.now("ready"):
@@ -109,5 +125,6 @@ class Fault:
         HeldExecution.start = start_any  # type: ignore[method-assign]
         gradients.join_all = runner.join_all = wait
         Flags.exchange = exchange_flags  # type: ignore[method-assign]
+        Flags._await = hear_flags  # type: ignore[method-assign]
         Flags._submit = submit_flags  # type: ignore[method-assign]
         Flags.send_early = early_flags  # type: ignore[method-assign]

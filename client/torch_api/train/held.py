@@ -58,8 +58,9 @@ class Undo:
 
 class HeldExecution(Execution):
     """``arrived``: all that communicates is over, and ``conclude`` is to be called. ``lost``: members have changed
-    since the start, or before it, and it is to be started again: ``rewind``. ``ended``: the generation in which it was
-    to start has ended, and the next one has not been entered since."""
+    since the start, or before it. Then it is to be started again: ``rewind``; but for one that had arrived, and that
+    other members have committed: ``conclude``. ``ended``: the generation in which it was to start has ended, and the
+    next one has not been entered since."""
 
     __slots__ = ("__weakref__", "_closing", "_eager", "_steady", "_undo", "arrived", "ended", "lost")
 
@@ -110,11 +111,12 @@ class HeldExecution(Execution):
         return False
 
     def renew(self) -> None:
-        """The generation in which it was started has ended."""
-        if self.started or self.arrived:
+        """The generation in which it was started has ended. Results that have arrived stay: others may count them."""
+        if self.started:
             self.abandon()
-            self.started = self.lost = True
-            self.arrived = self.ended = False
+            self.started = True
+        self.lost = self.started or self.arrived
+        self.ended = False
 
     def rewind(self) -> None:
         """Forgets this run: contents are as before it."""
@@ -132,7 +134,7 @@ class HeldExecution(Execution):
         """The unit is committed: runs what follows the last step that communicates."""
         if not self.arrived:
             return
-        self.arrived = False
+        self.arrived = self.lost = False
         actions = [action for _, action in self._phases if action is not None]
         if actions and actions[-1].finish is not None:
             actions[-1].finish()

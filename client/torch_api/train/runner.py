@@ -238,7 +238,8 @@ class Runner:
         except Regrouped:
             units(self.session).recover(generation)
         for bucket in begun:
-            bucket.execution.conclude()
+            if not bucket.execution.lost:
+                bucket.execution.conclude()
             bucket.execution.rewind()
         return times
 

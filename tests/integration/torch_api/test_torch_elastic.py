@@ -141,6 +141,16 @@ def test_the_others_go_on_when_ranks_are_killed(ranks: Ranks, kills: list[Kill])
     check_survivors(ranks, kills)
 
 
+@pytest.mark.parametrize("hosts", [[[0, 1, 2]], [[0, 1], [2]]], ids=str)
+def test_a_step_that_others_have_committed_counts_here_too(ranks: Ranks, hosts: list[list[int]]) -> None:
+    """Member 2 dies when all but member 1 have heard that the step is whole: member 1 hears it in the next
+    generation, and goes on from there as they do."""
+    environment = {VARIABLE: "1:2:0:unheard 2:2:0:committed", "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train, hosts=hosts, elastic=True, environment=environment)
+    ranks.wait(60.0)
+    check_survivors(ranks, [Kill(2, 2, 0, "committed")])
+
+
 def rank_programs() -> dict[str, Any]:
     """A program whose calls are hit by losses: member 3 is killed before its second all-reduce, 2 before a broadcast,
     4 before an all-gather. Returns what it saw."""
