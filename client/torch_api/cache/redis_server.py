@@ -15,7 +15,14 @@ from bagua.base.paths import write_private
 
 STOP_S = 10.0
 # The shell reads from a pipe that ends with the process that holds its other end, even if that is killed.
-WATCH = 'folder=$1; shift; "$@" & read -r _; kill $!; wait $!; rm -rf -- "$folder"'
+WATCH = """
+folder=$1; shift
+{ "$@" & echo $! >"$folder/pid"; wait $!; touch "$folder/ended"; } &
+read -r _
+until [ -s "$folder/pid" ]; do sleep 0.01; done
+kill "$(cat "$folder/pid")"; wait
+rm -rf -- "$folder"
+"""
 
 
 @dataclass
@@ -26,6 +33,10 @@ class RedisServer:
     password: str
     log: Path
     _watcher: subprocess.Popen[bytes] = field(repr=False)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself: ``log`` says why."""
+        return (self.log.parent / "ended").exists()
 
     def stop(self) -> None:
         """Ends it. Idempotent. Its folder goes with it, also if this process is killed."""

@@ -201,7 +201,7 @@ def _is_loopback(host: str) -> bool:
 
 def _wait_for(server: RedisServer) -> None:
     until = time.monotonic() + START_S
-    while time.monotonic() < until:
+    while not server.has_ended() and time.monotonic() < until:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1.0):
             return
         time.sleep(0.02)

@@ -38,7 +38,7 @@ class Measurements:
     def timed(self, loader: Any, indices: torch.Tensor, size: int, clock: Callable[[], float] | None) -> Iterator[Any]:
         """The batches of ``loader``, of ``size`` samples each, in the order of ``indices``. The first one of the job is
         not counted: it has the warm-up in it."""
-        now = clock or _own_time()
+        now = clock or own_time()
         for number, batch in enumerate(loader):
             began = now()
             yield batch
@@ -114,7 +114,7 @@ def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor | 
     return best[1] if best is not None else None
 
 
-def _own_time() -> Callable[[], float]:
+def own_time() -> Callable[[], float]:
     """A clock that stands still while this rank waits for others in backward passes."""
     if not is_initialized():
         return time.perf_counter

@@ -6,8 +6,8 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,26 @@ from bagua.torch_api.join.connection import HostConnection, Place
 
 if TYPE_CHECKING:
     from bagua.csrc import core
+
+
+def tensor_on(
+    segment: core.Segment, count: int, dtype: torch.dtype, gone: Callable[[core.Segment], object]
+) -> torch.Tensor:
+    """A one-dimensional tensor of ``count`` elements at the begin of the segment. ``gone(segment)`` is called when the
+    last tensor on it is gone: by the garbage collector, at any moment, in any thread."""
+    view = memoryview(segment)  # torch keeps it alive as long as any tensor exists
+    weakref.finalize(view, gone, segment).atexit = False
+    return torch.frombuffer(view, dtype=dtype, count=count)
+
+
+def take_fitting(spare: list[core.Segment], nbytes: int, most: int) -> core.Segment | None:
+    """Takes the smallest segment of ``nbytes`` to ``most`` bytes out of the list; None if there is none."""
+    fitting = [one for one in list(spare) if nbytes <= one.nbytes <= most]
+    if not fitting:
+        return None
+    found = min(fitting, key=lambda one: one.nbytes)
+    spare.remove(found)
+    return found
 
 
 class SharedMemory:
@@ -41,11 +61,7 @@ class SharedMemory:
         with self._lock:
             self._forget_released()  # the new one may lie where an old one lay
             self._segments[segment.address] = (segment.nbytes, segment.id)
-        # torch keeps the view alive as long as any tensor exists.
-        view = memoryview(segment)
-        released = weakref.finalize(view, self._release, segment)
-        released.atexit = False
-        return torch.frombuffer(view, dtype=dtype, count=count)
+        return tensor_on(segment, count, dtype, self._release)
 
     @contextmanager
     def reusing(self) -> Iterator[None]:
@@ -56,17 +72,14 @@ class SharedMemory:
             yield
         finally:
             spare, self._spare = self._spare, None
-            for segment in spare:
-                self._give_back(segment)
+            self._give_all_back(spare)
 
     def _take_spare(self, nbytes: int) -> core.Segment | None:
         """A spare segment that is not much too large. Where there is none, as much goes back as is to be made: this
         rank never needs more than before and after the block."""
         assert self._spare is not None
-        fits = [segment for segment in list(self._spare) if nbytes <= segment.nbytes <= 2 * nbytes]
-        if fits:
-            found = min(fits, key=lambda segment: segment.nbytes)
-            self._spare.remove(found)
+        found = take_fitting(self._spare, nbytes, 2 * nbytes)
+        if found is not None:
             return found
         while self._spare and nbytes > 0:
             segment = self._spare.pop()
@@ -93,10 +106,18 @@ class SharedMemory:
     def _release(self, segment: core.Segment) -> None:
         """Called by the garbage collector, at any moment in any thread: touches nothing that is being iterated over."""
         self._released.append(segment.address)
-        if self._spare is None:
+        spare = self._spare  # read once: the block of ``reusing`` may end meanwhile
+        if spare is None:
             self._give_back(segment)
         else:
-            self._spare.append(segment)
+            spare.append(segment)
+            if self._spare is not spare:
+                self._give_all_back(spare)
+
+    def _give_all_back(self, spare: list[core.Segment]) -> None:
+        with suppress(IndexError):  # two threads may empty it
+            while True:
+                self._give_back(spare.pop())
 
     def _give_back(self, segment: core.Segment) -> None:
         self._connection.free(segment.id)

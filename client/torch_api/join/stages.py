@@ -4,7 +4,6 @@ filling it."""
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import torch
 
 from bagua.torch_api.join.connection import NOWHERE, HostConnection, Place
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.join.shared_memory import take_fitting, tensor_on
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -39,18 +39,10 @@ class Stages:
             segment = self._find(count * dtype.itemsize)
             self._held += segment.nbytes
             self._most = max(self._most, self._held)
-        view = memoryview(segment)
-        returned = weakref.finalize(view, self._returned.append, segment)  # at any moment, in any thread
-        returned.atexit = False
-        return torch.frombuffer(view, dtype=dtype, count=count), (segment.id, 0)
+        return tensor_on(segment, count, dtype, self._returned.append), (segment.id, 0)
 
     def _find(self, nbytes: int) -> core.Segment:
-        fitting = [one for one in self._free if nbytes <= one.nbytes <= 2 * rounded(nbytes)]
-        if not fitting:
-            return self._connection.alloc(rounded(nbytes))
-        found = min(fitting, key=lambda one: one.nbytes)
-        self._free = [one for one in self._free if one is not found]
-        return found
+        return take_fitting(self._free, nbytes, 2 * rounded(nbytes)) or self._connection.alloc(rounded(nbytes))
 
     def _take_back(self) -> None:
         while self._returned:

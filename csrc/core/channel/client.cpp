@@ -104,6 +104,8 @@ Status ChannelClient::require(uint64_t bytes) {
 }
 
 Status ChannelClient::free_segment(uint64_t id) {
+  // The garbage collector of a forked child comes here. Another thread of the parent may have held the lock.
+  if (getpid() != pid_) return check_usable();
   {
     const Lock lock(areas_mutex_);
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);

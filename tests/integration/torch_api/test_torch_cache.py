@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from rig.engine_hosts import Ranks
 from torch.utils.data import DataLoader
 
 import bagua.torch_api as bagua
+from bagua.base.errors import ConfigError
 from bagua.torch_api.cache.host_store import HostStore
+from bagua.torch_api.cache.redis_store import START_S, RedisStore
 from bagua.torch_api.contrib import CachedDataset, CacheLoader
 
 FORK = multiprocessing.get_context("fork")
@@ -57,23 +61,36 @@ def test_ranks_share_a_cache(ranks: Ranks, tmp_path: Path) -> None:
     assert len((tmp_path / "record").read_text().split()) == LENGTH
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_loader_fill_it(
-    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Each writes the rest of its buffer when it ends. Counts are those of all of them."""
-    if start == "spawn" and not request.config.getoption("--full"):
-        pytest.skip("each spawned worker imports torch: --full")
-    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # spawned workers import this file
-    monkeypatch.setenv("BAGUA_CACHE_DIR", str(tmp_path))
-    cached = CachedDataset(Recorded(tmp_path / "record"), writer_buffer_size=7)
-    loader: Any = DataLoader(cached, 4, num_workers=2, multiprocessing_context=start)
+def end_if_stuck(_: int) -> None:
+    """A worker that hangs says where, and ends."""
+    faulthandler.dump_traceback_later(60.0, exit=True)
+
+
+def fill(folder: Path, start: str) -> None:
+    """A loader's workers read all samples twice. Each writes the rest of its buffer when it ends."""
+    cached = CachedDataset(Recorded(folder / "record"), folder=folder / "cache", writer_buffer_size=7)
+    loader: Any = DataLoader(cached, 4, num_workers=2, worker_init_fn=end_if_stuck, multiprocessing_context=start)
     for _ in range(2):
         assert torch.cat(list(loader))[:, 0].tolist() == list(range(LENGTH))
-    assert len((tmp_path / "record").read_text().split()) == LENGTH
-    found = cached.cache_loader.statistics()
+    assert len((folder / "record").read_text().split()) == LENGTH
+    found = cached.cache_loader.statistics()  # of all workers
     assert (found.hits, found.misses, found.damaged) == (LENGTH, LENGTH, 0)
     assert cached.cache_loader.num_keys() == LENGTH
+
+
+def rank_fill(folder: str) -> None:
+    bagua.init_process_group()
+    fill(Path(folder), "fork")
+
+
+def test_workers_that_are_forked_fill_it(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_fill, 1, folder=str(tmp_path))
+
+
+@pytest.mark.full
+def test_workers_that_are_spawned_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # they import this file
+    fill(tmp_path, "spawn")
 
 
 def write_for_ever(folder: Path, number: int, begun: Any) -> None:
@@ -88,19 +105,16 @@ def write_for_ever(folder: Path, number: int, begun: Any) -> None:
             begun.release()
 
 
-def test_writers_that_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL at any moment leaves a cache that is whole, bounded and can be used at once."""
-    monkeypatch.setenv("BAGUA_CACHE_DIR", str(tmp_path))
+def rank_kill_writers(folder: str) -> None:
+    """Starts writers on one cache, and kills one after the other; at last all of them."""
     begun = FORK.Semaphore(0)
-    folder = tmp_path / "shared"
-    writers = []
+    writers: list[Any] = []
     for number in range(9):
-        writers.append(FORK.Process(target=write_for_ever, args=(folder, number, begun)))
+        writers.append(FORK.Process(target=write_for_ever, args=(Path(folder), number, begun)))
         writers[-1].start()
         assert begun.acquire(timeout=60.0)
         if len(writers) >= 3:
             killed = writers.pop(0)
-            assert killed.pid is not None
             os.kill(killed.pid, signal.SIGKILL)
             killed.join()
             assert killed.exitcode == -signal.SIGKILL
@@ -108,6 +122,13 @@ def test_writers_that_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert writer.is_alive(), "no writer ever failed"
         writer.kill()
         writer.join()
+
+
+def test_writers_that_are_killed(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL at any moment leaves a cache that is whole, bounded and can be used at once."""
+    monkeypatch.setenv("BAGUA_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "shared"
+    ranks.run(rank_kill_writers, 1, folder=str(folder))
     store = HostStore(folder, capacity=400_000)
     cache = CacheLoader(store)
     values = [cache.get(key, lambda key: bytes([key]) * 9_000) for key in range(97)]
@@ -115,3 +136,15 @@ def test_writers_that_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = cache.statistics()
     assert found.hits > 5 and (found.damaged, found.failures) == (0, 0)
     assert 300_000 < store.used_bytes() <= 400_000
+
+
+def test_a_redis_server_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, and its last words are told."""
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\necho 'FATAL: a bad directive'\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="FATAL: a bad directive"):
+        RedisStore()
+    assert time.monotonic() - began < START_S

@@ -246,11 +246,14 @@ def rank_forks_workers() -> None:
     for _ in range(2):
         for (x,) in DataLoader(Checks(torch.randn(16, 4)), batch_size=4, num_workers=2, multiprocessing_context="fork"):
             model(x).sum().backward()
+    memory, _ = current().memory.place_empty(3, torch.float32)
     pid = os.fork()
     if pid == 0:
+        del memory  # stays the parent's
         sys.exit(0)  # a child that runs the interpreter's exit does not say goodbye for its parent
     assert os.waitpid(pid, 0)[1] == 0
-    bagua.allreduce_inplace(torch.ones(1))
+    bagua.allreduce_inplace(memory.fill_(1.0))
+    assert memory.tolist() == [2.0] * 3
 
 
 def test_forked_workers_leave_the_connection_alone(ranks: Any) -> None:
