@@ -26,7 +26,7 @@ SLOW = 40
 
 def rank_learn() -> tuple[torch.Tensor, list[int]]:
     bagua.init_process_group()
-    worked = 0.0
+    worked = [0.0]
     sampler = LoadBalancingDistributedSampler(list(range(SAMPLES)), "measured")
     loader = DataLoader(list(range(SAMPLES)), 1, sampler=sampler)
     model = seeded(wide_mlp)
@@ -34,9 +34,9 @@ def rank_learn() -> tuple[torch.Tensor, list[int]]:
     wrap(model, optimizer)
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        for batch in sampler.timed(loader, lambda: worked):
+        for batch in sampler.timed(loader, lambda: worked[0]):
             optimizer.zero_grad()
-            worked += 0.02 if int(batch) >= SLOW else 0.001
+            worked[0] += 0.02 if int(batch) >= SLOW else 0.001
             model(torch.zeros(1, 10, dtype=torch.float64)).square().mean().backward()
             optimizer.step()
     sampler.set_epoch(2)
