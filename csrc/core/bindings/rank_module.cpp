@@ -1,0 +1,254 @@
+// Binds a rank's side of the channel to Python; typed by ../../core.pyi.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/python_errors.h"
+#include "channel/client.h"
+#include "channel/host_api.h"
+#include "channel/layout.h"
+#include "channel/transfer.h"
+
+namespace py = pybind11;
+
+namespace bagua {
+namespace {
+
+struct Segment {
+  uint64_t id;
+  std::shared_ptr<Mapping> memory;
+};
+
+void bind_segment(py::module_* module) {
+  py::class_<Segment>(*module, "Segment", py::buffer_protocol())
+      .def_property_readonly("id", [](const Segment& segment) { return segment.id; })
+      .def_property_readonly("nbytes", [](const Segment& segment) { return segment.memory->bytes(); })
+      .def_property_readonly("address",
+                             [](const Segment& segment) { return reinterpret_cast<uintptr_t>(segment.memory->data()); })
+      .def_buffer([](Segment& segment) {
+        // Every view holds a reference to the Segment, so to the mapping.
+        return py::buffer_info(segment.memory->data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(segment.memory->bytes()), false);
+      });
+}
+
+// True once a signal's handler has raised; called without the interpreter lock.
+bool signalled() {
+  py::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+// A transfer that takes long.
+struct PendingTransfer {
+  std::unique_ptr<Transfer> transfer;
+  ~PendingTransfer() {
+    py::gil_scoped_release release;
+    transfer.reset();  // may talk to the daemon
+  }
+
+  bool run(double timeout_s) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = transfer->run(deadline_after(timeout_s), &signalled);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return false;
+    check(status);
+    return true;
+  }
+};
+
+// The client, and what it needs of Python.
+class Rank {
+ public:
+  Rank(const std::string& socket, const std::string& token, int member, double timeout_s) {
+    if (token.size() != kTokenBytes) throw py::value_error("token must have 32 bytes");
+    py::gil_scoped_release release;
+    check(ChannelClient::connect(socket, reinterpret_cast<const uint8_t*>(token.data()), member, seconds(timeout_s),
+                                 &client_));
+    stages_ = std::make_unique<StagePool>(client_.get());
+    host_api_ = bagua::host_api(client_.get());
+  }
+  ~Rank() {
+    py::gil_scoped_release release;
+    stages_.reset();
+    client_.reset();
+  }
+
+  Segment alloc(uint64_t bytes) {
+    ChannelClient::Allocation allocation;
+    py::gil_scoped_release release;
+    check(client_->alloc(bytes, &allocation));
+    return {allocation.id, std::move(allocation.memory)};
+  }
+
+  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint64_t generation) {
+    if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
+    Descriptor descriptor{};
+    descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
+    descriptor.dtype = static_cast<uint8_t>(std::clamp(dtype, 0, 255));
+    descriptor.op = static_cast<uint8_t>(std::clamp(op, 0, 255));
+    descriptor.comm = comm;
+    descriptor.count = count;
+    descriptor.root = root;
+    std::tie(descriptor.src_segment, descriptor.src_offset) = src;
+    std::tie(descriptor.dst_segment, descriptor.dst_offset) = dst;
+    if (shape.size() <= kMaxDims) {
+      descriptor.ndim = static_cast<uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), descriptor.dims);
+    }
+    label.copy(descriptor.label, kLabelBytes - 1);
+    descriptor.codec = static_cast<uint8_t>(std::clamp(codec, 0, 255));
+    descriptor.density = static_cast<uint16_t>(density);
+    descriptor.residual = residual;
+    descriptor.exact = exact;
+    descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
+    descriptor.fenced = fenced ? 1 : 0;
+    uint64_t ticket = 0;
+    ChannelClient::Submission how;
+    how.generation = generation;
+    check(client_->submit(descriptor, &ticket, how));
+    return ticket;
+  }
+
+  // One operation on tensors at any address; nullptr: it is over.
+  std::unique_ptr<PendingTransfer> transfer(uint32_t comm, uint8_t kind, uint8_t dtype, uint8_t op, int root,
+                                            uint64_t count, uintptr_t src, uint64_t src_rows, uintptr_t dst,
+                                            uint64_t dst_rows, bool together, const std::vector<int64_t>& shape,
+                                            uint8_t codec, uint16_t density, double timeout_s, uint64_t generation) {
+    if (dtype >= kDTypes) throw py::value_error("unknown dtype");
+    TransferRequest request;
+    request.descriptor.kind = kind;
+    request.descriptor.dtype = dtype;
+    request.descriptor.op = op;
+    request.descriptor.comm = comm;
+    request.descriptor.count = count;
+    request.descriptor.root = root;
+    request.descriptor.codec = codec;
+    request.descriptor.density = density;
+    if (shape.size() <= kMaxDims) {
+      request.descriptor.ndim = static_cast<uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), request.descriptor.dims);
+    }
+    request.src = reinterpret_cast<const char*>(src);
+    request.src_rows = src_rows;
+    request.dst = reinterpret_cast<char*>(dst);
+    request.dst_rows = dst_rows;
+    request.together = together;
+    request.generation = generation;
+    auto pending = std::make_unique<PendingTransfer>();
+    pending->transfer = std::make_unique<Transfer>(client_.get(), stages_.get(), request);
+    return pending->run(timeout_s) ? nullptr : std::move(pending);
+  }
+
+  bool done(uint64_t ticket) {
+    bool done = false;
+    check(client_->done(ticket, &done));
+    return done;
+  }
+
+  std::optional<std::tuple<int64_t, int64_t, int64_t>> wait(uint64_t ticket, double timeout_s) {
+    ChannelClient::Times times;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->wait(ticket, deadline_after(timeout_s), &signalled, &times);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return std::nullopt;
+    check(status);
+    return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
+  }
+
+  py::dict view() {
+    const GenerationView view = client_->view();
+    py::dict entry;
+    entry["generation"] = view.generation;
+    entry["rank"] = view.rank;
+    entry["hosts"] = view.hosts;
+    entry["members"] = view.members;
+    entry["elastic"] = view.elastic;
+    entry["newcomer"] = view.newcomer;
+    return entry;
+  }
+
+  std::optional<py::dict> enter(double timeout_s) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->enter(deadline_after(timeout_s), &signalled);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return std::nullopt;
+    check(status);
+    return view();
+  }
+
+  ChannelClient& client() { return *client_; }
+  // For the GPU leg, which keeps this object alive.
+  py::capsule host_api() { return py::capsule(&host_api_, kHostApiCapsule); }
+
+ private:
+  std::unique_ptr<ChannelClient> client_;
+  HostApi host_api_{};
+  std::unique_ptr<StagePool> stages_;
+};
+
+}  // namespace
+
+void bind_rank(py::module_* module) {
+  bind_segment(module);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
+  py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
+  py::class_<Rank>(*module, "Rank")
+      .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
+             return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
+           }),
+           py::kw_only(), py::arg("data_socket"), py::arg("token"), py::arg("rank"), py::arg("timeout_s") = 30.0)
+      .def(
+          "require", [](Rank& rank, uint64_t nbytes) { check(rank.client().require(nbytes)); }, py::arg("nbytes"),
+          Release())
+      .def("alloc", &Rank::alloc, py::arg("nbytes"))
+      .def(
+          "free", [](Rank& rank, uint64_t id) { check(rank.client().free_segment(id)); }, py::arg("segment_id"),
+          Release())
+      .def(
+          "create_comm",
+          [](Rank& rank, uint32_t comm, const std::vector<int>& ranks, double timeout_s) {
+            check(rank.client().create_comm(comm, ranks, seconds(timeout_s)));
+          },
+          py::arg("comm"), py::arg("ranks"), py::arg("timeout_s") = 60.0, Release())
+      .def(
+          "destroy_comm", [](Rank& rank, uint32_t comm) { check(rank.client().destroy_comm(comm)); }, py::arg("comm"),
+          Release())
+      .def("submit", &Rank::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),
+           py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
+           py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
+           py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
+           py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("generation") = 0)
+      .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
+           py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
+           py::arg("generation") = 0, py::keep_alive<0, 1>())
+      .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
+      .def("view", &Rank::view)
+      .def("planned", [](Rank& rank) { return rank.client().planned(); })
+      .def("done", &Rank::done, py::arg("ticket"))
+      .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
+      .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
+      .def("host_api", &Rank::host_api)
+      .def("error", [](Rank& rank) { return text(rank.client().error()); })
+      .def("close", [](Rank& rank) { rank.client().close(); }, Release());
+}
+
+}  // namespace bagua
