@@ -170,6 +170,7 @@ def test_net_between_emulated_hosts() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.full
 def test_ctrl_c_in_an_emulated_network_leaves_nothing() -> None:
     needs_namespaces()
     process = subprocess.Popen(

@@ -25,6 +25,8 @@ SERVER = Path(__file__).with_name("fork_server.py")
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
 READY_S = 120.0
 MOST_BYTES = 1 << 20
+HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Of the server: a fork copies a table of its pages, and half of its time goes when most of them are huge ones."""
 SETTLED_AT_START = ("PYTHON", "PYTORCH", "LD_", "MALLOC_", "OMP_", "TORCH", "COVERAGE")
 """Variables that an interpreter or a library reads when it starts: ranks that have their own are not forked."""
 
@@ -75,7 +77,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **HUGE_PAGES, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self._socket = ours
         self._process = subprocess.Popen(
             [sys.executable, str(SERVER), str(theirs.fileno())],
