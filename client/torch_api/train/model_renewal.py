@@ -116,6 +116,17 @@ class ModelRenewal:
             while self.begin_anew_together():  # another member had committed it in the generation before
                 pass
 
+    def go_back(self, ranks: int) -> None:
+        """State is that of a checkpoint of so many ranks: if there are others now, that is a change of members. Where
+        ranks are not in step they begin with one state, as after such a change."""
+        now = self._runner.everyone.nranks()
+        self._changed, self._ranks = False, now
+        if ranks != now:
+            for bucket in self._model.bagua_buckets:
+                bucket.follow_members(ranks, now)
+        if (ranks != now and not self._model.bagua_algorithm.follow_members(self._model)) or not self._runner.waits:
+            self.reset_together()
+
     def tell_newcomers(self) -> dict[str, Any]:
         """How far it is, as plain data."""
         return {"ranks": self._ranks, "begins": [self._anew, self.due]}
