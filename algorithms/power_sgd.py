@@ -223,8 +223,9 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return [self._states[name].right for name in sorted(self._states)]
 
     def tensors_of_rank(self) -> list[torch.Tensor]:
-        """What this rank has not sent yet."""
-        return [self._states[name].memory for name in sorted(self._states)]
+        """What this rank has not sent yet: the memory, and the P that is to be taken off it."""
+        states = [self._states[name] for name in sorted(self._states)]
+        return [tensor for state in states for tensor in (state.memory, state.left)]
 
     def need_reset(self) -> bool:
         """Once, when the warm-up is over."""

@@ -101,6 +101,7 @@ class Checkpointer:
         self._course = _Course()
         self._staging = Staging()
         self._background = Background()
+        self._lock: on_disk.Lock | None = None
         self._earlier = False  # there are checkpoints of an earlier run, and it was not resumed
         for number, scheduler in enumerate(schedulers, 1):
             register_state(f"scheduler {number}", scheduler)
@@ -110,7 +111,7 @@ class Checkpointer:
             raise BaguaError("There is a Checkpointer already: a job has one, which holds all of its state.") from None
         if not self._session.newcomer:
             self._together(self._begin)
-        self._session.close_first(self._background.close)
+        self._session.close_first(self._close)
 
     @property
     def steps(self) -> int:
@@ -143,8 +144,14 @@ class Checkpointer:
         mistake: Exception | None = None
         if first:
             try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = on_disk.Lock(self.folder)
                 told = {"run": secrets.token_hex(8), "earlier": on_disk.prepare(self.folder)}
                 (self.folder / f"{on_disk.WRITING}{told['run']}").touch()
+            except BlockingIOError:
+                mistake = ConfigError(
+                    f"Another job writes checkpoints into {self.folder}: end it, or choose another folder."
+                )
             except OSError as error:
                 mistake = _unusable(self.folder, error)
         raise_together(mistake, world)
@@ -217,6 +224,12 @@ class Checkpointer:
         state = collect(self._session, rank)
         pieces = self._staging.take(state, rank, world.nranks())
         self._background.begin(task, pieces, copy.deepcopy(state.documents))
+
+    def _close(self) -> None:
+        """What is being written is finished first, or given up."""
+        self._background.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def wait(self) -> None:
         """Until this rank's share of the last checkpoint is on the disk."""

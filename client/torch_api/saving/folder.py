@@ -11,11 +11,13 @@ A manifest is written last, so that a folder without one is no checkpoint.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,7 +93,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def superfluous(steps: Iterable[int], keep: int, newest: int) -> list[int]:
     """Those of ``steps`` that go when the checkpoint of step ``newest`` is there, and ``keep`` stay: the oldest ones.
     Those of later steps belong to an earlier run, and stay."""
-    return sorted((step for step in steps if step <= newest), reverse=True)[keep:]
+    return sorted({step for step in steps if step <= newest}, reverse=True)[keep:]
 
 
 def read_manifest(at: Path) -> Manifest:
@@ -141,6 +143,31 @@ def prepare(folder: Path) -> bool:
         elif path.name.startswith(OLD):
             _undo(path, folder / path.name.removeprefix(OLD))
     return bool(checkpoints(folder))
+
+
+class Lock:
+    """Held by the process that writes into a folder, and gone with it, however it ends."""
+
+    def __init__(self, folder: Path, patience_s: float = 10.0) -> None:
+        """Raises BlockingIOError if another process holds it, and goes on doing so for a while: one that was killed a
+        moment ago may not be gone yet."""
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    self.close()
+                    raise
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                return
+
+    def close(self) -> None:
+        """Lets go of it."""
+        os.close(self._descriptor)
 
 
 def _undo(old: Path, target: Path) -> None:

@@ -133,7 +133,7 @@ class ModelState:
                 "optimizers": optimizers,
                 "model": model.tell_newcomers(),
                 "algorithm": algorithm.tell_newcomers(),
-                "experts": any(one["states"] for one in experts),
+                "experts": any(getattr(parameter, "expert", False) for parameter in model.module.parameters()),
             },
             {"optimizers": None if algorithm.alike else optimizers, "experts": experts},
         )

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def optimizer_of(algorithm: str, model: nn.Module) -> torch.optim.Optimizer:
-    if algorithm == "q_adam":
+    if algorithm == "qadam":
         return bagua.algorithms.q_adam.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
     if algorithm == "one_bit_adam":
         return bagua.algorithms.one_bit_adam.OneBitAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
@@ -82,7 +82,7 @@ def rank_trains(
         ("diloco", {"interval": 2}),
         ("decentralized", {"peer_selection_mode": "all"}),
         ("low_precision_decentralized", {}),
-        ("q_adam", {}),
+        ("qadam", {}),
         ("top_k", {"density": 0.1}),
     ],
 )
@@ -105,3 +105,211 @@ def test_continues_with_the_same_bits(
     assert [start for start, _ in again] == [6, 6]
     for (_, wanted), (_, found) in zip(whole, again, strict=True):
         assert torch.equal(wanted, found)
+
+
+def rank_counts(
+    folder: str, record: str, steps: int, sampler: str, every: int, stop: str = "", **sizes: int
+) -> list[tuple[str, Any]]:
+    """Trains, and writes down which samples it used in which step. ``stop``: a file; when it is there, it goes on
+    without writing steps down that no checkpoint holds."""
+    bagua.init_process_group()
+    data = TensorDataset(torch.randn(42, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(42))
+    loader: Any
+    if sampler == "elastic":
+        elastic = bagua.contrib.ElasticSampler(data, **sizes)
+        epochs, loader = elastic.epochs(100), elastic.loader()
+    else:
+        balanced = bagua.contrib.LoadBalancingDistributedSampler(data, [float(i % 5) for i in range(42)])
+        epochs, loader = iter(range(100)), torch.utils.data.DataLoader(data, batch_size=2, sampler=balanced)
+    torch.manual_seed(1)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.with_bagua([optimizer])
+    checkpointer = bagua.checkpoint.Checkpointer(folder, every=every)
+    checkpointer.resume()
+    used = []
+    for epoch in epochs:
+        if sampler != "elastic":
+            if epoch < balanced.epoch:
+                continue
+            balanced.set_epoch(epoch)
+        for inputs, indices in loader:
+            optimizer.zero_grad()
+            model(inputs.repeat(2, 1)).square().mean().backward()
+            optimizer.step()
+            checkpointer.step()
+            used.append((checkpointer.steps, epoch, indices.tolist()))
+            if checkpointer.steps == steps:
+                checkpointer.wait()
+                return used
+    raise AssertionError("there were too few samples")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sizes", "worlds", "cuts", "elastic"),
+    [
+        ("elastic", {"global_batch": 6}, (2, 3, 1), (4, 10, 21), False),
+        ("elastic", {"batch_size": 3}, (3, 2), (3, 12), True),
+        ("balanced", {}, (2, 3), (3, 11), False),
+    ],
+)
+def test_each_sample_is_used_once(
+    make_ranks: Any,
+    tmp_path: Path,
+    sampler: str,
+    sizes: dict[str, int],
+    worlds: tuple[int, ...],
+    cuts: tuple[int, ...],
+    elastic: bool,
+) -> None:
+    """Each run has another number of ranks. It goes on for a step after its last checkpoint: that one is done again."""
+    counted: Counter[tuple[int, int]] = Counter()
+    for number, (ranks, cut) in enumerate(zip(worlds, cuts, strict=True)):
+        here = tmp_path / str(number)
+        here.mkdir()
+        with make_ranks(here) as made:
+            last = number == len(worlds) - 1
+            found = made.run(
+                rank_counts,
+                ranks,
+                elastic=elastic,
+                folder=str(tmp_path / "checkpoints"),
+                record="",
+                steps=cut if last else cut + 1,
+                sampler=sampler,
+                every=cut,
+                **sizes,
+            )
+        begun = cuts[number - 1] if number else 0
+        assert all(used[0][0] == begun + 1 for used in found), "it did not go on from the checkpoint"
+        for step, epoch, indices in [one for used in found for one in used]:
+            if step <= cut:
+                counted.update((epoch, index) for index in indices)
+    whole = [epoch for epoch in range(3) if sum(which == epoch for which, _ in counted) == 42]
+    assert whole, "no epoch was finished"
+    assert all(counted[epoch, index] == 1 for epoch in whole for index in range(42))
+    assert max(counted.values()) == 1
+
+
+def rank_grows(folder: str, steps: int, algorithm: str) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Parameters after it has resumed, and at the end."""
+    bagua.init_process_group()
+    torch.manual_seed(5)
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.with_bagua([optimizer], Algorithm.init(algorithm))
+    checkpointer = bagua.checkpoint.Checkpointer(folder, every=steps)
+    start = checkpointer.resume()
+    begun = model.weight.detach().clone()
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step * 10 + bagua.get_rank()))
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        checkpointer.step()
+    return start.ranks if start else 0, begun, model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "decentralized", "low_precision_decentralized", "async"])
+def test_another_number_of_ranks(make_ranks: Any, tmp_path: Path, algorithm: str) -> None:
+    ends: list[torch.Tensor] = []
+    for number, ranks in enumerate((2, 3, 1)):
+        here = tmp_path / str(number)
+        here.mkdir()
+        with make_ranks(here) as made:
+            found = made.run(rank_grows, ranks, folder=str(tmp_path / "c"), steps=3, algorithm=algorithm)
+        if ends:
+            for rank, (before, begun, _) in enumerate(found):
+                assert before == len(ends)
+                own = algorithm == "decentralized" and rank < len(ends)
+                assert torch.equal(begun, ends[rank if own else 0]), "newcomers, and who begins anew, have rank 0's"
+        ends = [end for _, _, end in found]
+
+
+def rank_tells(folder: str, width: int = WIDTH, states: bool = False, limit: int = 0) -> tuple[str, list[str], int]:
+    """(the error of resuming or the step, names in the folder, checkpoints that failed)."""
+    bagua.init_process_group()
+    torch.manual_seed(3)
+    model = Net(width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.with_bagua([optimizer])
+    if states:
+        bagua.register_state("more", torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    try:
+        checkpointer = bagua.checkpoint.Checkpointer(folder, every=1, keep=3)
+        if limit:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        start = checkpointer.resume()
+        text = str(start.step) if start else "none"
+        for step in range(3):
+            if step == 2 and limit:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            model(torch.randn(4, width)).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+            checkpointer.wait()
+    except BaguaError as error:
+        text, checkpointer = str(error), None
+    bagua.communication.destroy_process_group()
+    names = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    return text, names, checkpointer.failed if checkpointer else 0
+
+
+def step(number: int) -> str:
+    return f"step_{number:010d}"
+
+
+def test_bad_checkpoints_and_folders(make_ranks: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+
+    def run(number: int, **arguments: Any) -> tuple[str, list[str], int, str]:
+        here = tmp_path / str(number)
+        here.mkdir()
+        with make_ranks(here) as made:
+            told = made.run(rank_tells, 1, **{"folder": str(folder), **arguments})[0]
+            return *told, made.started[0].output if made.started else (here / "rank-0.log").read_text()
+
+    text, names, failed, _ = run(0)
+    assert (text, names, failed) == ("none", [step(1), step(2), step(3)], 0)
+
+    data = next((folder / step(3)).glob("__0_*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    metadata = folder / step(2) / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-7])
+    text, names, failed, told = run(1)
+    assert (text, failed) == ("1", 0)
+    assert names == [f"damaged-{step(2)}", f"damaged-{step(3)}", step(2), step(3), step(4)]
+    assert f"{step(3)} is damaged: the contents of {data.name} have changed" in told
+    assert f"{step(2)} is damaged: .metadata has" in told and "The one before is taken" in told
+
+    assert "is a checkpoint of another program. Its model 1 differs." in run(2, width=4)[0]
+    assert "this program has model 1, state more" in run(3, states=True)[0]
+
+    for number in (2, 3, 4):
+        (folder / step(number) / "bagua.json").unlink()
+    text = run(4)[0]
+    assert "No checkpoint in" in text and f"{step(4)}: it has no bagua.json" in text and "another folder" in text
+
+    (tmp_path / "file").touch()
+    assert "Checkpoints can't be written into" in run(5, folder=str(tmp_path / "file" / "c"))[0]
+
+    text, names, failed, told = run(6, folder=str(tmp_path / "full"), limit=3000)
+    assert (text, names, failed) == ("none", [step(3)], 2), "training goes on, and the next one is written"
+    assert "There is no checkpoint of step 1" in told and "Training goes on" in told
+
+
+def rank_forgets(folder: str) -> str:
+    bagua.init_process_group()
+    model = nn.Linear(2, 2)
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)])
+    checkpointer = bagua.checkpoint.Checkpointer(folder, every=1)
+    try:
+        checkpointer.step()
+        checkpointer.step()
+    except BaguaError as error:
+        return str(error)
+    return ""
