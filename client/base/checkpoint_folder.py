@@ -1,4 +1,4 @@
-"""Where a job's checkpoints lie: what ``--checkpoint-dir`` says, and ``Checkpointer`` takes where the script names none."""
+"""Where a job keeps checkpoints: what ``--checkpoint-dir`` says, and ``Checkpointer`` takes where none is named."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_rotation(steps: list[int], keep: int, newest: int) -> None:
     gone = on_disk.superfluous([*steps, newest], keep, newest)
     assert newest not in gone, "the one that was just written stays"
     left = sorted({*steps, newest} - set(gone))
-    assert len([step for step in left if step <= newest]) == min(keep, len({s for s in [*steps, newest] if s <= newest}))
+    assert len([step for step in left if step <= newest]) == min(
+        keep, len({s for s in [*steps, newest] if s <= newest})
+    )
     assert all(step in left for step in steps if step > newest)
     assert not gone or max(gone) < min(step for step in left if step <= newest)
 

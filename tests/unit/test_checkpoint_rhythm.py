@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -62,7 +63,7 @@ def test_time_is_kept(step: float, every: float) -> None:
     for number in range(1, count):
         job.step(number, step)
     times = [0.0, *(when for _, when in job.saved)]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     assert all(abs(gap - max(every, step)) <= step for gap in gaps), gaps
     if count == int(4 * every / step) + 8:
         assert gaps
@@ -82,7 +83,7 @@ def test_steps_that_become_slower_are_seen() -> None:
         job.step(number, 0.1)
     for number in range(301, 401):
         job.step(number, 10.0)
-    gaps = [after[1] - before[1] for before, after in zip(job.saved, job.saved[1:], strict=False)]
+    gaps = [after[1] - before[1] for before, after in itertools.pairwise(job.saved)]
     assert all(gap <= 70 for gap in gaps[1:]), gaps
 
 

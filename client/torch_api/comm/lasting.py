@@ -20,9 +20,9 @@ Tensors = dict[Path, torch.Tensor]
 class Kept:
     """State of one keeper on this rank.
 
-    ``document``: plain data, of which rank 0's counts. ``own``: plain data of this rank. ``alike``: tensors that are the
-    same on all ranks. ``of_first``: those of rank 0 stand for all ranks that have none ``of_rank`` under the same name.
-    ``of_rank``: this rank's own.
+    ``document``: plain data, of which rank 0's counts. ``own``: plain data of this rank. ``alike``: tensors that are
+    the same on all ranks. ``of_first``: those of rank 0 stand for all ranks that have none ``of_rank`` under the same
+    name. ``of_rank``: this rank's own.
     """
 
     document: Any

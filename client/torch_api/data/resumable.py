@@ -137,7 +137,6 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         self._legs = Legs(self.num_replicas, told)
         self._resumed = True
 
-
     # Checkpoints: see ``Keeper``
 
     def keep(self) -> Kept:
@@ -147,7 +146,9 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
     def misfit(self, document: Any) -> str:
         """It is the state of a sampler with this seed, over as many samples."""
         mine = {"seed": self.seed, "length": self._length}
-        return " ".join(f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name])
+        return " ".join(
+            f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name]
+        )
 
     def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
         """As ``load_state_dict``."""

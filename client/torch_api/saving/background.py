@@ -144,9 +144,7 @@ class Background:
             if left != missing:
                 missing, since = left, time.monotonic()
             if not missing:
-                return [
-                    pickle.loads(part_file(task.writing, rank).read_bytes()) for rank in range(len(task.members))
-                ]
+                return [pickle.loads(part_file(task.writing, rank).read_bytes()) for rank in range(len(task.members))]
             why_not(task, missing)
             patience = LAST_PATIENCE_S if self._ends.is_set() else PATIENCE_S
             if time.monotonic() - since > patience:

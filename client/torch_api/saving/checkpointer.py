@@ -20,7 +20,7 @@ from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.joining import Stateful, register_state
 from bagua.torch_api.comm.units import units
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.join.session import current
 from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key
@@ -33,8 +33,8 @@ T = TypeVar("T")
 DEFAULT_EVERY = timedelta(minutes=10)
 NAME = "checkpointer"
 REQUIRED = ("model", "optimizer", "states", "ranks")
-"""First names of tensors without which nobody can go on. Ranks beyond those that wrote a checkpoint have no state of the
-algorithm in it: they begin as newcomers do."""
+"""First names of tensors without which nobody can go on. Ranks beyond those that wrote a checkpoint have no state of
+the algorithm in it: they begin as newcomers do."""
 
 
 class Resumed(NamedTuple):
@@ -79,9 +79,9 @@ class Checkpointer:
         schedulers: Learning rate schedulers, and other objects with ``state_dict`` and ``load_state_dict``: short for
             ``bagua.register_state("scheduler N", …)``.
 
-    All ranks make it, once, after ``with_bagua`` and after their samplers. Raises ConfigError, on all ranks, for a folder
-    that can't be written or is not the same one everywhere, BaguaError before ``init_process_group``, ValueError and
-    TypeError for other arguments.
+    All ranks make it, once, after ``with_bagua`` and after their samplers. Raises ConfigError, on all ranks, for a
+    folder that can't be written or is not the same one everywhere, BaguaError before ``init_process_group``,
+    ValueError and TypeError for other arguments.
     """
 
     def __init__(
@@ -242,8 +242,8 @@ class Checkpointer:
 
         One that is damaged is put aside, with a warning of the ``bagua`` log, and the one before is taken. The job may
         have another number of ranks than the one before: then ranks keep their own state, as far as there are as many,
-        and others begin as newcomers of an elastic job do. Returns None, and changes nothing, if there is no checkpoint;
-        also on a newcomer, which gets its state from the others.
+        and others begin as newcomers of an elastic job do. Returns None, and changes nothing, if there is no
+        checkpoint; also on a newcomer, which gets its state from the others.
 
         Raises BaguaError, on all ranks, for a checkpoint of another program, and where all are damaged.
         """
@@ -274,7 +274,8 @@ class Checkpointer:
         if damaged:
             told = " ".join(f"{path.name}: {words}." for path, words in damaged)
             raise BaguaError(
-                f"No checkpoint in {self.folder} can be loaded. {told} Choose another folder to train from the beginning."
+                f"No checkpoint in {self.folder} can be loaded. {told} Choose another folder to train from the "
+                "beginning."
             )
         return None
 
@@ -298,7 +299,9 @@ class Checkpointer:
         room = way.make_room(job, own)
         try:
             found = {tuple(places): (checkpoint.place(places, one), one) for places, one in room}
-            absent = [key(places[-1]) for places, (name, _) in found.items() if name is None and places[-1][0] in REQUIRED]
+            absent = [
+                key(places[-1]) for places, (name, _) in found.items() if name is None and places[-1][0] in REQUIRED
+            ]
             if absent:
                 raise BaguaError(f"it has no {', '.join(absent[:5])} of the right size")
             checkpoint.fill({name: one for name, one in found.values() if name is not None})

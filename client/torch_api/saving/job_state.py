@@ -27,6 +27,7 @@ from bagua.torch_api.saving.random_state import RandomState, random_state
 
 JOB: Path = ("bagua", "job")
 RANDOM = "random"
+STATE = "state "
 
 
 def of_rank(rank: int, path: Path) -> Path:
@@ -82,8 +83,11 @@ def collect(session: Session, rank: int) -> JobState:
 
 def _below(name: str, tensors: Mapping[Path, torch.Tensor]) -> Tensors:
     """Paths in the whole state of those of the keeper of this name."""
-    kind, _, rest = name.partition(" ")
-    top: Path = {"model 1": (), f"state {rest}": ("states", rest)}.get(name, (name,))
+    top: Path = (name,)
+    if name == "model 1":
+        top = ()
+    elif name.startswith(STATE):
+        top = ("states", name.removeprefix(STATE))
     return {(*top, *path): one for path, one in tensors.items()}
 
 
@@ -99,9 +103,10 @@ class Return:
 
     def misfits(self, job: Mapping[str, Any]) -> str:
         """Words where the program is another one; empty if it is not. ``job``: of the checkpoint."""
-        missing, more = [name for name in job if name not in self._keepers], [
-            name for name in self._keepers if name not in job
-        ]
+        missing, more = (
+            [name for name in job if name not in self._keepers],
+            [name for name in self._keepers if name not in job],
+        )
         if missing or more:
             return (
                 f"The checkpoint has {', '.join(job) or 'nothing'}, and this program has "

@@ -1,4 +1,4 @@
-"""Shares out tensors that all ranks have alike, so that each rank writes about as many bytes. It is pure: values alone."""
+"""Shares out tensors that all ranks have alike: each rank writes about as many bytes. It is pure: values alone."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,11 @@ class Net(nn.Module):
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.BatchNorm1d(4 * width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4 * width, width)
+            nn.Linear(width, 4 * width),
+            nn.BatchNorm1d(4 * width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -58,12 +62,18 @@ def optimizer_of(algorithm: str, model: nn.Module) -> torch.optim.Optimizer:
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     found = [tensor.detach().double().flatten() for tensor in [*model.parameters(), *model.buffers()]]
     for parameter in model.parameters():
-        found += [one.double().flatten() for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor)]
+        found += [
+            one.double().flatten() for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor)
+        ]
     return torch.cat([*found, torch.rand(1).double()])
 
 
 def rank_trains(
-    folder: str, steps: int, algorithm: str = "gradient_allreduce", every: int = 3, options: dict[str, Any] | None = None
+    folder: str,
+    steps: int,
+    algorithm: str = "gradient_allreduce",
+    every: int = 3,
+    options: dict[str, Any] | None = None,
 ) -> tuple[int, torch.Tensor]:
     bagua.init_process_group()
     torch.manual_seed(17 + bagua.get_rank())
@@ -98,9 +108,7 @@ def rank_trains(
         pytest.param("top_k", {"density": 0.1}, marks=pytest.mark.full),
     ],
 )
-def test_continues_with_the_same_bits(
-    make_ranks: Any, tmp_path: Path, algorithm: str, options: dict[str, Any]
-) -> None:
+def test_continues_with_the_same_bits(make_ranks: Any, tmp_path: Path, algorithm: str, options: dict[str, Any]) -> None:
     def run(name: str, folder: str, steps: int) -> list[Any]:
         here = tmp_path / name
         here.mkdir()
@@ -312,7 +320,6 @@ def test_bad_checkpoints_and_folders(make_ranks: Any, tmp_path: Path) -> None:
     text, names, failed, told = run(6, folder=str(tmp_path / "full"), limit=3000)
     assert (text, names, failed) == ("none", [step(3)], 2), "training goes on, and the next one is written"
     assert "There is no checkpoint of step 1" in told and "Training goes on" in told
-
 
 
 def rank_writes(folder: str, every: int, elements: int, again: bool = False, steps: int = 10**6) -> tuple[int, float]:
