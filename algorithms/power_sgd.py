@@ -223,7 +223,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return [self._states[name].right for name in sorted(self._states)]
 
     def tensors_of_rank(self) -> list[torch.Tensor]:
-        """What this rank has not sent yet: the memory, and the P that is to be taken off it."""
+        """Gradients that this rank has not sent yet: the memory, and the P that is to be taken off it."""
         states = [self._states[name] for name in sorted(self._states)]
         return [tensor for state in states for tensor in (state.memory, state.left)]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a checkpoint in the background costs the training.
+"""Measures the cost of a checkpoint in the background.
 
     python tests/bench/checkpoints.py                                  # the transformer, 2 ranks of one host
     python tests/bench/checkpoints.py --model mlp --steps 20 --rounds 5 --output json

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 
-from bagua.torch_api.comm.lasting import Kept, Path, keepers
+from bagua.torch_api.comm.lasting import Kept, keepers
 from bagua.torch_api.comm.membership_change import OnChange
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.comm.units import units
@@ -57,10 +56,10 @@ class _State:
         mine = self.describe()
         return "" if document["type"] == mine else f"It is a {document['type']} there, and a {mine} here."
 
-    def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
+    def make_room(self, document: Any, own: Any) -> Kept:
         tensors: list[torch.Tensor] = []
         self.take(document["state"], tensors)
-        return dict(zip(tensor_paths(document["state"]), tensors, strict=True))
+        return Kept(None, of_first=dict(zip(tensor_paths(document["state"]), tensors, strict=True)))
 
     def filled(self, ranks: int) -> None:
         self.taken()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,7 +42,7 @@ class Keeper(Protocol):
         """Says for people why the state in a checkpoint does not fit; empty if it does."""
         ...
 
-    def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
+    def make_room(self, document: Any, own: Any) -> Kept:
         """Takes over plain data, and returns the tensors that are to be filled. ``own``: this rank's; None if it had no
         part in the checkpoint. All ranks call it together."""
         ...

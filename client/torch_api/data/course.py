@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.comm.followers import Heard
-from bagua.torch_api.comm.lasting import Kept, Path
+from bagua.torch_api.comm.lasting import Kept
 from bagua.torch_api.data.balance import BalancedSplit, balanced_order
 from bagua.torch_api.data.shares import Batch, Progress
 
@@ -208,13 +208,13 @@ class Course:
         differing = [name for name in mine if mine[name] != other[name] and name not in ("batch_size", "global_batch")]
         return " ".join(f"{name} was {other[name]}, and is {mine[name]}." for name in differing)
 
-    def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
+    def make_room(self, document: Any, own: Any) -> Kept:
         """The epoch goes on with the members of now, and with all samples that no batch that was committed had."""
         members, generation = self._progress.members, self._generation
         state = {**document, "setting": asdict(self.setting), "generation": generation}
         self.given = 0
         self.hear({member: (0, state) for member in document["progress"]["members"]}, members, generation)
-        return {}
+        return Kept(None)
 
     def filled(self, ranks: int) -> None:
         """There is nothing else."""

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 from torch.utils.data import Sampler
 
-from bagua.torch_api.comm.lasting import Kept, Path, keepers
+from bagua.torch_api.comm.lasting import Kept, keepers
 from bagua.torch_api.data.complexity import check_length
 from bagua.torch_api.join.session import current, is_initialized
 
@@ -150,10 +150,10 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
             f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name]
         )
 
-    def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
+    def make_room(self, document: Any, own: Any) -> Kept:
         """As ``load_state_dict``."""
         self.load_state_dict(document)
-        return {}
+        return Kept(None)
 
     def filled(self, ranks: int) -> None:
         """There is nothing else."""

@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.saving import folder as on_disk
-
-if TYPE_CHECKING:
-    from bagua.torch_api.saving.torch_format import Piece, Written
+from bagua.torch_api.saving.torch_format import Piece, Written, write_metadata, write_part
 
 LOG = logging.getLogger("bagua")
 PATIENCE_S = 600.0
@@ -59,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank tells rank 0. ``size``, ``sum``: of its file."""
+    """The sign that a rank leaves for rank 0. ``size``, ``sum``: of its file."""
 
     written: Written
     name: str
@@ -124,8 +122,6 @@ class Background:
                 shutil.rmtree(task.writing, ignore_errors=True)
 
     def _write_part(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
-        from bagua.torch_api.saving.torch_format import write_part  # it imports much
-
         task.writing.mkdir(parents=True, exist_ok=True)
         written = write_part(task.writing, task.rank, pieces, documents)
         name = f"__{task.rank}_0.distcp"
@@ -179,8 +175,6 @@ def why_not(task: Task, missing: Sequence[int]) -> None:
 
 def finish(task: Task, parts: Sequence[Part]) -> None:
     """All parts are there: makes a checkpoint of them. Raises OSError."""
-    from bagua.torch_api.saving.torch_format import write_metadata
-
     write_metadata(task.writing, [part.written for part in parts])
     files = {part.name: (part.size, part.sum) for part in parts}
     metadata = task.writing / ".metadata"

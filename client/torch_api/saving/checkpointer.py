@@ -26,6 +26,7 @@ from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key
 from bagua.torch_api.saving.rhythm import Decision, rhythm_of
 from bagua.torch_api.saving.staging import Staging
+from bagua.torch_api.saving.torch_format import Checkpoint
 from bagua.torch_api.train.agreement import broadcast_json, gather_texts, raise_together
 
 LOG = logging.getLogger("bagua")
@@ -226,7 +227,7 @@ class Checkpointer:
         self._background.begin(task, pieces, copy.deepcopy(state.documents))
 
     def _close(self) -> None:
-        """What is being written is finished first, or given up."""
+        """Finishes all that is being written, or gives it up."""
         self._background.close()
         if self._lock is not None:
             self._lock.close()
@@ -280,8 +281,6 @@ class Checkpointer:
         return None
 
     def _load(self, at: Path, manifest: on_disk.Manifest) -> Resumed:
-        from bagua.torch_api.saving.torch_format import Checkpoint
-
         world = self._world
         rank = world.rank()
         way = Return(self._session, rank, manifest.ranks)

@@ -38,7 +38,7 @@ class Damaged(BaguaError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself. ``files``: (bytes, SHA-256 in hexadecimal digits) by name."""
+    """The facts about a checkpoint. ``files``: (bytes, SHA-256 in hexadecimal digits) by name."""
 
     step: int
     ranks: int

@@ -125,7 +125,8 @@ class Return:
         room: list[tuple[list[Path], torch.Tensor]] = []
         for name, keeper in self._keepers.items():
             found = keeper.make_room(job[name], None if own is None else own[name])
-            for path, one in _below(name, found).items():
+            room += [([path], one) for path, one in _below(name, found.alike).items()]
+            for path, one in _below(name, {**found.of_first, **found.of_rank}).items():
                 room.append(([of_rank(self._rank, path), path], one))
         if own is not None:
             self._random = RandomState(own[RANDOM])

@@ -14,7 +14,7 @@ from bagua.torch_api.comm.plain_data import decode, encode
 def random_state(tensors: list[torch.Tensor]) -> Any:
     """Plain data; tensors in it go to ``tensors``."""
     state = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     numpy = sys.modules.get("numpy")  # we need it for nothing else
     if numpy is not None:

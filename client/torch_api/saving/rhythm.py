@@ -27,7 +27,7 @@ class Rhythm(Protocol):
     look: int
 
     def begin(self, steps: int) -> None:
-        """So many steps are done, and nothing is due yet."""
+        """The job has done this number of steps, and nothing is due yet."""
         ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:

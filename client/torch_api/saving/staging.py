@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from bagua.torch_api.comm.lasting import Path
 from bagua.torch_api.saving.job_state import JobState
 from bagua.torch_api.saving.portions import Size, portions
-
-if TYPE_CHECKING:
-    from bagua.torch_api.saving.torch_format import Piece
+from bagua.torch_api.saving.torch_format import Piece
 
 Key = tuple[Path, torch.Size, torch.dtype]
 
@@ -25,8 +22,6 @@ class Staging:
 
     def take(self, state: JobState, rank: int, ranks: int) -> list[Piece]:
         """Copies this rank's share. The share of before is overwritten."""
-        from bagua.torch_api.saving.torch_format import Piece  # it imports much
-
         used: dict[Key, torch.Tensor] = {}
         found = []
         on_device: set[torch.device] = set()

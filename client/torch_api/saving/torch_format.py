@@ -1,7 +1,6 @@
 """Checkpoints in the format of ``torch.distributed.checkpoint`` (DCP), through its public classes.
 
 Ranks write without a process group of torch's: each one its plan and its file, and rank 0 the metadata from all plans.
-It takes most of a second to import, so that those alone do who write or read a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,

@@ -328,8 +328,8 @@ class DistributedModel:
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
 
-    def gone_back(self, ranks: int) -> None:
-        self._renewal.go_back(ranks)
+    def gone_back(self, ranks: int, anew: bool) -> None:
+        self._renewal.go_back(ranks, anew)
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [

@@ -3,7 +3,7 @@ algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,9 @@ from bagua.torch_api.train.optimizer_state import (
 )
 from bagua.torch_api.train.parameters import first_difference, shared_state
 from bagua.torch_api.train.runner import Runner
+
+OF_PROGRAM = ("model", "optimizer")
+"""First names of tensors that are no algorithm's."""
 
 
 class Wrapped(Protocol):
@@ -48,8 +51,9 @@ class Wrapped(Protocol):
         """Makes tensors, buckets and plans again as they were when this was told. All ranks do."""
         ...
 
-    def gone_back(self, ranks: int) -> None:
-        """State is that of so many ranks from now on: the algorithm follows, where there are others."""
+    def gone_back(self, ranks: int, anew: bool) -> None:
+        """State is that of so many ranks from now on: the algorithm follows, where there are others. ``anew``: it is
+        that of another algorithm."""
         ...
 
 
@@ -63,7 +67,7 @@ class ModelState:
     def __init__(self, model: Wrapped, runner: Runner) -> None:
         self._model = model
         self._runner = runner
-        self._told: dict[str, Any] = {}
+        self._anew = False  # the state that is loaded is that of another algorithm
 
     def describe(self) -> dict[str, object]:
         return self._model.description
@@ -174,7 +178,7 @@ class ModelState:
         self, documents: Sequence[Any], held: Sequence[torch.Tensor]
     ) -> list[tuple[Path, str, torch.Tensor]]:
         """(where it lies, name of its parameter, tensor) of what optimizers hold."""
-        names = {parameter: name for name, parameter in self._model.module.named_parameters()}
+        names: dict[torch.Tensor, str] = {one: name for name, one in self._model.module.named_parameters()}
         optimizers = self._model.bagua_optimizers
         paths: list[tuple[Path, str]] = []
         for number, document in enumerate(documents):
@@ -195,7 +199,7 @@ class ModelState:
         text = text.replace("The ranks' models differ. ", "").replace("The ranks' optimizers differ: ", "")
         return text.replace("rank 0 has", "the checkpoint has").replace("rank 1 has", "this program has")
 
-    def make_room(self, document: Any, own: Any) -> Mapping[Path, torch.Tensor]:
+    def make_room(self, document: Any, own: Any) -> Kept:
         """See ``Keeper``."""
         held: list[torch.Tensor] = []
         optimizers = document["optimizers"] if own is None else own["optimizers"] or document["optimizers"]
@@ -207,9 +211,13 @@ class ModelState:
         if same:
             self._model.bagua_algorithm.hear_as_newcomer(document["algorithm"])
         self._model.go_back(document["model"] if same else {**document["model"], "begins": [False, False]})
-        kept = self.keep()
-        return {**kept.of_rank, **kept.of_first, **kept.alike}
+        found = self.keep()
+        self._anew = not same
+        if not self._anew:
+            return found
+        everything = {**found.of_rank, **found.of_first, **found.alike}
+        return Kept(None, alike={path: one for path, one in everything.items() if path[0].startswith(OF_PROGRAM)})
 
     def filled(self, ranks: int) -> None:
         """See ``Keeper``."""
-        self._model.gone_back(ranks)
+        self._model.gone_back(ranks, self._anew)

@@ -51,6 +51,16 @@ class Net(nn.Module):
         return found
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = bagua.moe.MoE(WIDTH, nn.Linear(WIDTH, WIDTH), 1, k=1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found, loss, _ = self.layer(inputs)
+        return found + 0.1 * loss
+
+
 def optimizer_of(algorithm: str, model: nn.Module) -> torch.optim.Optimizer:
     if algorithm == "qadam":
         return bagua.algorithms.q_adam.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
@@ -77,8 +87,9 @@ def rank_trains(
 ) -> tuple[int, torch.Tensor]:
     bagua.init_process_group()
     torch.manual_seed(17 + bagua.get_rank())
-    model = Net()
+    model = Experts() if options == {"experts": True} else Net()
     optimizer = optimizer_of(algorithm, model)
+    options = {} if isinstance(model, Experts) else options
     model.with_bagua([optimizer], Algorithm.init(algorithm, **(options or {})))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     checkpointer = bagua.checkpoint.Checkpointer(folder, every=every, keep=2, schedulers=[scheduler])
@@ -99,13 +110,14 @@ def rank_trains(
     ("algorithm", "options"),
     [
         ("gradient_allreduce", {}),
+        pytest.param("gradient_allreduce", {"experts": True}, marks=pytest.mark.full),
         ("power_sgd", {"rank": 1}),
         pytest.param("local_sgd", {"interval": 2}, marks=pytest.mark.full),
         ("diloco", {"interval": 2}),
         ("decentralized", {"peer_selection_mode": "all"}),
         pytest.param("low_precision_decentralized", {}, marks=pytest.mark.full),
         pytest.param("qadam", {}, marks=pytest.mark.full),
-        pytest.param("top_k", {"density": 0.1}, marks=pytest.mark.full),
+        pytest.param("top_k", {"density": 0.1, "everywhere": True}, marks=pytest.mark.full),
     ],
 )
 def test_continues_with_the_same_bits(make_ranks: Any, tmp_path: Path, algorithm: str, options: dict[str, Any]) -> None:
@@ -230,7 +242,26 @@ def rank_grows(folder: str, steps: int, algorithm: str) -> tuple[int, torch.Tens
     return start.ranks if start else 0, begun, model.weight.detach().clone()
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "decentralized", "low_precision_decentralized", "async"])
+def test_another_algorithm(make_ranks: Any, tmp_path: Path) -> None:
+    """Where replicas were different ones, all begin with rank 0's."""
+    ends = []
+    for algorithm in ("decentralized", "diloco"):
+        here = tmp_path / algorithm
+        here.mkdir()
+        with make_ranks(here) as made:
+            ends.append(made.run(rank_grows, 2, folder=str(tmp_path / "c"), steps=3, algorithm=algorithm))
+    assert not torch.equal(ends[0][0][2], ends[0][1][2])
+    assert all(torch.equal(begun, ends[0][0][2]) for _, begun, _ in ends[1])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "gradient_allreduce",
+        "decentralized",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("low_precision_decentralized", "async")),
+    ],
+)
 def test_another_number_of_ranks(make_ranks: Any, tmp_path: Path, algorithm: str) -> None:
     ends: list[torch.Tensor] = []
     for number, ranks in enumerate((2, 3, 1)):
@@ -371,8 +402,8 @@ def test_killed_in_the_middle_of_writing(make_ranks: Any, tmp_path: Path, victim
 
 
 def rank_loses(folder: str, steps: int, dies: int = 0, ranks: int = 1) -> tuple[int, bool, torch.Tensor]:
-    """In an elastic job. ``dies``: in that step the last rank is killed. It goes on until there are so many ``ranks``,
-    and then until the number of its steps is a multiple of ``steps``."""
+    """In an elastic job. ``dies``: in that step the last rank is killed. It goes on until so many ``ranks`` have done a
+    step together, and then until the number of its steps is a multiple of ``steps``."""
     bagua.init_process_group()
     torch.manual_seed(5)
     model = Net()
@@ -380,10 +411,12 @@ def rank_loses(folder: str, steps: int, dies: int = 0, ranks: int = 1) -> tuple[
     model.with_bagua([optimizer])
     checkpointer = bagua.checkpoint.Checkpointer(folder, every=2)
     resumed = checkpointer.resume() is not None
+    trained = ranks if resumed else 0
     while True:
         bagua.wait_to_join()
-        if bagua.get_world_size() >= ranks and checkpointer.steps and checkpointer.steps % steps == 0:
+        if trained >= ranks and checkpointer.steps and checkpointer.steps % steps == 0:
             break
+        trained = bagua.get_world_size()
         optimizer.zero_grad()
         model(torch.randn(4, WIDTH)).square().mean().backward()
         optimizer.step()
