@@ -21,7 +21,19 @@ import torch
 from bagua.algorithms.base import Bucket, Communicator
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
-from bagua.algorithms.plan import COPY, EVERYONE, HOST, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Over, Step
+from bagua.algorithms.plan import (
+    COPY,
+    EVERYONE,
+    HOST,
+    SCRATCH,
+    WEIGHT,
+    AllReduce,
+    Broadcast,
+    Local,
+    Neighbours,
+    Over,
+    Step,
+)
 from bagua.algorithms.weights import begin_with_weights, fits
 
 PEER = "peer_weight"
@@ -42,10 +54,10 @@ def mean_of_all(
     codec = fits(bucket, codec)
     if codec is not None:
         return _mean_by_differences(bucket, codec, everywhere, over, keep_snapshot)
-    bucket.add_slot(PEER)
+    bucket.add_slot(PEER, on_change=SCRATCH)
     if not keep_snapshot:
         return (_snapshot(PEER), AllReduce("AVG", PEER, PEER, over=over))
-    bucket.add_slot(SNAPSHOT)
+    bucket.add_slot(SNAPSHOT, on_change=SCRATCH)
     return (_snapshot(SNAPSHOT), AllReduce("AVG", SNAPSHOT, PEER, over=over))
 
 
@@ -71,11 +83,11 @@ def _snapshot(slot: str) -> Local:
 def _mean_by_differences(
     bucket: Bucket, codec: Codec, everywhere: bool, over: Over, keep_snapshot: bool
 ) -> tuple[Step, ...]:
-    bucket.add_slot(DIFFERENCE)
+    bucket.add_slot(DIFFERENCE, on_change=SCRATCH)
     bucket.add_slot(PEER, communicated=False, on_change=COPY)
     begin_with_weights(bucket, PEER)
     if keep_snapshot:
-        bucket.add_slot(SNAPSHOT, communicated=False)
+        bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)
 
     def begin(bucket: Bucket) -> None:
         now = bucket.slot(WEIGHT)
@@ -104,11 +116,11 @@ class _PairByDifferences:
         self._keep_snapshot = keep_snapshot
         self._codec = replace(codec, error_feedback=False)  # what is lost stays in the weights
         self._references = [peer for peer in pairs.partners if pairs.leader and self._encodes(peer)]
-        bucket.add_slot(PEER)
-        bucket.add_slot(DIFFERENCE)
-        bucket.add_slot(ARRIVED)
+        bucket.add_slot(PEER, on_change=SCRATCH)
+        bucket.add_slot(DIFFERENCE, on_change=SCRATCH)
+        bucket.add_slot(ARRIVED, on_change=SCRATCH)
         if keep_snapshot:
-            bucket.add_slot(SNAPSHOT, communicated=False)
+            bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)
         for peer in self._references:
             bucket.add_slot(_reference(peer), communicated=False)
             begin_with_weights(bucket, _reference(peer))

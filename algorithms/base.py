@@ -272,6 +272,17 @@ class AlgorithmImpl:
         order, on all ranks once buckets have their plans."""
         return ()
 
+    @property
+    def alike(self) -> bool:
+        """Whether parameters and optimizers are the same on all ranks between two steps. A checkpoint then holds them
+        once. Those of each rank are in it otherwise."""
+        return self.exchanged == GRADIENT
+
+    def tensors_of_rank(self) -> Sequence[torch.Tensor]:
+        """Tensors beside slots that are this rank's own, and last from step to step: a checkpoint holds them. The same
+        ones, in the same order, once buckets have their plans."""
+        return ()
+
     def close(self) -> None:
         """The model is about to be unwrapped, or wrapped anew: the last chance to end what runs in the background.
         Waits for no other rank."""

@@ -11,7 +11,19 @@ import torch
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.plan import EVERYONE, HOST, LEADERS, WEIGHT, AllReduce, Broadcast, Local, Neighbours, Plan, Step
+from bagua.algorithms.plan import (
+    EVERYONE,
+    HOST,
+    LEADERS,
+    SCRATCH,
+    WEIGHT,
+    AllReduce,
+    Broadcast,
+    Local,
+    Neighbours,
+    Plan,
+    Step,
+)
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import begin_with_weights, check_optimizers, expose
 
@@ -57,7 +69,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Inside the host the mean, between hosts (or all ranks) the exchange with both neighbours."""
-        bucket.add_slot(NOW)
+        bucket.add_slot(NOW, on_change=SCRATCH)
         take = Local(_take, "weights as they are", reads=(WEIGHT,), writes=(NOW,))
         give = Local(_give, "weights as all know them", reads=(NOW,), writes=(WEIGHT,))
         inside: tuple[Step, ...] = (AllReduce("AVG", NOW, NOW, over=HOST),) if self.hierarchical else ()
@@ -76,7 +88,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket.add_slot(name, communicated=False)
             begin_with_weights(bucket, name)
         for name in (DIFFERENCE, FROM_LEFT, FROM_RIGHT):
-            bucket.add_slot(name)
+            bucket.add_slot(name, on_change=SCRATCH)
         codec = self.codec if bucket.dtype is torch.float32 else None
         fed_back = codec is not None and bool(codec.error_feedback)
         kept = (LOST,) if fed_back else ()

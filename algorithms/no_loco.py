@@ -9,7 +9,7 @@ from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.diloco import VELOCITY
 from bagua.algorithms.periodic import ANCHOR, PeriodicImpl
-from bagua.algorithms.plan import COPY, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import COPY, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import begin_with_weights
@@ -33,7 +33,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)  # of one rank, as the weights
         begin_with_weights(bucket, ANCHOR)
         bucket.add_slot(VELOCITY, communicated=False, on_change=COPY)
-        bucket.add_slot(MIXED)
+        bucket.add_slot(MIXED, on_change=SCRATCH)
         bucket.set_plan(
             Plan(
                 (

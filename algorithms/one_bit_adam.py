@@ -11,7 +11,7 @@ from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
-from bagua.algorithms.plan import GRADIENT, RESULT, AllReduce, Local, Plan
+from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import check_optimizers
 
@@ -88,7 +88,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         if not self._frozen:
             bucket.set_plan(Plan((AllReduce("AVG"),)))
             return
-        bucket.add_slot(MOMENTUM)
+        bucket.add_slot(MOMENTUM, on_change=SCRATCH)
         bucket.set_plan(
             Plan(
                 (

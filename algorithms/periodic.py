@@ -8,7 +8,7 @@ import torch
 
 from bagua.algorithms.base import AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.plan import COPY, GRADIENT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import COPY, GRADIENT, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
 from bagua.algorithms.weights import begin_with_weights, check_optimizers
 
@@ -93,7 +93,7 @@ def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucke
     """
     bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)
     begin_with_weights(bucket, ANCHOR)
-    bucket.add_slot(DELTA)
+    bucket.add_slot(DELTA, on_change=SCRATCH)
 
     def subtract(which: Bucket) -> None:
         torch.sub(which.slot(ANCHOR), which.slot(WEIGHT), out=which.slot(DELTA))

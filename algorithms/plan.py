@@ -30,11 +30,13 @@ KEEP = "keep"
 ZERO = "zero"
 COPY = "copy"
 RESCALE = "rescale"
-ON_CHANGE = (KEEP, ZERO, COPY, RESCALE)
+SCRATCH = "scratch"
+ON_CHANGE = (KEEP, ZERO, COPY, RESCALE, SCRATCH)
 """Rule for a slot when the members of an elastic job change. KEEP: each rank keeps its own. ZERO: it begins anew.
 COPY: it is the same on all ranks; those that are left keep it. RESCALE: it is a sum over ranks, and is multiplied by
 the new number of them over the old one. Ranks that join get COPY and RESCALE from the others, and begin the rest as
-``init_operations`` does."""
+``init_operations`` does. SCRATCH: each step fills it anew, so that a checkpoint, which holds all others, leaves it
+out."""
 
 EVERYONE = "everyone"
 HOST = "host"

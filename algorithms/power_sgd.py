@@ -13,7 +13,7 @@ import torch
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.plan import FRESH, RESULT, AllReduce, Local, Plan
+from bagua.algorithms.plan import FRESH, RESULT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 
@@ -222,6 +222,11 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         """The factors Q with which the next step begins. What this rank has not sent yet stays its own."""
         return [self._states[name].right for name in sorted(self._states)]
 
+    def tensors_of_rank(self) -> list[torch.Tensor]:
+        """Gradients that this rank has not sent yet: the memory, and the P that is to be taken off it."""
+        states = [self._states[name] for name in sorted(self._states)]
+        return [tensor for state in states for tensor in (state.memory, state.left)]
+
     def need_reset(self) -> bool:
         """Once, when the warm-up is over."""
         if self.compresses or self.steps < self.settings.warm_up.steps:
@@ -234,8 +239,8 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         if self.compresses:
             compressed = _Compressed(bucket, self.settings, self._state_of)
             if compressed.matrices:
-                bucket.add_slot(LEFT, compressed.left_elements)
-                bucket.add_slot(RIGHT, compressed.right_elements)
+                bucket.add_slot(LEFT, compressed.left_elements, on_change=SCRATCH)
+                bucket.add_slot(RIGHT, compressed.right_elements, on_change=SCRATCH)
                 bucket.set_plan(compressed.plan())
                 return
         bucket.set_plan(Plan((AllReduce("AVG"),)) if self.compresses else self.settings.warm_up.plan())

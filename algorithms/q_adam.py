@@ -8,7 +8,7 @@ import torch
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.plan import GRADIENT, AllReduce, Local, Plan
+from bagua.algorithms.plan import GRADIENT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.q_adam_optimizer import QAdamOptimizer, mix, with_decay
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
@@ -61,7 +61,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         if not self._compresses:
             bucket.set_plan(Plan((AllReduce("AVG"),)))
             return
-        bucket.add_slot(MOMENTUM)
+        bucket.add_slot(MOMENTUM, on_change=SCRATCH)
         everywhere = not self.hierarchical and self.codec is not None
         bucket.set_plan(
             Plan(

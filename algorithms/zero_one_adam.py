@@ -13,7 +13,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.one_bit_adam import find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
-from bagua.algorithms.plan import GRADIENT, RESULT, WEIGHT, AllReduce, Local, Plan
+from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences
 
@@ -149,10 +149,10 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         def encoded() -> Communicator | None:
             return None if self._is_full() else everyone
 
-        bucket.add_slot(MEETING, 1)
-        bucket.add_slot(MET, 1)
-        bucket.add_slot(SCALED)
-        bucket.add_slot(SCALE, communicated=False)
+        bucket.add_slot(MEETING, 1, on_change=SCRATCH)
+        bucket.add_slot(MET, 1, on_change=SCRATCH)
+        bucket.add_slot(SCALED, on_change=SCRATCH)
+        bucket.add_slot(SCALE, communicated=False, on_change=SCRATCH)
         bucket.set_plan(
             Plan(
                 (

@@ -131,6 +131,15 @@ AlgorithmOption = Annotated[
         show_default=False,
     ),
 ]
+CheckpointDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-dir",
+        metavar="FOLDER",
+        help="Where bagua.checkpoint.Checkpointer() of the script writes, and finds checkpoints of an earlier run.",
+        show_default=False,
+    ),
+]
 BaguaNetOption = Annotated[
     bool,
     typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
@@ -185,9 +194,12 @@ def warn_of_secrets(variables: Mapping[str, str]) -> None:
         print(f"{kept} --secret-env NAME=FILE keeps it out.", file=sys.stderr)
 
 
-def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm and --enable-bagua-net say. Raises UsageError."""
-    from bagua.base import algorithm_choice, net_plugin
+def job_env(
+    pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False, checkpoint_dir: Path | None = None
+) -> dict[str, str]:
+    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net and --checkpoint-dir say. Raises
+    UsageError."""
+    from bagua.base import algorithm_choice, checkpoint_folder, net_plugin
 
     found = parse_env(pairs)
     if algorithm:
@@ -200,6 +212,8 @@ def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = Fa
             if name in found:
                 raise UsageError(f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out.")
         found[net_plugin.VARIABLE] = "1"
+    if checkpoint_dir is not None:
+        found[checkpoint_folder.VARIABLE] = checkpoint_folder.absolute(checkpoint_dir)
     return found
 
 

@@ -36,6 +36,7 @@ import pytest  # noqa: F401 - what ranks import, and what torch imports late
 import torch
 import torch._dynamo
 import torch.distributed
+import torch.distributed.checkpoint
 
 import bagua.torch_api.algorithms  # noqa: F401
 from rig import rank_main

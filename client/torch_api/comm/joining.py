@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
+from bagua.torch_api.comm.lasting import Kept, keepers
 from bagua.torch_api.comm.membership_change import OnChange
-from bagua.torch_api.comm.plain_data import decode, encode
+from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import CURRENT, Session, current
 
@@ -42,6 +43,26 @@ class _State:
     def taken(self) -> None:
         state, self._taken = self._taken, None
         self._held.load_state_dict(state)
+
+    # See ``Keeper``: the state of rank 0 is that of all, as it is for newcomers.
+
+    def keep(self) -> Kept:
+        tensors: list[torch.Tensor] = []
+        document = encode(self._held.state_dict(), tensors)
+        named = dict(zip(tensor_paths(document), tensors, strict=True))
+        return Kept({"type": self.describe(), "state": document}, of_first=named)
+
+    def misfit(self, document: Any) -> str:
+        mine = self.describe()
+        return "" if document["type"] == mine else f"It is a {document['type']} there, and a {mine} here."
+
+    def make_room(self, document: Any, own: Any) -> Kept:
+        tensors: list[torch.Tensor] = []
+        self.take(document["state"], tensors)
+        return Kept(None, of_first=dict(zip(tensor_paths(document["state"]), tensors, strict=True)))
+
+    def filled(self, ranks: int) -> None:
+        self.taken()
 
 
 class _States:
@@ -80,8 +101,9 @@ def wait_to_join() -> None:
 
 
 def register_state(name: str, held: Stateful) -> None:
-    """Newcomers take over the state of ``held``, which has ``state_dict`` and ``load_state_dict``: a scheduler, a
-    GradScaler, an object of the program. Models and their optimizers, samplers and random generators need none.
+    """Newcomers take over the state of ``held``, and so does a job that resumes from a checkpoint (``Checkpointer``).
+    ``held`` has ``state_dict`` and ``load_state_dict``: a scheduler, a GradScaler, an object of the program. Models and
+    their optimizers, samplers and random generators need none.
 
     All members register the same names, before a newcomer is let in. The state may hold tensors, numbers, texts, None,
     and lists, tuples and dictionaries of these. Raises TypeError, which names it, for anything else, ValueError if
@@ -100,6 +122,7 @@ def register_state(name: str, held: Stateful) -> None:
     except TypeError as error:
         raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}.") from None
     states.all[name] = _State(name, held)
+    keepers(session).add("state", states.all[name], name)
     if session.elastic:
         units(session).admission.carry("state", states.all[name], name)
 

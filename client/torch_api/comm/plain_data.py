@@ -49,6 +49,17 @@ def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None
     return tuple(items) if kind == "tuple" else items
 
 
+def tensor_paths(document: Any) -> list[tuple[str, ...]]:
+    """The keys that lead to each tensor of what ``encode`` returned, in the order in which it added them."""
+    if not isinstance(document, dict):
+        return []
+    ((kind, content),) = document.items()
+    if kind == "tensor":
+        return [()]
+    pairs = content if kind in _MAPPINGS else enumerate(content)
+    return [(str(key), *path) for key, item in pairs for path in tensor_paths(item)]
+
+
 def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
     dtype = getattr(torch, content[0], None)
     if not isinstance(dtype, torch.dtype):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.comm.followers import Heard
+from bagua.torch_api.comm.lasting import Kept
 from bagua.torch_api.data.balance import BalancedSplit, balanced_order
 from bagua.torch_api.data.shares import Batch, Progress
 
@@ -194,6 +195,29 @@ class Course:
         left = [rank for rank, member in enumerate(self._progress.members) if member in members]
         weights = [len(batches[rank]) * len(batches) / sum(map(len, batches)) for batches in rounds for rank in left]
         return len(weights) / sum(weights) if weights else 1.0
+
+    # Checkpoints: see ``Keeper``
+
+    def keep(self) -> Kept:
+        """The batches that are committed."""
+        return Kept(self.tell())
+
+    def misfit(self, document: Any) -> str:
+        """Settings must be the same, but for sizes of batches."""
+        mine, other = asdict(self.setting), document["setting"]
+        differing = [name for name in mine if mine[name] != other[name] and name not in ("batch_size", "global_batch")]
+        return " ".join(f"{name} was {other[name]}, and is {mine[name]}." for name in differing)
+
+    def make_room(self, document: Any, own: Any) -> Kept:
+        """The epoch goes on with the members of now, and with all samples that no batch that was committed had."""
+        members, generation = self._progress.members, self._generation
+        state = {**document, "setting": asdict(self.setting), "generation": generation}
+        self.given = 0
+        self.hear({member: (0, state) for member in document["progress"]["members"]}, members, generation)
+        return Kept(None)
+
+    def filled(self, ranks: int) -> None:
+        """There is nothing else."""
 
     def _adopt(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.units import nothing, units
 from bagua.torch_api.data.balance import digest
 from bagua.torch_api.data.complexity import Cost, costs_of
@@ -60,6 +61,7 @@ class ElasticSampler:
         self._units = units(self._session) if self._session.elastic else None
         membership = self._session.membership
         self._course = Course(setting, membership.members, membership.member, membership.generation, costs)
+        keepers(self._session).add("sampler", self._course)
         if self._units is not None:
             self._units.followers.add("sampler", self._course)
 

@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 from torch.utils.data import Sampler
 
+from bagua.torch_api.comm.lasting import Kept, keepers
 from bagua.torch_api.data.complexity import check_length
 from bagua.torch_api.join.session import current, is_initialized
 
@@ -82,6 +83,8 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         self._length = length
         self._legs = Legs(self.num_replicas)
         self._resumed = False
+        if is_initialized():
+            keepers(current()).add("sampler of shares", self)
 
     @abstractmethod
     def _items(self, legs: Legs) -> Iterator[Item]:
@@ -133,6 +136,27 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         self.epoch = epoch
         self._legs = Legs(self.num_replicas, told)
         self._resumed = True
+
+    # Checkpoints: see ``Keeper``
+
+    def keep(self) -> Kept:
+        """As ``state_dict``: what has been given out counts."""
+        return Kept(self.state_dict())
+
+    def misfit(self, document: Any) -> str:
+        """It is the state of a sampler with this seed, over as many samples."""
+        mine = {"seed": self.seed, "length": self._length}
+        return " ".join(
+            f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name]
+        )
+
+    def make_room(self, document: Any, own: Any) -> Kept:
+        """As ``load_state_dict``."""
+        self.load_state_dict(document)
+        return Kept(None)
+
+    def filled(self, ranks: int) -> None:
+        """There is nothing else."""
 
 
 def numbers(indices: torch.Tensor) -> Iterator[int]:

@@ -12,7 +12,7 @@ import torch
 
 from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.low_rank import LowRank
-from bagua.algorithms.plan import COPY, KEEP, ON_CHANGE, RESCALE, ZERO, Step
+from bagua.algorithms.plan import COPY, KEEP, ON_CHANGE, RESCALE, SCRATCH, ZERO, Step
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE, Place
 from bagua.torch_api.train.execution import Execution, NotReady, join_all
@@ -103,6 +103,15 @@ class PlanBucket:
     def slots_for_newcomers(self) -> list[torch.Tensor]:
         """Added slots that a rank which joins takes over from the others."""
         return [self._added[name].flat for name, rule in self._on_change.items() if rule in (COPY, RESCALE)]
+
+    @property
+    def lasting_slots(self) -> dict[str, tuple[bool, torch.Tensor]]:
+        """Added slots that a checkpoint holds, by name: whether they are the same on all ranks, and the slot."""
+        return {
+            name: (rule in (COPY, RESCALE), self._added[name].flat)
+            for name, rule in self._on_change.items()
+            if rule != SCRATCH
+        }
 
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot. Raises ValueError if there is none of that name."""

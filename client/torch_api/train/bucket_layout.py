@@ -118,6 +118,10 @@ class ModelBuckets:
         """On a newcomer: others have buckets in this order, and don't make theirs when ``make`` is called next."""
         self._arrival, self._alone = list(arrival), True
 
+    def follow_again(self, arrival: list[str]) -> None:
+        """``make`` is called next, on all ranks, and buckets are to have this order."""
+        self._arrival = list(arrival)
+
     def forget_arrival(self) -> None:
         """In an elastic job: ``follow`` is to be called again, and some ranks had got further than others."""
         self._arrival = []

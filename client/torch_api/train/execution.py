@@ -194,6 +194,10 @@ class Action(Protocol):
         """Error feedback of this rank that is the same on all ranks."""
         ...
 
+    def own(self) -> Sequence[torch.Tensor]:
+        """Error feedback of this rank that is its own."""
+        ...
+
 
 Residual = tuple[int, int]
 """Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
@@ -243,6 +247,8 @@ class Submit:
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``: the engine has it."""
         return ()
+
+    own = shared
 
 
 def other_sides(sides: int) -> int:

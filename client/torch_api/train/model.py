@@ -16,6 +16,7 @@ from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import CURRENT, current
@@ -117,6 +118,7 @@ class DistributedModel:
             with suppress(CommunicationError):
                 self.close()
             raise
+        keepers(self._session).add("model", self._state)
         if self._session.elastic:
             units(self._session).admission.carry("model", self._state)
 
@@ -248,6 +250,7 @@ class DistributedModel:
         if self._closed:
             return
         self._closed = True
+        keepers(self._session).forget(self._state)
         if self._session.elastic:
             units(self._session).admission.forget(self._state)
         self._remove_hooks()
@@ -310,6 +313,23 @@ class DistributedModel:
             self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
+
+    # Checkpoints: see ``ModelState``
+
+    def go_back(self, told: dict[str, Any]) -> None:
+        if self._runner.repeats:
+            self._layout.release()
+            self._runner.give_own_again()
+        else:
+            self._release()
+        self._group.barrier()  # as in ``begin_anew``
+        self._layout.follow_again(told["arrival"])
+        self._reset_algorithm()
+        self._renewal.follow_as_newcomer(told)
+        self.bagua_train_step_counter = told["steps"]
+
+    def gone_back(self, ranks: int, anew: bool) -> None:
+        self._renewal.go_back(ranks, anew)
 
     def _find_buffers(self) -> list[torch.Tensor]:
         return [

@@ -116,6 +116,18 @@ class ModelRenewal:
             while self.begin_anew_together():  # another member had committed it in the generation before
                 pass
 
+    def go_back(self, ranks: int, anew: bool) -> None:
+        """State is that of a checkpoint of so many ranks: if there are others now, that is a change of members. Where
+        ranks are not in step they begin with one state, as after such a change. ``anew``: so do all."""
+        now = self._runner.everyone.nranks()
+        self._changed, self._ranks = False, now
+        if ranks != now and not anew:
+            for bucket in self._model.bagua_buckets:
+                bucket.follow_members(ranks, now)
+            anew = not self._model.bagua_algorithm.follow_members(self._model)
+        if anew or not self._runner.waits:
+            self.reset_together()
+
     def tell_newcomers(self) -> dict[str, Any]:
         """How far it is, as plain data."""
         return {"ranks": self._ranks, "begins": [self._anew, self.due]}

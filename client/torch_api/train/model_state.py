@@ -1,18 +1,30 @@
-"""State of a wrapped model that newcomers take over: parameters, buffers, optimizers, slots, algorithm."""
+"""State of a wrapped model that newcomers take over, and that checkpoints hold: parameters, buffers, optimizers, slots,
+algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from bagua.algorithms import AlgorithmImpl
+from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.lasting import Kept, Path, Tensors
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Action
-from bagua.torch_api.train.optimizer_state import decode_optimizer, encode_optimizer
+from bagua.torch_api.train.optimizer_state import (
+    decode_experts,
+    decode_optimizer,
+    encode_experts,
+    encode_optimizer,
+    optimizer_paths,
+)
 from bagua.torch_api.train.parameters import first_difference, shared_state
 from bagua.torch_api.train.runner import Runner
+
+OF_PROGRAM = ("model", "optimizer")
+"""First names of tensors that are no algorithm's."""
 
 
 class Wrapped(Protocol):
@@ -35,18 +47,27 @@ class Wrapped(Protocol):
         """Makes tensors, buckets and plans again as another rank has them, which told this."""
         ...
 
+    def go_back(self, told: dict[str, Any]) -> None:
+        """Makes tensors, buckets and plans again as they were when this was told. All ranks do."""
+        ...
+
+    def gone_back(self, ranks: int, anew: bool) -> None:
+        """State is that of so many ranks from now on: the algorithm follows, where there are others. ``anew``: it is
+        that of another algorithm."""
+        ...
+
 
 def _with_residuals(bucket: PlanBucket) -> list[Action]:
     return [action for action in bucket.execution.actions if action.residual() is not None]
 
 
 class ModelState:
-    """See ``bagua.torch_api.comm.admission.Carrier``."""
+    """See ``bagua.torch_api.comm.admission.Carrier``, and ``bagua.torch_api.comm.lasting.Keeper``."""
 
     def __init__(self, model: Wrapped, runner: Runner) -> None:
         self._model = model
         self._runner = runner
-        self._told: dict[str, Any] = {}
+        self._anew = False  # the state that is loaded is that of another algorithm
 
     def describe(self) -> dict[str, object]:
         return self._model.description
@@ -96,3 +117,107 @@ class ModelState:
 
     def taken(self) -> None:
         """Tensors were filled where they are used."""
+
+    # Checkpoints
+
+    def keep(self) -> Kept:
+        """See ``Keeper``. Tensors are named as torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` do."""
+        session = self._runner.session
+        if set(self._runner.everyone.ranks) != set(communicators(session).world.ranks):
+            raise TypeError("It was wrapped with a process group of its own: checkpoints hold models of all ranks.")
+        model, algorithm = self._model, self._model.bagua_algorithm
+        held: list[torch.Tensor] = []
+        optimizers = [encode_optimizer(optimizer, held) for optimizer in model.bagua_optimizers]
+        experts = [encode_experts(optimizer, held) for optimizer in model.bagua_optimizers]
+        exchanged = {name for name, _ in shared_state(model.module, model.parameters_to_ignore)}
+        trained = exchanged.difference(name for name, _ in model.module.named_buffers()) if algorithm.alike else set()
+        found = Kept(
+            {
+                "description": model.description,
+                "optimizers": optimizers,
+                "model": model.tell_newcomers(),
+                "algorithm": algorithm.tell_newcomers(),
+                "experts": any(getattr(parameter, "expert", False) for parameter in model.module.parameters()),
+            },
+            {"optimizers": None if algorithm.alike else optimizers, "experts": experts},
+        )
+        mine: Tensors = found.of_rank if algorithm.waits else {}
+        everything = [*model.module.named_parameters(), *model.module.named_buffers()]
+        for path, name, tensor in [
+            *((("model", name), name, tensor) for name, tensor in everything),
+            *self._of_optimizers([*optimizers, *experts], held),
+        ]:
+            if name in trained:
+                found.alike[path] = tensor
+            else:
+                found.of_first[path] = mine[path] = tensor
+        for number, bucket in enumerate(model.bagua_buckets):
+            for name, (alike, slot) in bucket.lasting_slots.items():
+                self._add(found, algorithm, ("slots", f"{number}", name), alike, [slot])
+            for at, action in enumerate(bucket.execution.actions):
+                self._add(found, algorithm, ("errors of results", f"{number}", f"{at}"), True, action.shared())
+                self._add(found, algorithm, ("errors", f"{number}", f"{at}"), False, action.own())
+        self._add(found, algorithm, ("algorithm",), True, algorithm.tensors_for_newcomers())
+        self._add(found, algorithm, ("algorithm of rank",), False, algorithm.tensors_of_rank())
+        return found
+
+    @staticmethod
+    def _add(
+        found: Kept, algorithm: AlgorithmImpl, path: Path, everywhere: bool, tensors: Iterable[torch.Tensor]
+    ) -> None:
+        for number, tensor in enumerate(tensors):
+            name = (*path, f"{number}")
+            if everywhere and algorithm.alike:
+                found.alike[name] = tensor
+            elif everywhere:
+                found.of_first[name] = tensor
+            if algorithm.waits and not (everywhere and algorithm.alike):
+                found.of_rank[name] = tensor
+
+    def _of_optimizers(
+        self, documents: Sequence[Any], held: Sequence[torch.Tensor]
+    ) -> list[tuple[Path, str, torch.Tensor]]:
+        """(where it lies, name of its parameter, tensor) of what optimizers hold."""
+        names: dict[torch.Tensor, str] = {one: name for name, one in self._model.module.named_parameters()}
+        optimizers = self._model.bagua_optimizers
+        paths: list[tuple[Path, str]] = []
+        for number, document in enumerate(documents):
+            which = number % len(optimizers)
+            label = "optimizer" if which == 0 else f"optimizer {which + 1}"
+            found = optimizer_paths(optimizers[which], document, names)
+            paths += [((label, *path), path[1]) for path in found]
+        return [(path, name, tensor) for (path, name), tensor in zip(paths, held, strict=True)]
+
+    def misfit(self, document: Any) -> str:
+        """See ``Keeper``."""
+        theirs = dict(document["description"])
+        if theirs["settings"] != self._model.description["settings"]:
+            theirs = {**theirs, "settings": self._model.description["settings"]}
+        text = first_difference([theirs, self._model.description])
+        if not text and document["experts"] and document["model"]["ranks"] != self._runner.everyone.nranks():
+            text = f"It has experts of {document['model']['ranks']} ranks: start as many ranks."
+        text = text.replace("The ranks' models differ. ", "").replace("The ranks' optimizers differ: ", "")
+        return text.replace("rank 0 has", "the checkpoint has").replace("rank 1 has", "this program has")
+
+    def make_room(self, document: Any, own: Any) -> Kept:
+        """See ``Keeper``."""
+        held: list[torch.Tensor] = []
+        optimizers = document["optimizers"] if own is None else own["optimizers"] or document["optimizers"]
+        for optimizer, told in zip(self._model.bagua_optimizers, optimizers, strict=True):
+            decode_optimizer(optimizer, told, held)
+        for optimizer, told in zip(self._model.bagua_optimizers, own["experts"] if own else [], strict=False):
+            decode_experts(optimizer, told, held)
+        same = document["description"]["settings"] == self._model.description["settings"]
+        if same:
+            self._model.bagua_algorithm.hear_as_newcomer(document["algorithm"])
+        self._model.go_back(document["model"] if same else {**document["model"], "begins": [False, False]})
+        found = self.keep()
+        self._anew = not same
+        if not self._anew:
+            return found
+        everything = {**found.of_rank, **found.of_first, **found.alike}
+        return Kept(None, alike={path: one for path, one in everything.items() if path[0].startswith(OF_PROGRAM)})
+
+    def filled(self, ranks: int) -> None:
+        """See ``Keeper``."""
+        self._model.gone_back(ranks, self._anew)

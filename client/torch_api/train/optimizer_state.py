@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.plain_data import decode, encode
+from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import broadcast_json, broadcast_tensors
 
@@ -27,15 +27,24 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """State by the parameter's position, and hyper-parameters of every group as far as they are plain data. Experts
-    (``.expert``) have none: each rank's are others."""
-    states = [
+def _encode_states(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], experts: bool) -> list[Any]:
+    return [
         encode(optimizer.state[parameter], tensors)
-        if parameter in optimizer.state and not getattr(parameter, "expert", False)
+        if parameter in optimizer.state and getattr(parameter, "expert", False) == experts
         else None
         for parameter in _parameters(optimizer)
     ]
+
+
+def encode_experts(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
+    """As ``encode_optimizer``, of experts (``.expert``) alone, which each rank has for itself."""
+    return {"states": _encode_states(optimizer, tensors, experts=True), "groups": []}
+
+
+def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
+    """State by the parameter's position, and hyper-parameters of every group as far as they are plain data. Experts
+    (``.expert``) have none: each rank's are others."""
+    states = _encode_states(optimizer, tensors, experts=False)
     groups = []
     for group in optimizer.param_groups:
         found = {}
@@ -51,18 +60,43 @@ def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tenso
     return {"states": states, "groups": groups}
 
 
+def optimizer_paths(
+    optimizer: torch.optim.Optimizer, document: Any, names: Mapping[torch.Tensor, str]
+) -> list[tuple[str, ...]]:
+    """Keys of the tensors in what ``encode_optimizer`` returned, in the order in which it added them: as in torch's
+    ``get_optimizer_state_dict``, by names of parameters."""
+    found = []
+    for number, (parameter, state) in enumerate(zip(_parameters(optimizer), document["states"], strict=True)):
+        name = names.get(parameter, f"parameter {number}")
+        found += [("state", name, *path) for path in tensor_paths(state)]
+    for number, group in enumerate(document["groups"]):
+        found += [("groups", str(number), name, *path) for name, one in group.items() for path in tensor_paths(one)]
+    return found
+
+
 def decode_optimizer(optimizer: torch.optim.Optimizer, document: Any, tensors: list[torch.Tensor]) -> None:
     """Takes over what ``encode_optimizer`` returned elsewhere. Tensors are made, and filled later."""
-    for parameter, state in zip(_parameters(optimizer), document["states"], strict=True):
-        if getattr(parameter, "expert", False):
+    _decode_states(optimizer, document["states"], tensors, experts=False)
+    for group, found in zip(optimizer.param_groups, document["groups"], strict=True):
+        for name, value in found.items():
+            group[name] = decode(value, tensors, group["params"][0] if group["params"] else None)
+
+
+def decode_experts(optimizer: torch.optim.Optimizer, document: Any, tensors: list[torch.Tensor]) -> None:
+    """Takes over what ``encode_experts`` returned earlier. Tensors are made, and filled later."""
+    _decode_states(optimizer, document["states"], tensors, experts=True)
+
+
+def _decode_states(
+    optimizer: torch.optim.Optimizer, states: Sequence[Any], tensors: list[torch.Tensor], experts: bool
+) -> None:
+    for parameter, state in zip(_parameters(optimizer), states, strict=True):
+        if getattr(parameter, "expert", False) != experts:
             continue
         if state is None:
             optimizer.state.pop(parameter, None)
         else:
             optimizer.state[parameter] = decode(state, tensors, parameter)
-    for group, found in zip(optimizer.param_groups, document["groups"], strict=True):
-        for name, value in found.items():
-            group[name] = decode(value, tensors, group["params"][0] if group["params"] else None)
 
 
 def broadcast_optimizers(optimizers: Sequence[torch.optim.Optimizer], session: Session, group: Communicator) -> None:

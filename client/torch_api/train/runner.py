@@ -383,6 +383,10 @@ class _Guarded:
         """See ``Action``."""
         return self._action.shared()
 
+    def own(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return self._action.own()
+
     def _commit(self) -> None:
         if self._action.commit is not None:
             self._action.commit()

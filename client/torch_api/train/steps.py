@@ -64,6 +64,10 @@ class OneOperation:
         """See ``Action``."""
         return ()
 
+    def own(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
+
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
         self.bucket = bucket
@@ -236,6 +240,10 @@ class EverywhereAction(AllReduceAction):
         """See ``Action``: what results have lost. What contributions have is each rank's own."""
         return self._lost_of_result.kept()
 
+    def own(self) -> Sequence[torch.Tensor]:
+        """See ``Action``: what contributions have lost."""
+        return self._lost.kept()
+
     def _turn(self) -> None:
         super()._turn()
         self._lost.turn()
@@ -293,6 +301,10 @@ class NeighboursAction:
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``."""
         return ()
+
+    def own(self) -> Sequence[torch.Tensor]:
+        """See ``Action``: what messages have lost."""
+        return () if self._coding is None else self._coding.lost()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
@@ -361,6 +373,7 @@ class _NeighboursCoding:
         feedback = step.codec.error_feedback
         self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
         self.turn = self._lost.turn
+        self.lost = self._lost.kept
         self.count = self._transcoder.message_bytes
         made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
         self._mine, self._left, self._right = (memory for memory, _ in made)

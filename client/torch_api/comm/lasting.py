@@ -1,0 +1,89 @@
+"""State of a job that a checkpoint holds: who has it, and under which names."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from bagua.torch_api.join.session import Session
+
+Path = tuple[str, ...]
+"""Where a tensor lies in the checkpoint: keys of dictionaries in dictionaries."""
+Tensors = dict[Path, torch.Tensor]
+
+
+@dataclass
+class Kept:
+    """State of one keeper on this rank.
+
+    ``document``: plain data, of which rank 0's counts. ``own``: plain data of this rank. ``alike``: tensors that are
+    the same on all ranks. ``of_first``: those of rank 0 stand for all ranks that have none ``of_rank`` under the same
+    name. ``of_rank``: this rank's own.
+    """
+
+    document: Any
+    own: Any = None
+    alike: Tensors = field(default_factory=dict)
+    of_first: Tensors = field(default_factory=dict)
+    of_rank: Tensors = field(default_factory=dict)
+
+
+class Keeper(Protocol):
+    """Has state that a checkpoint holds."""
+
+    def keep(self) -> Kept:
+        """The state now. Tensors are the live ones. Raises TypeError if it can't be told."""
+        ...
+
+    def misfit(self, document: Any) -> str:
+        """Says for people why the state in a checkpoint does not fit; empty if it does."""
+        ...
+
+    def make_room(self, document: Any, own: Any) -> Kept:
+        """Takes over plain data, and returns the tensors that are to be filled. ``own``: this rank's; None if it had no
+        part in the checkpoint. All ranks call it together."""
+        ...
+
+    def filled(self, ranks: int) -> None:
+        """The tensors are filled from a checkpoint of so many ranks. All ranks call it together."""
+        ...
+
+
+class Keepers:
+    """Those of one session, as long as somebody else holds them."""
+
+    def __init__(self, _: Session) -> None:
+        self._all: dict[str, weakref.WeakSet[Any]] = {}
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._order: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._made = 0
+
+    def add(self, kind: str, keeper: Keeper, name: str = "") -> None:
+        """Those of one ``kind`` have a ``name``, or are made in the same order on all ranks."""
+        self._made += 1
+        self._order[keeper] = self._made
+        self._names[keeper] = name
+        self._all.setdefault(kind, weakref.WeakSet()).add(keeper)
+
+    def forget(self, keeper: Keeper) -> None:
+        """Checkpoints hold it no more."""
+        for keepers in self._all.values():
+            keepers.discard(keeper)
+
+    def all(self) -> dict[str, Keeper]:
+        """By name, in the order in which they were made."""
+        found: list[tuple[int, str, Keeper]] = []
+        for kind, keepers in self._all.items():
+            living = sorted(keepers, key=lambda one: self._order[one])
+            found += [
+                (self._order[one], f"{kind} {self._names[one] or number}", one) for number, one in enumerate(living, 1)
+            ]
+        return {name: keeper for _, name, keeper in sorted(found, key=lambda one: one[0])}
+
+
+def keepers(session: Session) -> Keepers:
+    """Those of this session, the same object each time."""
+    return session.keep(Keepers)

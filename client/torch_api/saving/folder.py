@@ -1,0 +1,223 @@
+"""A folder of checkpoints on disk: which are there, whether they are whole, and how one comes into being.
+
+    step_0000000100/            a checkpoint: files of torch's format, and
+        bagua.json              its manifest: step, ranks, bytes and SHA-256 of each file
+    writing-RUN-2-100/          one that is being written: it gets its name when it is whole
+        part-3                  rank 3 has written its file
+    damaged-step_0000000200/    one that could not be read, put aside
+
+A manifest is written last, so that a folder without one is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagua.base.errors import BaguaError
+
+MANIFEST = "bagua.json"
+FORMAT = 1
+WRITING, DAMAGED, OLD = "writing-", "damaged-", "old-"
+_NAME = re.compile(r"step_(\d{10,})")
+
+
+class Damaged(BaguaError):
+    """A checkpoint that can't be loaded. The one before may be whole."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The facts about a checkpoint. ``files``: (bytes, SHA-256 in hexadecimal digits) by name."""
+
+    step: int
+    ranks: int
+    files: dict[str, tuple[int, str]]
+
+    def text(self) -> str:
+        """As a file."""
+        document = {"format": FORMAT, "step": self.step, "ranks": self.ranks, "files": self.files}
+        return json.dumps({**document, "sum": _sum_of(document)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """Raises Damaged."""
+        try:
+            document = json.loads(text)
+            stated = document.pop("sum")
+            if document["format"] != FORMAT:
+                raise Damaged(f"its format is {document['format']}, and this version of bagua reads {FORMAT}")
+            if _sum_of(document) != stated:
+                raise Damaged(f"{MANIFEST} was changed")
+            files = {str(name): (int(size), str(found)) for name, (size, found) in document["files"].items()}
+            return cls(int(document["step"]), int(document["ranks"]), files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{MANIFEST} can't be read: {error!r}") from None
+
+
+def _sum_of(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def name_of(step: int) -> str:
+    """Of the folder of a checkpoint."""
+    return f"step_{step:010d}"
+
+
+def step_of(name: str) -> int | None:
+    """The reverse; None for other names."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those in it, the newest (with the largest step) first. Empty if there is no such folder."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    return [folder / name for name in sorted(steps, key=lambda name: steps[name], reverse=True)]
+
+
+def superfluous(steps: Iterable[int], keep: int, newest: int) -> list[int]:
+    """Those of ``steps`` that go when the checkpoint of step ``newest`` is there, and ``keep`` stay: the oldest ones.
+    Those of later steps belong to an earlier run, and stay."""
+    return sorted({step for step in steps if step <= newest}, reverse=True)[keep:]
+
+
+def read_manifest(at: Path) -> Manifest:
+    """Raises Damaged."""
+    try:
+        return Manifest.parse((at / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise Damaged(f"it has no {MANIFEST}: it was not written to its end") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(f"{MANIFEST} can't be read: {error}") from None
+
+
+def share_of_files(files: Collection[str], rank: int, ranks: int) -> list[str]:
+    """Those that this rank verifies: each file one rank."""
+    return sorted(files)[rank::ranks]
+
+
+def verify(at: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Compares these files with the manifest. Raises Damaged."""
+    for name in names:
+        size, stated = manifest.files[name]
+        try:
+            found = (at / name).stat().st_size
+            if found != size:
+                raise Damaged(f"{name} has {found} bytes instead of {size}")
+            if sum_of_file(at / name) != stated:
+                raise Damaged(f"the contents of {name} have changed: their SHA-256 is another one")
+        except FileNotFoundError:
+            raise Damaged(f"{name} is missing") from None
+        except OSError as error:
+            raise Damaged(f"{name} can't be read: {error}") from None
+
+
+def sum_of_file(path: Path) -> str:
+    """Its SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def prepare(folder: Path) -> bool:
+    """Makes the folder, and removes what earlier runs have left unfinished. Returns whether it has checkpoints. Raises
+    OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in list(folder.iterdir()):
+        if path.name.startswith(WRITING):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(OLD):
+            _undo(path, folder / path.name.removeprefix(OLD))
+    return bool(checkpoints(folder))
+
+
+class Lock:
+    """Held by the process that writes into a folder, and gone with it, however it ends."""
+
+    def __init__(self, folder: Path, patience_s: float = 10.0) -> None:
+        """Raises BlockingIOError if another process holds it, and goes on doing so for a while: one that was killed a
+        moment ago may not be gone yet."""
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    self.close()
+                    raise
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                return
+
+    def close(self) -> None:
+        """Lets go of it."""
+        os.close(self._descriptor)
+
+
+def _undo(old: Path, target: Path) -> None:
+    """A process was killed while it replaced a checkpoint by one of the same step."""
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        old.rename(target)
+
+
+def put_aside(at: Path) -> Path:
+    """Of a damaged checkpoint: it counts no more. Returns its new name. Raises OSError."""
+    target = at.with_name(DAMAGED + at.name)
+    shutil.rmtree(target, ignore_errors=True)
+    return at.rename(target)
+
+
+def publish(writing: Path, folder: Path, manifest: Manifest) -> Path:
+    """``writing``, whose files are whole and synced, becomes a checkpoint, or replaces that of the same step. Raises
+    OSError."""
+    with (writing / MANIFEST).open("w") as file:
+        file.write(manifest.text())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(writing)
+    target = folder / name_of(manifest.step)
+    old = folder / f"{OLD}{target.name}"
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    writing.rename(target)
+    sync_folder(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def rotate(folder: Path, keep: int, newest: int) -> None:
+    """Removes checkpoints that are too many. One that can't be removed stays."""
+    steps = [step for path in checkpoints(folder) if (step := step_of(path.name)) is not None]
+    for step in superfluous(steps, keep, newest):
+        at = folder / name_of(step)
+        with suppress(OSError):  # first it loses its name: nobody finds half of one
+            gone = at.rename(folder / f"{WRITING}gone-{step}")
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

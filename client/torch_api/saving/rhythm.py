@@ -1,0 +1,101 @@
+"""When a checkpoint is due: every so many steps, or so many seconds, and on all ranks after the same step.
+
+Steps need no message. Of time rank 0 decides, and the others must hear it: not after each step, but after those on
+which all have agreed the time before. The closer the checkpoint, the fewer steps lie between two of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+Clock = Callable[[], float]
+
+
+class Decision(NamedTuple):
+    """Whether a checkpoint is written after this step, and the step after which rank 0 decides next."""
+
+    save: bool
+    look: int
+
+
+class Rhythm(Protocol):
+    """``look``: the next step after which a checkpoint may be due."""
+
+    look: int
+
+    def begin(self, steps: int) -> None:
+        """The job has done this number of steps, and nothing is due yet."""
+        ...
+
+    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
+        """Whether a checkpoint is to be written after step ``steps``. ``agree(decide)`` returns what ``decide()``
+        returns on rank 0; all ranks call it after the same steps."""
+        ...
+
+
+class EverySteps:
+    """After each step whose number is a multiple of ``every``."""
+
+    look = 0
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def begin(self, steps: int) -> None:
+        """See ``Rhythm``."""
+
+    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
+        """See ``Rhythm``."""
+        return steps % self._every == 0
+
+
+class EverySeconds:
+    """After the step that ends nearest to ``every`` seconds after the last checkpoint."""
+
+    def __init__(self, every: float, clock: Clock) -> None:
+        self._every = every
+        self._clock = clock
+        self.begin(0)
+
+    def begin(self, steps: int) -> None:
+        """See ``Rhythm``."""
+        self._since = self._looked = self._clock()
+        self._looked_at = steps
+        self.look = steps + 1
+
+    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
+        """See ``Rhythm``."""
+        if steps < self.look:
+            return False
+        now = self._clock()
+        save, self.look = agree(lambda: self._decide(steps, now))
+        if save:
+            self._since = now
+        self._looked, self._looked_at = now, steps
+        return save
+
+    def _decide(self, steps: int, now: float) -> Decision:
+        done = max(1, steps - self._looked_at)
+        step = max((now - self._looked) / done, 1e-9)
+        left = self._every - (now - self._since)
+        save = left < step / 2
+        if save:
+            left = self._every
+        # Half of the way, and not more than twice as far as was seen: steps may become slower.
+        return Decision(save, steps + max(1, min(math.ceil(left / step / 2), 2 * done)))
+
+
+def rhythm_of(every: int | timedelta, clock: Clock) -> Rhythm:
+    """``every``: steps, or time. Raises TypeError and ValueError that say so."""
+    if isinstance(every, timedelta):
+        if every <= timedelta(0):
+            raise ValueError(f"every is {every}: it must be a time above zero.")
+        return EverySeconds(every.total_seconds(), clock)
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta.")
+    if every < 1:
+        raise ValueError(f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta.")
+    return EverySteps(every)

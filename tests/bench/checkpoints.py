@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Measures the cost of a checkpoint in the background.
+
+    python tests/bench/checkpoints.py                                  # the transformer, 2 ranks of one host
+    python tests/bench/checkpoints.py --model mlp --steps 20 --rounds 5 --output json
+
+Windows of ``--steps`` steps take turns: with one checkpoint, begun after the first step and on the disk before the
+window ends, and without. The difference is what a checkpoint costs; divided by a minute it is the share of training at
+one checkpoint a minute. Figures are medians over pairs of windows.
+
+``cpu_s`` is processor time of a rank: that of the copy, and of all threads beside the training's. Where each rank has a
+core and keeps it busy, a checkpoint can't cost less; it does not depend on what else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RUN_DEADLINE_S = 3600.0
+MINUTE_S = 60.0
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """The program of a rank."""
+    import torch
+
+    import bagua.torch_api as bagua
+    from bagua.bench.ranks import harness
+    from bagua.bench.ranks.models import WORKLOADS
+
+    torch.set_num_threads(1)
+    bagua.init_process_group()
+    torch.manual_seed(bagua.get_rank())
+    workload = WORKLOADS[options.model]()
+    optimizer = torch.optim.Adam(workload.model.parameters(), lr=1e-4, foreach=True)
+    model = workload.model.with_bagua([optimizer])
+    checkpointer = bagua.checkpoint.Checkpointer(options.folder, every=1 << 40, keep=1)
+    blocked: list[float] = []
+    copies: list[float] = []
+    beside: dict[bool, list[float]] = {True: [], False: []}
+
+    def save() -> None:
+        begun = time.thread_time()
+        checkpointer.save()
+        copies.append(time.thread_time() - begun)
+
+    def window(saves: bool) -> float:
+        def steps() -> None:
+            for number in range(options.steps):
+                optimizer.zero_grad()
+                workload.loss_of(model).backward()
+                optimizer.step()
+                checkpointer.step()
+                if saves and number == 0:
+                    blocked.append(harness.slowest(harness.seconds(save)))
+            if saves:
+                checkpointer.wait()
+
+        bagua.barrier()
+        begun = time.process_time() - time.thread_time()
+        found = harness.slowest(harness.seconds(steps))
+        beside[saves].append(time.process_time() - time.thread_time() - begun)
+        return found
+
+    window(True)  # memory is taken, files are made
+    blocked.clear(), copies.clear(), beside[True].clear()
+    pairs = []
+    for turn in range(options.rounds):
+        found = {saves: window(saves) for saves in ((True, False) if turn % 2 else (False, True))}
+        pairs.append((found[False], found[True]))
+    if bagua.get_rank() == 0:
+        cost = [after - before for before, after in pairs]
+        elements = sum(parameter.numel() for parameter in workload.model.parameters())
+        row = {
+            "model": options.model,
+            "megabytes": 3 * 4 * elements / 1e6,
+            "step_ms": 1e3 * statistics.median(before for before, _ in pairs) / options.steps,
+            "blocked_ms": 1e3 * statistics.median(blocked),
+            "cost_s": statistics.median(cost),
+            "costs_s": [round(one, 3) for one in cost],
+            "cpu_s": sum(map(statistics.median, (copies, beside[True]))) - statistics.median(beside[False]),
+            "percent_at_one_a_minute": 100 * statistics.median(cost) / MINUTE_S,
+        }
+        Path(options.result).write_text(json.dumps(row))
+    bagua.barrier()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--nproc-per-node", type=int, default=2)
+    parser.add_argument("--model", default="transformer")
+    parser.add_argument("--steps", type=int, default=12, help="of one window")
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of windows")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("--folder", help="where checkpoints go. Default: the system's for temporary files")
+    parser.add_argument("--result", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.result:
+        rank_main(options)
+        return
+    with tempfile.TemporaryDirectory() as here:
+        result = Path(here) / "result.json"
+        program = [str(Path(__file__).resolve()), "--result", str(result)]
+        program += ["--folder", options.folder or str(Path(here) / "checkpoints")]
+        for name in ("model", "steps", "rounds"):
+            program += [f"--{name}", str(getattr(options, name))]
+        shape = ["--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node)]
+        command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", *shape, *program]
+        subprocess.run(command, check=True, timeout=RUN_DEADLINE_S, stdout=sys.stderr)
+        row: dict[str, Any] = json.loads(result.read_text())
+    if options.output == "json":
+        where = f"{options.nnodes} x {options.nproc_per_node} ranks"
+        print(json.dumps({"where": where, "system": platform.platform(), **row}))
+        return
+    print(f"{row['model']}: {row['megabytes']:.0f} MB, a step takes {row['step_ms']:.0f} ms")
+    print(f"a checkpoint stops the training for {row['blocked_ms']:.0f} ms, and costs {row['cost_s']:.2f} s in all")
+    print(f"at one a minute: {row['percent_at_one_a_minute']:.2f} % of the training; pairs, s: {row['costs_s']}")
+    print(f"processor time of a rank: {row['cpu_s']:.2f} s, {100 * row['cpu_s'] / MINUTE_S:.2f} % of a minute")
+
+
+if __name__ == "__main__":
+    main()

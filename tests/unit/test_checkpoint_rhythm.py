@@ -1,0 +1,101 @@
+"""When checkpoints are due: by steps without a message, by time with few."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua.torch_api.saving.rhythm import Decision, EverySeconds, rhythm_of
+
+
+class Rank:
+    """One rank, whose clock shows something else than those of the others."""
+
+    def __init__(self, every: float, offset: float) -> None:
+        self.now = 0.0
+        self.rhythm = EverySeconds(every, lambda: self.now + offset)
+
+
+class Job:
+    """Ranks that hear what rank 0 decides."""
+
+    def __init__(self, every: float, ranks: int) -> None:
+        self.ranks = [Rank(every, 1000.0 * rank) for rank in range(ranks)]
+        self.messages = 0
+        self.saved: list[tuple[int, float]] = []
+
+    def step(self, number: int, seconds: float) -> None:
+        told: list[Decision] = []
+
+        def agree(decide: Callable[[], Decision]) -> Decision:
+            if not told:
+                told.append(decide())
+                self.messages += 1
+            return told[0]
+
+        for rank in self.ranks:
+            rank.now += seconds
+        found = [rank.rhythm.due(number, agree) for rank in self.ranks]
+        assert len(set(found)) == 1, "ranks differ"
+        if found[0]:
+            self.saved.append((number, self.ranks[0].now))
+
+
+def test_steps_need_no_message() -> None:
+    def never(_: Callable[[], Decision]) -> Decision:
+        raise AssertionError("a message")
+
+    rhythm = rhythm_of(3, lambda: 0.0)
+    assert [step for step in range(1, 11) if rhythm.due(step, never)] == [3, 6, 9]
+
+
+@given(st.floats(0.001, 40.0), st.floats(1.0, 100.0))
+def test_time_is_kept(step: float, every: float) -> None:
+    """With steps of one length each checkpoint is within a step of its time, after the same step on all ranks."""
+    job = Job(every, 3)
+    count = min(3000, int(4 * every / step) + 8)
+    for number in range(1, count):
+        job.step(number, step)
+    times = [0.0, *(when for _, when in job.saved)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert all(abs(gap - max(every, step)) <= step for gap in gaps), gaps
+    if count == int(4 * every / step) + 8:
+        assert gaps
+
+
+def test_few_messages() -> None:
+    job = Job(60.0, 2)
+    for number in range(1, 6001):
+        job.step(number, 0.1)
+    assert len(job.saved) == 10
+    assert job.messages < 6000 * 0.03
+
+
+def test_steps_that_become_slower_are_seen() -> None:
+    job = Job(60.0, 2)
+    for number in range(1, 301):
+        job.step(number, 0.1)
+    for number in range(301, 401):
+        job.step(number, 10.0)
+    gaps = [after[1] - before[1] for before, after in itertools.pairwise(job.saved)]
+    assert all(gap <= 70 for gap in gaps[1:]), gaps
+
+
+@pytest.mark.parametrize(
+    ("every", "kind", "words"),
+    [
+        (0, ValueError, "from 1 on"),
+        (True, TypeError, "a number of steps, or"),
+        (2.5, TypeError, "a number of steps, or"),
+        (timedelta(0), ValueError, "above zero"),
+    ],
+)
+def test_bad_arguments(every: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        rhythm_of(every, lambda: 0.0)
