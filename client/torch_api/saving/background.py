@@ -90,7 +90,9 @@ class Background:
         """``wait_until_written`` has returned. Pieces must stay as they are until it returns again."""
         self._written.clear()
         self._threads = [one for one in self._threads if one.is_alive()]
-        thread = threading.Thread(target=self._run, args=(task, pieces, documents), name="checkpoint", daemon=True)
+        before = self._threads[-1] if self._threads else None
+        arguments = task, pieces, documents, before
+        thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -100,13 +102,17 @@ class Background:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
+    def _run(
+        self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any], before: threading.Thread | None
+    ) -> None:
         try:
             try:
                 self._write_part(task, pieces, documents)
             finally:
                 self._written.set()
             if task.rank == 0:
+                if before is not None:
+                    before.join()  # older checkpoints come first, and are given up when a rank has gone past them
                 parts = self._await_parts(task)
                 finish(task, parts)
                 with self._lock:
