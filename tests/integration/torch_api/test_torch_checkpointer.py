@@ -117,7 +117,7 @@ def rank_trains(
         ("power_sgd", {"rank": 1}),
         pytest.param("local_sgd", {"interval": 2}, marks=pytest.mark.full),
         ("diloco", {"interval": 2}),
-        ("decentralized", {"peer_selection_mode": "all"}),
+        pytest.param("decentralized", {"peer_selection_mode": "all"}, marks=pytest.mark.full),
         pytest.param("low_precision_decentralized", {}, marks=pytest.mark.full),
         pytest.param("qadam", {}, marks=pytest.mark.full),
         pytest.param("top_k", {"density": 0.1, "everywhere": True}, marks=pytest.mark.full),
@@ -245,6 +245,7 @@ def rank_grows(folder: str, steps: int, algorithm: str) -> tuple[int, torch.Tens
     return start.ranks if start else 0, begun, model.weight.detach().clone()
 
 
+@pytest.mark.full
 def test_another_algorithm(make_ranks: Any, tmp_path: Path) -> None:
     """Where replicas were different ones, all begin with rank 0's."""
     ends = []
@@ -260,9 +261,11 @@ def test_another_algorithm(make_ranks: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "gradient_allreduce",
         "decentralized",
-        *(pytest.param(one, marks=pytest.mark.full) for one in ("low_precision_decentralized", "async")),
+        *(
+            pytest.param(one, marks=pytest.mark.full)
+            for one in ("gradient_allreduce", "low_precision_decentralized", "async")
+        ),
     ],
 )
 def test_another_number_of_ranks(make_ranks: Any, tmp_path: Path, algorithm: str) -> None:
