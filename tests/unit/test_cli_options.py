@@ -50,6 +50,12 @@ def test_algorithm_becomes_a_variable() -> None:
             options.job_env(None, broken)
 
 
+def test_the_folder_of_checkpoints_becomes_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/tmp")
+    assert options.job_env(None, "", checkpoint_dir=Path("c")) == {"BAGUA_CHECKPOINT_DIR": "/tmp/c"}
+    assert options.job_env(["A=1"], "", checkpoint_dir=Path("/x/c")) == {"A": "1", "BAGUA_CHECKPOINT_DIR": "/x/c"}
+
+
 def test_nodes() -> None:
     assert options.parse_nodes("4") == Nodes(4) and options.parse_nodes("1:4") == Nodes(4, 1)
     for broken in ("0", "x", "", "1:", ":2", "1:2:3", "5000", "-1"):

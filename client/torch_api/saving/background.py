@@ -29,6 +29,7 @@ PATIENCE_S = 600.0
 LAST_PATIENCE_S = 60.0
 """The same when its process is about to end."""
 LOOK_EVERY_S = 0.05
+TELL_AFTER_S = 30.0
 
 
 class GivenUp(BaguaError):
@@ -78,13 +79,20 @@ class Background:
 
     def wait_until_written(self) -> None:
         """Until this rank's part of the last checkpoint is on the disk, or will not be."""
-        self._written.wait()
+        while not self._written.wait(TELL_AFTER_S):
+            LOG.warning(
+                "The training waits for the disk: this rank's share of the last checkpoint is not written after %.0f s "
+                "more. Write checkpoints less often, or into a faster folder.",
+                TELL_AFTER_S,
+            )
 
     def begin(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
         """``wait_until_written`` has returned. Pieces must stay as they are until it returns again."""
         self._written.clear()
         self._threads = [one for one in self._threads if one.is_alive()]
-        thread = threading.Thread(target=self._run, args=(task, pieces, documents), name="checkpoint", daemon=True)
+        before = self._threads[-1] if self._threads else None
+        arguments = task, pieces, documents, before
+        thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -94,13 +102,17 @@ class Background:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
+    def _run(
+        self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any], before: threading.Thread | None
+    ) -> None:
         try:
             try:
                 self._write_part(task, pieces, documents)
             finally:
                 self._written.set()
             if task.rank == 0:
+                if before is not None:
+                    before.join()  # older checkpoints come first, and are given up when a rank has gone past them
                 parts = self._await_parts(task)
                 finish(task, parts)
                 with self._lock:
@@ -151,6 +163,16 @@ class Background:
             time.sleep(LOOK_EVERY_S)
 
 
+def written_by(task: Task) -> list[Path]:
+    """All checkpoints that this run is writing now."""
+    return list(task.folder.glob(f"{on_disk.WRITING}{task.run}-*-*"))
+
+
+def step_of(writing: Path) -> int:
+    """Of a checkpoint that is being written."""
+    return int(writing.name.rpartition("-")[2])
+
+
 def part_file(writing: Path, rank: int) -> Path:
     """It is there when the rank's part is whole."""
     return writing / f"part-{rank}"
@@ -165,9 +187,7 @@ def why_not(task: Task, missing: Sequence[int]) -> None:
     lost = [rank for rank in missing if task.members[rank] not in present]
     if lost and not any(part_file(task.writing, rank).exists() for rank in lost):
         raise GivenUp(f"{ranks_text(lost)} was lost before its part was written.")
-    later = [
-        path for path in task.folder.glob(f"{on_disk.WRITING}{task.run}-*") if int(path.name.split("-")[-1]) > task.step
-    ]
+    later = [path for path in written_by(task) if step_of(path) > task.step]
     for rank in missing:
         if any(part_file(path, rank).exists() for path in later) and not part_file(task.writing, rank).exists():
             raise GivenUp(f"rank {rank} could not write its part.")
@@ -184,6 +204,9 @@ def finish(task: Task, parts: Sequence[Part]) -> None:
             path.unlink()
     on_disk.publish(task.writing, task.folder, on_disk.Manifest(task.step, len(parts), files))
     on_disk.rotate(task.folder, task.keep, task.step)
+    for path in written_by(task):
+        if step_of(path) < task.step:  # given up by a rank 0 that is gone
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

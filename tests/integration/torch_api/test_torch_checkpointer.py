@@ -89,16 +89,18 @@ def rank_trains(
     torch.manual_seed(17 + bagua.get_rank())
     model = Experts() if options == {"experts": True} else Net()
     optimizer = optimizer_of(algorithm, model)
-    options = {} if isinstance(model, Experts) else options
+    fused = options == {"fused": True}
+    options = {} if isinstance(model, Experts) or fused else options
     model.with_bagua([optimizer], Algorithm.init(algorithm, **(options or {})))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     checkpointer = bagua.checkpoint.Checkpointer(folder, every=every, keep=2, schedulers=[scheduler])
     start = checkpointer.resume()
+    make_step: Any = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
     while checkpointer.steps < steps:
         optimizer.zero_grad()
         inputs = torch.randn(6, WIDTH)
         model(inputs).sub(inputs).square().mean().backward()
-        optimizer.step()
+        make_step()
         scheduler.step()
         checkpointer.step()
     found = state_of(model, optimizer)
@@ -111,10 +113,11 @@ def rank_trains(
     [
         ("gradient_allreduce", {}),
         pytest.param("gradient_allreduce", {"experts": True}, marks=pytest.mark.full),
+        pytest.param("gradient_allreduce", {"fused": True}, marks=pytest.mark.full),
         ("power_sgd", {"rank": 1}),
         pytest.param("local_sgd", {"interval": 2}, marks=pytest.mark.full),
         ("diloco", {"interval": 2}),
-        ("decentralized", {"peer_selection_mode": "all"}),
+        pytest.param("decentralized", {"peer_selection_mode": "all"}, marks=pytest.mark.full),
         pytest.param("low_precision_decentralized", {}, marks=pytest.mark.full),
         pytest.param("qadam", {}, marks=pytest.mark.full),
         pytest.param("top_k", {"density": 0.1, "everywhere": True}, marks=pytest.mark.full),
@@ -242,6 +245,7 @@ def rank_grows(folder: str, steps: int, algorithm: str) -> tuple[int, torch.Tens
     return start.ranks if start else 0, begun, model.weight.detach().clone()
 
 
+@pytest.mark.full
 def test_another_algorithm(make_ranks: Any, tmp_path: Path) -> None:
     """Where replicas were different ones, all begin with rank 0's."""
     ends = []
@@ -257,9 +261,11 @@ def test_another_algorithm(make_ranks: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "gradient_allreduce",
         "decentralized",
-        *(pytest.param(one, marks=pytest.mark.full) for one in ("low_precision_decentralized", "async")),
+        *(
+            pytest.param(one, marks=pytest.mark.full)
+            for one in ("gradient_allreduce", "low_precision_decentralized", "async")
+        ),
     ],
 )
 def test_another_number_of_ranks(make_ranks: Any, tmp_path: Path, algorithm: str) -> None:
