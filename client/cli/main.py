@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from bagua.base.disk import FULL, disk_words
@@ -16,14 +17,21 @@ from bagua.base.text import printable
 
 
 def main() -> None:
-    """Runs the command line. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends with
-    130 wherever a command has no better plan."""
+    """Runs the command line."""
+    guarded(_run)
+
+
+def guarded(program: Callable[[], None]) -> None:
+    """Runs a program of ours. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends
+    with 130 wherever a command has no better plan."""
     signal.signal(signal.SIGINT, _interrupted)
     try:
         require_linux()
-        _run()
+        program()
     except BaguaError as error:
-        _fail(str(error), 1)
+        from bagua.cli.options import UsageError
+
+        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -32,12 +40,8 @@ def main() -> None:
 
 def _run() -> None:
     from bagua.cli.app import app
-    from bagua.cli.options import UsageError
 
-    try:
-        app(prog_name="bagua")
-    except UsageError as error:
-        _fail(str(error), 2)
+    app(prog_name="bagua")
 
 
 def _fail(words: str, code: int) -> NoReturn:
