@@ -10,7 +10,6 @@ docs/launchers.md.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from bagua.cli.main import guarded
@@ -68,7 +67,12 @@ def run_arguments(options: argparse.Namespace) -> list[str]:
     port = ["--master-port", str(options.master_port)] if options.master_port else []
     logs = ["--log-dir", options.logdir] if options.logdir else []
     net = ["--enable-bagua-net"] if options.enable_bagua_net else []
-    ranks = ["--nproc-per-node", str(options.nproc_per_node), "--name", default_name(options.training_script, options.module)]
+    ranks = [
+        "--nproc-per-node",
+        str(options.nproc_per_node),
+        "--name",
+        default_name(options.training_script, options.module),
+    ]
     return [*ranks, *port, *logs, *net, *with_local_rank(options)]
 
 
@@ -104,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

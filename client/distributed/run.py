@@ -11,12 +11,11 @@ torchrun's: its ranks start Bagua's daemon by themselves. See docs/launchers.md.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
 import typer
 
+from bagua.base.spelling import hyphens
 from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, UsageError, parse_nodes
 from bagua.cli.run import count_ranks
@@ -114,7 +113,7 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
     """The command line of torchrun for this host's ranks."""
     given = {name: getattr(options, name) for name in PASSED_ON}
     given = {name: value for name, value in given.items() if value not in (None, "", False, OF_TORCHRUN.get(name))}
-    words = [f"--{flags.hyphens(name)}" + ("" if value is True else f"={value}") for name, value in given.items()]
+    words = [f"--{hyphens(name)}" + ("" if value is True else f"={value}") for name, value in given.items()]
     if options.rdzv_backend == "static":
         port = options.master_port or 29500
         words += [f"--node-rank={options.node_rank}", f"--master-addr={options.master_addr}", f"--master-port={port}"]
@@ -138,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

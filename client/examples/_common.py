@@ -26,7 +26,6 @@ from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 
-
 ALIASES = {
     "allreduce": "gradient_allreduce",
     "quantize": "bytegrad",

@@ -143,13 +143,17 @@ class Checks:
         again = self.mine(self.ranks)
         bagua.alltoall_v_inplace(again, [COUNT] * self.ranks, places)
         parts = [self.part(self.of(rank, self.ranks), self.rank) for rank in self.everybody]
-        right = all(torch.equal(self.part(found, r)[: self.rank + 1], parts[r][: self.rank + 1]) for r in self.everybody)
+        right = all(
+            torch.equal(self.part(found, r)[: self.rank + 1], parts[r][: self.rank + 1]) for r in self.everybody
+        )
         return right and torch.equal(again, torch.cat(parts))
 
     def groups(self) -> bool:
         """Ranks of the same evenness reduce among themselves."""
         members = [rank for rank in self.everybody if rank % 2 == self.rank % 2]
-        groups = [new_group([rank for rank in self.everybody if rank % 2 == rest]) for rest in range(min(2, self.ranks))]
+        groups = [
+            new_group([rank for rank in self.everybody if rank % 2 == rest]) for rest in range(min(2, self.ranks))
+        ]
         found = self.mine()
         bagua.allreduce_inplace(found, comm=groups[self.rank % 2].get_global_communicator())
         return torch.equal(found, torch.stack([self.of(rank) for rank in members]).sum(0))

@@ -96,7 +96,7 @@ def factor(step: int, per_epoch: int, options: argparse.Namespace) -> float:
     """Of the learning rate: up during the first epochs, then down at the milestones."""
     epoch = step / per_epoch
     if epoch < options.warmup_epochs:
-        return (step + 1) / (options.warmup_epochs * per_epoch + 1)
+        return float((step + 1) / (options.warmup_epochs * per_epoch + 1))
     milestones = [int(text) for text in options.milestones.split(",")]
     return float(options.gama ** bisect_right(milestones, epoch))
 

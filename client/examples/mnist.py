@@ -1,4 +1,4 @@
-"""A convolutional network learns MNIST, as in the original's example; where MNIST is not at hand, digits that are drawn.
+"""A convolutional network learns MNIST, as in the original; where MNIST is not at hand, digits that are drawn.
 
     python -m bagua.distributed.launch --nproc_per_node=2 -m bagua.examples.mnist --algorithm gradient_allreduce
     bagua run --nproc-per-node 2 -m bagua.examples.mnist --fuse-optimizer --save-model
@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> _common.Outcome:
         loss_of=lambda images, labels: F.nll_loss(model(images.to(device)), labels.to(device)),
         evaluate=lambda: _common.accuracy(model, test, options.test_batch_size),
         epochs=range(options.epochs),
-        update=optimizer.fuse_step if options.fuse_optimizer else None,
+        update=getattr(optimizer, "fuse_step", None),  # of a fused optimizer
         most_batches=options.max_batches,
         report_every=options.log_interval,
     )

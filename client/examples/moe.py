@@ -43,20 +43,18 @@ class ExpertNet(nn.Module):
             nn.Linear(32 * 4 * 4, WIDTH),
             nn.ReLU(),
         )
-        expert = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
-        capacity = {"capacity_factor": 1.25, "eval_capacity_factor": 2.0}
-        self.dense = None if local_experts else expert
-        self.experts = (
-            bagua.moe.MoE(WIDTH, expert, local_experts, k=k, noisy_gate_policy="RSample", **capacity)
-            if local_experts
-            else None
-        )
+        expert: nn.Module = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.mixed = local_experts > 0
+        if self.mixed:
+            capacity, noise = (1.25, 2.0), "RSample"
+            expert = bagua.moe.MoE(WIDTH, expert, local_experts, k, 0.0, *capacity, noisy_gate_policy=noise)
+        self.experts = expert
         self.classifier = nn.Linear(WIDTH, 10)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         found = self.features(images)
-        if self.experts is None:
-            return self.classifier(found + self.dense(found)), found.new_zeros(())
+        if not self.mixed:
+            return self.classifier(found + self.experts(found)), found.new_zeros(())
         computed, balance, _ = self.experts(found)
         return self.classifier(found + computed), balance
 
@@ -75,7 +73,8 @@ def train(options: argparse.Namespace) -> _common.Outcome:
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         logits, balance = model(shift(images))
-        return F.cross_entropy(logits, labels) + BALANCE * balance
+        loss: Tensor = F.cross_entropy(logits, labels) + BALANCE * balance
+        return loss
 
     def right() -> float:
         return _common.accuracy(model, held_out, logits_of=lambda model, images: model(images)[0])
@@ -94,7 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-local-experts", type=int, default=1, help="on each rank; 0: a dense layer (1)")
     parser.add_argument("--k", type=int, choices=(1, 2), default=1, help="experts for each image")
     parser.add_argument(
-        "--save-model", nargs="?", const="digits_moe", metavar="FOLDER", help="write a checkpoint at the end (digits_moe)"
+        "--save-model",
+        nargs="?",
+        const="digits_moe",
+        metavar="FOLDER",
+        help="write a checkpoint (digits_moe)",
     )
     options = parser.parse_args(arguments)
     _common.need("sklearn")

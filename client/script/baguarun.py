@@ -135,7 +135,9 @@ class RemoteHost:
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except OSError as error:
-            raise ConfigError(f"{command[0]} can't be started: {error.strerror}. baguarun needs an ssh client.") from None
+            raise ConfigError(
+                f"{command[0]} can't be started: {error.strerror}. baguarun needs an ssh client."
+            ) from None
         streams = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
         self._copies = [Thread(target=_copy, args=(label, *pair), daemon=True) for pair in streams]
         for copy in self._copies:
@@ -203,8 +205,8 @@ def pssh_bagua_launch(options: argparse.Namespace) -> int:
         signal.signal(number, signal.SIG_DFL)  # the second one ends us at once
         ended.put(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, interrupt)
     width = max(len(host.login) for host in options.hosts)
     running: list[RemoteHost] = []
     try:

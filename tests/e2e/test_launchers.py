@@ -75,10 +75,9 @@ def test_two_nodes(sandbox: Sandbox, words: tuple[tuple[str, ...], ...]) -> None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command, *options = words
+    command, *options = (*words, "--nproc_per_node=1")
     nodes = [
-        sandbox.start(*command, *(one.format(node, port=port) for one in options), "--nproc_per_node=1", "main.py", "-a")
-        for node in (0, 1)
+        sandbox.start(*command, *(one.format(node, port=port) for one in options), "main.py", "-a") for node in (0, 1)
     ]
     done = [sandbox.finish(node, time.monotonic()) for node in nodes]
     assert [one.code for one in done] == [0, 0], "".join(one.text for one in done)
