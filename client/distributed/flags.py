@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from bagua.base.spelling import hyphens
@@ -91,6 +91,11 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     return found
 
 
+def set_bagua_env(args: argparse.Namespace, current_env: MutableMapping[str, str]) -> None:
+    """Puts ``variables`` into an environment: the original's way."""
+    current_env.update(variables(args))
+
+
 def tell(*notes: str) -> None:
     """A line on standard error for each option that has nothing to do here, with what does its work."""
     for note in notes:
@@ -111,10 +116,10 @@ def bagua_run(arguments: list[str], environment: Mapping[str, str]) -> None:
     app(["run", *pairs, *arguments], prog_name="bagua")
 
 
-def torchrun(arguments: list[str], environment: Mapping[str, str], bagua_net: bool) -> None:
+def torchrun(arguments: list[str], options: argparse.Namespace) -> None:
     """This process becomes torchrun. Its ranks start Bagua's daemon by themselves."""
-    os.environ.update(environment)
-    if bagua_net:
+    set_bagua_env(options, os.environ)
+    if options.enable_bagua_net:
         from bagua.base import net_plugin
         from bagua.cli.net import built_plugin
 

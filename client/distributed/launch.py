@@ -16,6 +16,9 @@ from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, MAX_RANKS, UsageError
 from bagua.cli.run import default_name
 from bagua.distributed import flags
+from bagua.distributed.flags import set_bagua_env
+
+__all__ = ["get_args_parser", "launch", "main", "parse_args", "set_bagua_env"]
 
 DEFAULT_PORT = 29500
 """Of the rendezvous of several hosts. A job on one host takes a free one."""
@@ -99,7 +102,7 @@ def launch(arguments: Sequence[str] | None = None) -> None:
     if options.nnodes == 1:
         flags.bagua_run(run_arguments(options), flags.variables(options))
     else:
-        flags.torchrun(torchrun_arguments(options), flags.variables(options), options.enable_bagua_net)
+        flags.torchrun(torchrun_arguments(options), options)
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ torchrun's: its ranks start Bagua's daemon by themselves. See docs/launchers.md.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -20,6 +22,17 @@ from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, UsageError, parse_nodes
 from bagua.cli.run import count_ranks
 from bagua.distributed import flags
+from bagua.distributed.flags import set_bagua_env
+
+__all__ = [
+    "determine_local_world_size",
+    "get_args_parser",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "set_bagua_env",
+]
 
 MAX_RESTARTS = 3
 """The original's default."""
@@ -34,6 +47,8 @@ OF_TORCHRUN = {
     "run_path": False,
 }
 """Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's."""
+
+TORCHS = ("get_rdzv_endpoint", "config_from_args", "run_script_path")
 
 PASSED_ON = (*OF_TORCHRUN, "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "log_dir", "nproc_per_node")
 
@@ -78,6 +93,22 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.run_path and (options.module or options.no_python):
         raise UsageError("--run_path runs a script: leave -m and --no_python out.")
     return options
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """``"1:4"`` -> (1, 4), ``"2"`` -> (2, 2). Raises typer.BadParameter."""
+    nodes = parse_nodes(nnodes)
+    return nodes.least or nodes.count, nodes.count
+
+
+determine_local_world_size = count_ranks
+
+
+def __getattr__(name: str) -> Any:
+    """Functions that the original copied from torch: torch's own."""
+    if name not in TORCHS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("torch.distributed.run"), name)
 
 
 def on_this_host(options: argparse.Namespace) -> bool:
@@ -128,7 +159,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         shown = {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts), "TORCHELASTIC_RUN_ID": options.rdzv_id}
         flags.bagua_run(run_arguments(options), {**shown, **flags.variables(options)})
     else:
-        flags.torchrun(torchrun_arguments(options), flags.variables(options), options.enable_bagua_net)
+        flags.torchrun(torchrun_arguments(options), options)
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
+import torch as _torch
+
 from bagua.torch_api import (
     _fork,
     _linux,
@@ -57,6 +59,9 @@ from bagua.torch_api.communication import (
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor
+
+version = _torch.__version__
+"""Of torch, as in the original. The library's own is ``bagua.__version__``."""
 
 distributed.install()
 torch_group.install()
@@ -115,5 +120,6 @@ __all__ = [
     "tensor",
     "torch_group",
     "utils",
+    "version",
     "wait_to_join",
 ]
