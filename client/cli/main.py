@@ -18,7 +18,7 @@ from bagua.base.text import printable
 
 def main() -> None:
     """Runs the command line."""
-    guarded(_run)
+    guarded(_bagua)
 
 
 def guarded(program: Callable[[], None]) -> None:
@@ -27,21 +27,28 @@ def guarded(program: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, _interrupted)
     try:
         require_linux()
-        program()
+        _run(program)
     except BaguaError as error:
-        from bagua.cli.options import UsageError
-
-        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        _fail(str(error), 1)
     except OSError as error:
         if error.errno not in FULL:
             raise
         _fail(disk_words(error), 1)
 
 
-def _run() -> None:
+def _bagua() -> None:
     from bagua.cli.app import app
 
     app(prog_name="bagua")
+
+
+def _run(program: Callable[[], None]) -> None:
+    from bagua.cli.options import UsageError
+
+    try:
+        program()
+    except UsageError as error:
+        _fail(str(error), 2)
 
 
 def _fail(words: str, code: int) -> NoReturn:

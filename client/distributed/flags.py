@@ -72,7 +72,7 @@ def add_entry(parser: Parser) -> None:
 
 
 def add_bagua(parser: Parser) -> None:
-    """What the original added to torch's launchers."""
+    """Additions of the original to torch's launchers."""
     parser.option("--bagua_service_port", type=whole(0, 65535), help="accepted; nothing needs a port")
     parser.option("--default_bucket_size", type=whole(1), metavar="BYTES", help="of gradients in a bucket")
     parser.option("--autotune_level", type=whole(0), help="0: no tuning; else the job tunes itself")

@@ -4,8 +4,6 @@ bagua.init_process_group()
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 """
 
-import torch as _torch
-
 from bagua.torch_api import (
     _fork,
     _linux,
@@ -56,12 +54,10 @@ from bagua.torch_api.communication import (
     send,
     wait_to_join,
 )
+from bagua.torch_api.compat.settings import version
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor
-
-version = _torch.__version__
-"""Of torch, as in the original. The library's own is ``bagua.__version__``."""
 
 distributed.install()
 torch_group.install()

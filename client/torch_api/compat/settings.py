@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 import os
 
+import torch
+
 from bagua.base.errors import ConfigError
 from bagua.torch_api.join.environment import read_int
+
+version = torch.__version__
+"""Of torch. The library's own is ``bagua.__version__``."""
 
 
 def get_bagua_service_port() -> int:
