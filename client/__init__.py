@@ -4,8 +4,4 @@ Nothing heavy is imported here, so that ``import bagua`` costs nothing. Training
 command line is ``bagua``, programs that control jobs use ``bagua.client``.
 """
 
-from bagua import missing
-
 __version__ = "0.1.0"
-
-missing.install()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from bagua.base.disk import FULL, disk_words
@@ -16,12 +17,17 @@ from bagua.base.text import printable
 
 
 def main() -> None:
-    """Runs the command line. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends with
-    130 wherever a command has no better plan."""
+    """Runs the command line."""
+    guarded(_bagua)
+
+
+def guarded(program: Callable[[], None]) -> None:
+    """Runs a program of ours. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends
+    with 130 wherever a command has no better plan."""
     signal.signal(signal.SIGINT, _interrupted)
     try:
         require_linux()
-        _run()
+        _run(program)
     except BaguaError as error:
         _fail(str(error), 1)
     except OSError as error:
@@ -30,12 +36,17 @@ def main() -> None:
         _fail(disk_words(error), 1)
 
 
-def _run() -> None:
+def _bagua() -> None:
     from bagua.cli.app import app
+
+    app(prog_name="bagua")
+
+
+def _run(program: Callable[[], None]) -> None:
     from bagua.cli.options import UsageError
 
     try:
-        app(prog_name="bagua")
+        program()
     except UsageError as error:
         _fail(str(error), 2)
 

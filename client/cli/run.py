@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,17 @@ STOP_GRACE_S = 2.0
 
 INTERRUPT_PATIENCE_S = 3.5
 """How long a cancelled job may take before the cluster is stopped under it."""
+
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""Tells ranks how often the job was started again; scripts for torchrun read it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process."""
+
+    code: int
+    interrupted: bool
 
 
 @dataclass(frozen=True)
@@ -107,8 +118,18 @@ class Interrupts:
         self.follower.post(Interrupted())
 
 
-def run_embedded(options: RunOptions) -> int:
-    """Starts the cluster, runs the job, stops everything; returns the exit code. Raises BaguaError."""
+def run_with_restarts(options: RunOptions, most: int) -> int:
+    """Runs the job, again up to ``most`` times while it fails; returns the last exit code. Raises BaguaError."""
+    for count in range(most + 1):
+        env = {**options.env, RESTART_COUNT: str(count)} if most else options.env
+        ended = run_embedded(replace(options, env=env), restarts_left=most - count)
+        if not ended.code or ended.interrupted:
+            break
+    return ended.code
+
+
+def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
+    """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
     from bagua.cli.describe import exit_code
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
@@ -134,7 +155,7 @@ def run_embedded(options: RunOptions) -> int:
             except KeyboardInterrupt:
                 terminal.close()
                 terminal.note("Stopped before the job began.")
-                return interrupts.exit_code
+                return Ended(interrupts.exit_code, interrupted=True)
             terminal.close()
             failed = bool(exit_code(job)) and not interrupts.signal
             if options.log_dir is not None:
@@ -143,8 +164,9 @@ def run_embedded(options: RunOptions) -> int:
                 _forget_logs(job)
         logs = str(options.log_dir or (state.path if failed and options.keep_state else ""))
         code = interrupts.exit_code if interrupts.signal else exit_code(job)
-        _report(options, terminal, job, code, time.monotonic() - started, logs)
-        return code
+        again = restarts_left if failed else 0
+        _report(options, terminal, job, code, time.monotonic() - started, logs, again)
+        return Ended(code, interrupted=bool(interrupts.signal))
     finally:
         terminal.close()
         if failed and options.keep_state:
@@ -206,8 +228,11 @@ def _forget_logs(job: job_pb2.Job) -> None:
         rank.log_path = ""
 
 
-def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int, seconds: float, logs: str) -> None:
-    """The end of a run: the failed rank's last words, one line of summary, and the JSON document if asked for."""
+def _report(
+    options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int, seconds: float, logs: str, again: int
+) -> None:
+    """The end of a run: the failed rank's last words, one line of summary, and the JSON document if asked for. A job
+    that is started ``again`` so many times yet has no document."""
     from bagua.cli.describe import FAILED, job_document, summary
 
     show_first_error(terminal, job)
@@ -215,7 +240,9 @@ def _report(options: RunOptions, terminal: Terminal, job: job_pb2.Job, code: int
         terminal.error(summary(job, seconds, logs))
     else:
         terminal.note(summary(job, seconds, logs))
-    if options.output is Output.json:
+    if again:
+        terminal.note(f"The job starts again; restarts left: {again}.")
+    elif options.output is Output.json:
         document: dict[str, Any] = {**job_document(job), "exit_code": code, "duration_s": round(seconds, 3)}
         print(json_text({**document, "log_dir": logs or None}), flush=True)
 
@@ -277,6 +304,9 @@ def run(
     nproc_per_node: LocalNprocOption = 1,
     elastic: options.ElasticOption = False,
     respawn: options.RespawnOption = 0,
+    max_restarts: int = typer.Option(
+        0, min=0, max=1000, metavar="N", help="A job that fails is started again, so many times, all ranks together."
+    ),
     module: options.ModuleOption = False,
     no_python: options.NoPythonOption = False,
     master_port: options.MasterPortOption = 0,
@@ -309,6 +339,8 @@ def run(
         if leash < 0:
             raise options.UsageError("--adopt needs --leash.")
         raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, context))
+    if max_restarts and nodes["elastic"]:
+        raise options.UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn.")
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir)
     folder = options.resolve_workdir(workdir)
@@ -331,7 +363,7 @@ def run(
         output=output,
         quiet=quiet,
     )
-    raise typer.Exit(run_embedded(checked))
+    raise typer.Exit(run_with_restarts(checked, max_restarts))
 
 
 def default_name(script: str, module: bool) -> str:

@@ -1,24 +1,175 @@
-"""Helpers of all examples: the optimizer, the mean of replicas, the table at the end of a job with its statistics."""
+"""Helpers of all examples: options, algorithm and optimizer, the training loop, the table at the end of a job."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data.distributed import DistributedSampler
 
 import bagua.torch_api as bagua
-from bagua.base.algorithm_choice import VARIABLE, parse
+from bagua.base.algorithm_choice import VARIABLE, check, parse
+from bagua.base.errors import ConfigError
 from bagua.base.text import json_text
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
+
+ALIASES = {
+    "allreduce": "gradient_allreduce",
+    "quantize": "bytegrad",
+    "decentralize": "decentralized",
+    "1bit-adam": "one_bit_adam",
+    "onebit_adam": "one_bit_adam",
+}
+"""Names of algorithms in the READMEs and examples of the original."""
+
+
+def parser(text: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """Options of every example; ``text``: its docstring. An option of ``defaults`` has that default."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    helps = {
+        "epochs": "passes over the training data",
+        "batch_size": "samples of each rank in a step",
+        "lr": "learning rate",
+        "seed": "of weights and samples",
+    }
+    for name, default in {"seed": 0, **defaults}.items():
+        made.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{helps[name]} ({default})"
+        )
+    made.add_argument("--output", choices=("text", "json"), default="text")
+    return made
+
+
+def add_algorithm(made: argparse.ArgumentParser, interval: int = 500) -> None:
+    """--algorithm and --async-sync-interval, as the original's examples have them."""
+    made.add_argument("--algorithm", help="NAME[:key=value,…]; default: as `bagua run --algorithm`, gradient_allreduce")
+    made.add_argument("--async-sync-interval", type=int, default=interval, metavar="MS", help="of algorithm async")
+
+
+def take_algorithm(options: argparse.Namespace) -> str:
+    """The name of the algorithm; ``with_bagua`` takes the one that --algorithm names. Ends the process (2) with words
+    for one that does not exist."""
+    if options.algorithm:
+        name = ALIASES.get(options.algorithm, options.algorithm)
+        if name == "async":
+            name = f"async:sync_interval_ms={options.async_sync_interval}"
+        try:
+            os.environ[VARIABLE] = check(name)
+        except ConfigError as error:
+            print(f"--algorithm: {error}", file=sys.stderr)
+            sys.exit(2)
+    return parse(os.environ.get(VARIABLE) or "gradient_allreduce")[0]
+
+
+def device() -> torch.device:
+    """This rank's GPU; the processor where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(bagua.get_local_rank())
+    return torch.device("cuda", bagua.get_local_rank())
+
+
+def run(
+    options: argparse.Namespace,
+    train: Callable[[argparse.Namespace], Outcome],
+    result: str = "",
+    at_least: float = 0.0,
+) -> int:
+    """One rank of an example: joins the job, trains, and prints the outcome on rank 0. Returns the exit code: 1 if
+    replicas differ or ``result`` is too small."""
+    bagua.init_process_group()
+    found = train(options)
+    if bagua.get_rank() == 0:
+        found.print(options.output)
+    return found.verdict(result, at_least)
+
+
+def share(dataset: Dataset[Any], batch_size: int, seed: int, workers: int = 0) -> DataLoader[Any]:
+    """This rank's batches of each epoch."""
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=bagua.get_world_size(), rank=bagua.get_rank(), seed=seed
+    )
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=workers)
+
+
+@torch.no_grad()
+def accuracy(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    batch_size: int = 1000,
+    logits_of: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: cast(Tensor, model(inputs)),
+    workers: int = 0,
+) -> float:
+    """Share of the dataset that the model gets right. All ranks call it, each computes a part."""
+    count = len(cast(Sized, dataset))
+    part = Subset(dataset, range(bagua.get_rank(), count, bagua.get_world_size()))
+    where = next(model.parameters()).device
+    right = torch.zeros((), dtype=torch.float64)
+    model.eval()
+    for inputs, labels in DataLoader(part, batch_size=batch_size, num_workers=workers):
+        right += (logits_of(model, inputs.to(where)).argmax(dim=1).cpu() == labels).sum()
+    model.train()
+    bagua.allreduce_inplace(right)
+    return float(right) / count
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A training's steps, seconds, and its last result."""
+
+    steps: int
+    seconds: float
+    result: float
+
+
+def fit(
+    loader: DataLoader[Any],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    evaluate: Callable[[], float],
+    epochs: Iterable[int],
+    *,
+    update: Callable[[], object] | None = None,
+    most_batches: int | None = None,
+    report_every: int = 1,
+) -> Fitted:
+    """Trains on ``share``'s batches for these epochs; the learning rate follows steps.
+
+    ``loss_of``: the loss on a batch. ``evaluate``: after each epoch. ``update``: instead of ``optimizer.step``.
+    ``most_batches``: of each epoch. ``report_every``: steps between two reports of progress.
+    """
+    numbers = list(epochs)
+    total = len(numbers) * min(len(loader), most_batches or len(loader))
+    bagua.barrier()
+    started, step, right = time.monotonic(), 0, 0.0
+    for epoch in numbers:
+        cast(DistributedSampler[Any], loader.sampler).set_epoch(epoch)
+        for inputs, labels in islice(loader, most_batches):
+            optimizer.zero_grad()
+            loss = loss_of(inputs, labels)
+            loss.backward()
+            (update or optimizer.step)()
+            schedule.step()
+            step += 1
+            if bagua.get_rank() == 0 and step % report_every == 0:
+                speed = step / (time.monotonic() - started)
+                bagua.report(step=step, total=total, metrics={"loss": loss.item(), "acc": right, "steps/s": speed})
+        right = evaluate()
+    return Fitted(step, time.monotonic() - started, right)
 
 
 def need(module: str) -> None:
@@ -62,9 +213,11 @@ def adam_for(
 
 @torch.no_grad()
 def take_mean(model: nn.Module) -> None:
-    """The mean of all replicas becomes each of them. Algorithms that exchange weights leave them apart. Every rank
-    must call it."""
+    """The mean of all replicas becomes each of them, but of experts, which are each rank's own. Algorithms that
+    exchange weights leave them apart. Every rank must call it."""
     for parameter in model.parameters():
+        if bagua.moe.is_moe_param(parameter):
+            continue
         mean = parameter.detach().clone()
         bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG)
         parameter.copy_(mean)
@@ -77,6 +230,8 @@ def finish(model: nn.Module) -> None:
     wrapper.close()
     if apart:
         take_mean(model)
+    for buffer in model.buffers():  # running statistics, which no gradient carries: rank 0's, as with DDP
+        bagua.broadcast(buffer, src=0)
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,8 @@ def learning_rate(step: int, total: int) -> float:
     return 0.05 + 0.95 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up))) / 2
 
 
-def train(options: argparse.Namespace) -> tuple[_common.Outcome, nn.Module]:
-    """Trains on every rank; returns the outcome of the job and the model."""
+def train(options: argparse.Namespace) -> _common.Outcome:
+    """Trains on every rank, lets the model of rank 0 write, and returns the outcome of the job."""
     text = read_library()
     held_out_from = int(len(text) * (1 - HELD_OUT_SHARE))
     training, held_out = text[:held_out_from], text[held_out_from:]
@@ -152,27 +152,18 @@ def train(options: argparse.Namespace) -> tuple[_common.Outcome, nn.Module]:
     seconds = time.monotonic() - started
     _common.finish(model)
     results = {"held-out loss before": before, "held-out loss after": held_out_loss(model, held_out)}
-    return _common.outcome(model, steps=options.steps, seconds=seconds, results=results), model
+    if bagua.get_rank() == 0 and options.output == "text" and options.sample:
+        print(f"The model writes:\n{write(model, 'def ', options.sample)}\n")
+    return _common.outcome(model, steps=options.steps, seconds=seconds, results=results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _common.parser(__doc__, lr=6e-3)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch-size", type=int, default=24, help=f"windows of {CONTEXT} characters per rank")
-    parser.add_argument("--lr", type=float, default=6e-3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=400, help="characters to write at the end")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
-    options = parser.parse_args(arguments)
-
-    bagua.init_process_group()
-    outcome, model = train(options)
-    if bagua.get_rank() == 0:
-        if options.output == "text" and options.sample:
-            print(f"The model writes:\n{write(model, 'def ', options.sample)}\n")
-        outcome.print(options.output)
-    return outcome.verdict()
+    return _common.run(parser.parse_args(arguments), train)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.examples import _common
 
 HELD_OUT = 360
 NEEDED_ACCURACY = 0.97
+RESULT = "held-out accuracy"
 
 
 class DigitsNet(nn.Module):
@@ -85,10 +84,7 @@ def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
 def train(options: argparse.Namespace) -> _common.Outcome:
     """Trains on every rank and returns the outcome of the job."""
     training, held_out = load_digits()
-    sampler: DistributedSampler[TensorDataset] = DistributedSampler(
-        training, num_replicas=bagua.get_world_size(), rank=bagua.get_rank(), seed=options.seed
-    )
-    loader = DataLoader(training, batch_size=options.batch_size, sampler=sampler)
+    loader = _common.share(training, options.batch_size, options.seed)
 
     torch.manual_seed(options.seed)  # with_bagua copies the parameters of rank 0 anyway
     model = DigitsNet()
@@ -98,43 +94,23 @@ def train(options: argparse.Namespace) -> _common.Outcome:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=total)
     torch.manual_seed(options.seed + 1 + bagua.get_rank())  # ranks shift their images differently
 
-    bagua.barrier()
-    started, step, right = time.monotonic(), 0, 0.0
-    for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        for images, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(shift(images)), labels)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            step += 1
-            if bagua.get_rank() == 0:
-                speed = step / (time.monotonic() - started)
-                bagua.report(step=step, total=total, metrics={"loss": loss.item(), "acc": right, "steps/s": speed})
-        right = accuracy(model, held_out)
-    seconds = time.monotonic() - started
+    fitted = _common.fit(
+        loader,
+        optimizer,
+        schedule,
+        loss_of=lambda images, labels: F.cross_entropy(model(shift(images)), labels),
+        evaluate=lambda: accuracy(model, held_out),
+        epochs=range(options.epochs),
+    )
     _common.finish(model)
-    right = accuracy(model, held_out)
-    return _common.outcome(model, steps=step, seconds=seconds, results={"held-out accuracy": right})
+    return _common.outcome(model, fitted.steps, fitted.seconds, {RESULT: accuracy(model, held_out)})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", choices=("text", "json"), default="text")
-    options = parser.parse_args(arguments)
-
+    options = _common.parser(__doc__, epochs=15, batch_size=32, lr=3e-3).parse_args(arguments)
     _common.need("sklearn")
-    bagua.init_process_group()
-    outcome = train(options)
-    if bagua.get_rank() == 0:
-        outcome.print(options.output)
-    return outcome.verdict("held-out accuracy", at_least=NEEDED_ACCURACY)
+    return _common.run(options, train, RESULT, NEEDED_ACCURACY)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import bagua.torch_api as bagua
 from bagua.examples import _common
-from bagua.examples.digits import NEEDED_ACCURACY, DigitsNet, accuracy, load_digits, shift
+from bagua.examples.digits import NEEDED_ACCURACY, RESULT, DigitsNet, accuracy, load_digits, shift
 
 
 class Progress:
@@ -39,6 +39,7 @@ class Progress:
 
 def train(options: argparse.Namespace) -> _common.Outcome:
     """Trains on every rank that is left and returns the outcome of the job."""
+    print(f"rank {bagua.get_rank()}: pid {os.getpid()}", flush=True)
     training, held_out = load_digits()
     sizes = {"batch_size": options.batch_size} if options.batch_size else {"global_batch": options.global_batch}
     sampler = bagua.contrib.ElasticSampler(training, **sizes, seed=options.seed)
@@ -74,29 +75,19 @@ def train(options: argparse.Namespace) -> _common.Outcome:
                 )
     seconds = time.monotonic() - started
     _common.finish(model)
-    right = accuracy(model, held_out)
-    return _common.outcome(model, steps=progress.step, seconds=seconds, results={"held-out accuracy": right})
+    return _common.outcome(model, progress.step, seconds, {RESULT: accuracy(model, held_out)})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser = _common.parser(__doc__, epochs=30, lr=3e-3)
     parser.add_argument("--global-batch", type=int, default=128, help="samples of all ranks together in a step")
     parser.add_argument("--batch-size", type=int, default=0, help="samples of each rank in a step, instead")
     parser.add_argument("--workers", type=int, default=0, help="processes that load samples, for each rank")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args(arguments)
 
     _common.need("sklearn")
-    bagua.init_process_group()
-    print(f"rank {bagua.get_rank()}: pid {os.getpid()}", flush=True)
-    outcome = train(options)
-    if bagua.get_rank() == 0:
-        outcome.print(options.output)
-    return outcome.verdict("held-out accuracy", at_least=NEEDED_ACCURACY)
+    return _common.run(options, train, RESULT, NEEDED_ACCURACY)
 
 
 if __name__ == "__main__":

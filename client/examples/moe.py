@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import bagua.torch_api as bagua
 from bagua.examples import _common
-from bagua.examples.digits import load_digits, shift
+from bagua.examples.digits import RESULT, load_digits, shift
 
 WIDTH = 64
 NEEDED_ACCURACY = 0.95
@@ -46,90 +43,65 @@ class ExpertNet(nn.Module):
             nn.Linear(32 * 4 * 4, WIDTH),
             nn.ReLU(),
         )
-        expert = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
-        self.experts = bagua.moe.MoE(
-            WIDTH,
-            expert,
-            local_experts,
-            k=k,
-            capacity_factor=1.25,
-            eval_capacity_factor=2.0,
-            noisy_gate_policy="RSample",
-        )
+        expert: nn.Module = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.mixed = local_experts > 0
+        if self.mixed:
+            capacity, noise = (1.25, 2.0), "RSample"
+            expert = bagua.moe.MoE(WIDTH, expert, local_experts, k, 0.0, *capacity, noisy_gate_policy=noise)
+        self.experts = expert
         self.classifier = nn.Linear(WIDTH, 10)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         found = self.features(images)
+        if not self.mixed:
+            return self.classifier(found + self.experts(found)), found.new_zeros(())
         computed, balance, _ = self.experts(found)
         return self.classifier(found + computed), balance
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
-    """Share of the dataset that the model gets right. All ranks call it, each with a part of the images."""
-    images, labels = (tensor[bagua.get_rank() :: bagua.get_world_size()] for tensor in dataset.tensors)
-    model.eval()
-    right = (model(images)[0].argmax(dim=1) == labels).sum().double()
-    model.train()
-    bagua.allreduce_inplace(right)
-    return float(right) / len(dataset)
-
-
 def train(options: argparse.Namespace) -> _common.Outcome:
     """Trains on every rank and returns the outcome of the job."""
+    _common.take_algorithm(options)
     training, held_out = load_digits()
-    sampler: DistributedSampler[TensorDataset] = DistributedSampler(
-        training, num_replicas=bagua.get_world_size(), rank=bagua.get_rank(), seed=options.seed
-    )
-    loader = DataLoader(training, batch_size=options.batch_size, sampler=sampler)
+    loader = _common.share(training, options.batch_size, options.seed)
     torch.manual_seed(options.seed + bagua.get_rank())  # with_bagua copies rank 0's parameters, but no experts
     model = ExpertNet(options.num_local_experts, options.k)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     total = options.epochs * len(loader)
+    optimizer = _common.make_optimizer(model.parameters(), options.lr, total)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=total)
-    model = model.with_bagua([optimizer])
+    model = model.with_bagua([optimizer])  # gradient all-reduce, or what --algorithm says
 
-    bagua.barrier()
-    started, step, right = time.monotonic(), 0, 0.0
-    for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        for images, labels in loader:
-            optimizer.zero_grad()
-            logits, balance = model(shift(images))
-            loss = F.cross_entropy(logits, labels)
-            (loss + BALANCE * balance).backward()
-            optimizer.step()
-            schedule.step()
-            step += 1
-            if bagua.get_rank() == 0:
-                bagua.report(step=step, total=total, metrics={"loss": loss.item(), "acc": right})
-        right = accuracy(model, held_out)
-    seconds = time.monotonic() - started
+    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+        logits, balance = model(shift(images))
+        loss: Tensor = F.cross_entropy(logits, labels) + BALANCE * balance
+        return loss
+
+    def right() -> float:
+        return _common.accuracy(model, held_out, logits_of=lambda model, images: model(images)[0])
+
+    fitted = _common.fit(loader, optimizer, schedule, loss_of, right, range(options.epochs))
+    _common.finish(model)
     if options.save_model:
-        bagua.checkpoint.save_checkpoint(step, options.save_model, model, optimizer, schedule)
-    model.bagua_ddp.close()
-    return _common.outcome(model, steps=step, seconds=seconds, results={"held-out accuracy": right})
+        bagua.checkpoint.save_checkpoint(fitted.steps, options.save_model, model, optimizer, schedule)
+    return _common.outcome(model, fitted.steps, fitted.seconds, {RESULT: right()})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one rank; returns the exit code of the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-local-experts", type=int, default=1, help="on each rank")
+    parser = _common.parser(__doc__, epochs=15, batch_size=32, lr=3e-3)
+    _common.add_algorithm(parser)
+    parser.add_argument("--num-local-experts", type=int, default=1, help="on each rank; 0: a dense layer (1)")
     parser.add_argument("--k", type=int, choices=(1, 2), default=1, help="experts for each image")
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save-model", metavar="FOLDER", help="write a checkpoint at the end")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--save-model",
+        nargs="?",
+        const="digits_moe",
+        metavar="FOLDER",
+        help="write a checkpoint (digits_moe)",
+    )
     options = parser.parse_args(arguments)
-
     _common.need("sklearn")
-    bagua.init_process_group()
-    outcome = train(options)
-    if bagua.get_rank() == 0:
-        outcome.print(options.output)
-    return outcome.verdict("held-out accuracy", at_least=NEEDED_ACCURACY)
+    return _common.run(options, train, RESULT, NEEDED_ACCURACY)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ from bagua.torch_api.communication import (
     send,
     wait_to_join,
 )
+from bagua.torch_api.compat.settings import version
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor
@@ -115,5 +116,6 @@ __all__ = [
     "tensor",
     "torch_group",
     "utils",
+    "version",
     "wait_to_join",
 ]

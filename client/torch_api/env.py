@@ -1,5 +1,15 @@
-"""The environment of this process, under the path of the original: ``join.environment``."""
+"""The environment of this process, under the path of the original: ``join.environment``, ``compat.settings``."""
 
+from bagua.torch_api.compat.settings import (
+    get_autotune_level,
+    get_autotune_max_samples,
+    get_autotune_sampling_confidence_time_s,
+    get_autotune_server_wait_time,
+    get_autotune_warmup_time_s,
+    get_bagua_service_port,
+    get_is_output_autotune_log,
+    is_report_metrics_switch_on,
+)
 from bagua.torch_api.join.environment import (
     DEFAULT_BUCKET_BYTES,
     DEFAULT_WAIT_TIMEOUT_S,
@@ -19,7 +29,14 @@ __all__ = [
     "DEFAULT_BUCKET_BYTES",
     "DEFAULT_WAIT_TIMEOUT_S",
     "find_free_network_port",
+    "get_autotune_level",
+    "get_autotune_max_samples",
+    "get_autotune_sampling_confidence_time_s",
+    "get_autotune_server_wait_time",
+    "get_autotune_warmup_time_s",
+    "get_bagua_service_port",
     "get_default_bucket_size",
+    "get_is_output_autotune_log",
     "get_local_rank",
     "get_local_size",
     "get_master_addr",
@@ -27,5 +44,6 @@ __all__ = [
     "get_rank",
     "get_wait_timeout",
     "get_world_size",
+    "is_report_metrics_switch_on",
     "read_int",
 ]

@@ -1,4 +1,4 @@
-"""Missing things are named in the error: parts of the original, other operating systems, packages of the examples."""
+"""Missing things are named in the error: other operating systems, packages of the examples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import pytest
 import bagua.torch_api as bagua
 
 ROOT = Path(__file__).resolve().parents[2]
-STATEMENTS = [
-    "import bagua.distributed.run",
-]
 # As on another system: its name, and none of the modules that only Linux and its like have.
 ELSEWHERE = """
 import runpy, sys
@@ -30,24 +27,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("statement", STATEMENTS)
-def test_missing_parts_say_what_to_use_meanwhile(statement: str) -> None:
-    with pytest.raises(ImportError, match=r"is not in this version of Bagua; a later one will have it\. Meanwhile: "):
-        exec(statement, {})
-
-
 def test_other_names_are_missed_as_ever() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
         bagua.nosuch  # noqa: B018
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         importlib.import_module("bagua.torch_api.nosuch")
-
-
-@pytest.mark.parametrize("launcher", ["launch", "run"])
-def test_the_originals_launchers_say_it_on_the_command_line(launcher: str) -> None:
-    done = run("-P", "-m", f"bagua.distributed.{launcher}", "--nproc_per_node=2", "train.py")
-    assert done.returncode == 1
-    assert "use `bagua run`" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])

@@ -146,6 +146,10 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
         """Raises NotImplementedError."""
         raise NotImplementedError("scatter: each rank loads its own batch; use torch's DistributedSampler.")
 
+    def to_kwargs(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise NotImplementedError("to_kwargs: batches are not moved to another device; do so before the call.")
+
     def gather(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
         raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone).")

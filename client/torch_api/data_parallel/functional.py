@@ -1,5 +1,21 @@
 """Collectives for autograd under the path of the original: ``layers.functional``."""
 
-from bagua.torch_api.layers.functional import DIFFERENTIABLE, all_gather, all_reduce, all_to_all, reduce_scatter
+from bagua.torch_api.communication import ReduceOp
+from bagua.torch_api.layers.functional import (
+    DIFFERENTIABLE,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+    torch_reduce_op_to_bagua,
+)
 
-__all__ = ["DIFFERENTIABLE", "all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+__all__ = [
+    "DIFFERENTIABLE",
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "reduce_scatter",
+    "torch_reduce_op_to_bagua",
+]

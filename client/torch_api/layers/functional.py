@@ -120,6 +120,11 @@ def _swap_counts(gives: tuple[int, ...], comm: Communicator) -> tuple[int, ...]:
     return tuple(found.tolist())
 
 
+def torch_reduce_op_to_bagua(op: Any) -> ReduceOp:
+    """The operation of the same name. Raises ValueError for an operation of torch's that Bagua lacks."""
+    return _reduction(op, tuple(ReduceOp))
+
+
 def _reduction(op: Any, allowed: Sequence[ReduceOp]) -> ReduceOp:
     if isinstance(op, ReduceOp):
         found = op

@@ -8,6 +8,7 @@ with the formulas of the original's layer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,7 @@ class TopKGate(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             inputs = tokens.float()
             if self.noisy_gate_policy == "Jitter" and self.training:
-                inputs = inputs * torch.empty_like(inputs).uniform_(1 - JITTER, 1 + JITTER)
+                inputs = multiplicative_jitter(inputs)
             logits = F.linear(inputs, self.wg.weight.float())
             return self._choose(logits, F.softmax(logits, dim=1), used)
 
@@ -116,15 +117,21 @@ class TopKGate(nn.Module):
 
     def _experts(self, logits: torch.Tensor) -> torch.Tensor:
         noisy = self.training and (self.k == 2 or self.noisy_gate_policy == "RSample")
-        with_noise = logits + _gumbel(logits) if noisy else logits
+        with_noise = logits + gumbel_rsample(logits.shape, logits.device) if noisy else logits
         if self.k == 1:
             return with_noise.argmax(1).unsqueeze(0)
         first = logits.argmax(1)
         return torch.stack([first, with_noise.scatter(1, first.unsqueeze(1), -math.inf).argmax(1)])
 
 
-def _gumbel(like: torch.Tensor) -> torch.Tensor:
-    return -torch.empty_like(like).exponential_().log()
+def multiplicative_jitter(x: torch.Tensor, device: torch.device | None = None, epsilon: float = JITTER) -> torch.Tensor:
+    """``x`` times random numbers from 1 - ``epsilon`` to 1 + ``epsilon``. ``device``: accepted; it is that of ``x``."""
+    return x * torch.empty_like(x).uniform_(1 - epsilon, 1 + epsilon)
+
+
+def gumbel_rsample(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Gumbel noise float32 of this shape: added to logits, the largest one is a draw from their softmax."""
+    return -torch.empty(*shape, device=device).exponential_().log()
 
 
 def _within(wants: torch.Tensor, experts: int, capacity: int, by_lot: bool) -> torch.Tensor:

@@ -1,0 +1,174 @@
+"""``baguarun`` through a real sshd on loopback, which has keys, settings and a port of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rig.limits import SOON_S
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+BAGUARUN = (sys.executable, "-P", "-m", "bagua.script.baguarun")
+PLACES = "/usr/sbin:/usr/local/sbin:/sbin"
+
+# Without torch, whose import costs two seconds of a core.
+TELL = """
+    import os, sys
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["COLOUR"], sys.argv[1:], flush=True)
+"""
+
+WAIT = """
+    import pathlib, time
+    pathlib.Path("started").write_text("")
+    time.sleep(300)
+"""
+
+SUM = """
+    import torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    found = torch.tensor([float(bagua.get_rank() + 1)])
+    bagua.allreduce_inplace(found)
+    print("rank", bagua.get_rank(), "on node", bagua.get_node_rank(), "has", found.item(), flush=True)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_sshd() -> str:
+    """The program; skips where there is none that could run."""
+    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{PLACES}")
+    if found is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("no sshd: install openssh-server to see baguarun at work")
+    if os.geteuid() == 0:
+        try:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            pytest.skip(f"sshd of root needs /run/sshd: {error}")
+    return found
+
+
+class Sshd:
+    """A server for this user alone; ``ssh``: the command that reaches it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        program = find_sshd()
+        for name in ("host", "user"):
+            key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(key, check=True, capture_output=True, timeout=60)
+        shutil.copy(folder / "user.pub", folder / "authorized")
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}")
+        settings = {
+            "Port": self.port,
+            "ListenAddress": "127.0.0.1",
+            "HostKey": folder / "host",
+            "AuthorizedKeysFile": folder / "authorized",
+            "PidFile": folder / "pid",
+            "PasswordAuthentication": "no",
+            "PermitRootLogin": "yes",
+            "StrictModes": "no",
+        }
+        (folder / "sshd").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        (folder / "ssh").write_text(
+            f"IdentityFile {folder / 'user'}\nIdentitiesOnly yes\nUserKnownHostsFile {folder / 'known'}\n"
+        )
+        self.ssh = f"ssh -F {folder / 'ssh'}"
+        self.log = (folder / "log").open("w")
+        command = [program, "-D", "-e", "-f", str(folder / "sshd")]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        self._wait_until_it_serves()
+
+    def _wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + SOON_S
+        while "Server listening" not in (words := (self.folder / "log").read_text()):
+            if self.process.poll() is not None:
+                self.close()
+                pytest.skip(f"this machine's sshd does not start: {words.strip()}")
+            assert time.monotonic() < deadline, words
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(SOON_S)
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def words(sandbox: Sandbox, sshd: Sshd, hosts: int, *arguments: str) -> list[str]:
+    """A command line. What the sandbox looks for travels along."""
+    listed = ",".join([f"127.0.0.1:{sshd.port}"] * hosts)
+    variables = [f"-x={name}" for name in ("BAGUA_TEST_MARK", "XDG_RUNTIME_DIR", "BAGUA_STATE_DIR")]
+    return [*BAGUARUN, "--host_list", listed, "--ssh", sshd.ssh, *variables, *arguments]
+
+
+def test_a_host_runs_the_script(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("tell.py", TELL)
+    order = words(sandbox, sshd, 1, "-x", "COLOUR=dark blue; exit", "--nproc_per_node=2", "tell.py", "--name", "a b")
+    done = sandbox.run(*order)
+    assert done.code == 0, done.text
+    lines = sorted(line for line in done.out.splitlines() if line.startswith("[rank"))
+    assert lines == [f"[rank {r}] rank {r} of 2 dark blue; exit ['--name', 'a b']" for r in (0, 1)]
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # another cluster
+def test_ctrl_c_ends_the_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("wait.py", WAIT)
+    process = sandbox.start(*words(sandbox, sshd, 1, "--nproc-per-node", "1", "wait.py"))
+    sandbox.wait_until((sandbox.folder / "started").exists, SOON_S)
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, time.monotonic())
+    assert done.code == 130, done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
+    order = [*BAGUARUN, "--host_list", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "--nproc_per_node", "1"]
+    done = sandbox.run(*order, "tell.py")
+    assert done.code == 255, done.text
+    assert "no connection, or no login without a password" in done.err
+
+
+@pytest.mark.full  # four processes import torch
+def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("sum.py", SUM)
+    port = f"--master_port={free_port()}"
+    done = sandbox.run(*words(sandbox, sshd, 2, "--nproc_per_node=1", port, "sum.py"))
+    assert done.code == 0, done.text
+    assert all(f"rank {rank} on node {rank} has 3.0" in done.out for rank in (0, 1)), done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # the same, and a rank that fails
+def test_the_failure_of_one_host_ends_all(sandbox: Sandbox, sshd: Sshd) -> None:
+    fails = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(5)\ntime.sleep(300)"
+    sandbox.script("fails.py", fails)
+    port = f"--master_port={free_port()}"
+    done = sandbox.run(*words(sandbox, sshd, 2, "--nproc_per_node=1", port, "fails.py"))
+    assert done.code == 1 and "ended with code 1" in done.err, done.text
+    sandbox.assert_all_gone(within=SOON_S)

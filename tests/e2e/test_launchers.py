@@ -1,0 +1,86 @@
+"""The original's launchers as their READMEs call them. unit/test_launchers.py has the options."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from rig.limits import SOON_S
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+LAUNCH = (sys.executable, "-m", "bagua.distributed.launch")
+RUN = (sys.executable, "-m", "bagua.distributed.run")
+
+# Without torch, whose import costs two seconds of a core.
+TELL = """
+    import os, sys
+    print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["BAGUA_AUTOTUNE_MAX_SAMPLES"], sys.argv[1:])
+"""
+
+# Fails the first time.
+AGAIN = """
+    import os, sys
+    count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print("attempt", count, "of at most", os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)
+    sys.exit(count == "0")
+"""
+
+SUM = """
+    import sys, torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    found = torch.tensor([float(bagua.get_rank() + 1)])
+    bagua.allreduce_inplace(found)
+    print("rank", bagua.get_rank(), "has", found.item(), sys.argv[1:], flush=True)
+"""
+
+
+def test_launch_on_one_host(sandbox: Sandbox) -> None:
+    sandbox.script("main.py", TELL)
+    options = ("--nproc_per_node=2", "--set_additional_flag", "--autotune_max_samples=7", "--logdir", "logs")
+    done = sandbox.run(*LAUNCH, *options, "main.py", "--algorithm", "gradient_allreduce")
+    assert done.code == 0, done.text
+    told = [f"{rank} 2 7 ['--local_rank={rank}', '--algorithm', 'gradient_allreduce']" for rank in (0, 1)]
+    assert sorted(done.out.splitlines()) == [f"[rank {rank}] {line}" for rank, line in enumerate(told)]
+    assert [(sandbox.folder / "logs" / f"rank-{rank}.log").read_text().strip() for rank in (0, 1)] == told
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_run_starts_a_failed_job_again(sandbox: Sandbox) -> None:
+    sandbox.script("main.py", AGAIN)
+    done = sandbox.run(*RUN, "--standalone", "--nproc_per_node=1", "--max_restarts=2", "main.py")
+    assert done.code == 0, done.text
+    assert done.out == "attempt 0 of at most 2\nattempt 1 of at most 2\n"
+    assert "The job starts again; restarts left: 2." in done.err
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # five processes import torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        (LAUNCH, "--nnodes=2", "--node_rank={}", "--master_addr=127.0.0.1", "--master_port={port}"),
+        (RUN, "--nnodes=1:2", "--rdzv_id=JOB", "--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:{port}"),
+    ],
+)
+def test_two_nodes(sandbox: Sandbox, words: tuple[tuple[str, ...], ...]) -> None:
+    """As on two machines: the same command on each. Both have one network address here."""
+    sandbox.script("main.py", SUM)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command, *options = (*words, "--nproc_per_node=1")
+    nodes = [
+        sandbox.start(*command, *(one.format(node, port=port) for one in options), "main.py", "-a") for node in (0, 1)
+    ]
+    done = [sandbox.finish(node, time.monotonic()) for node in nodes]
+    assert [one.code for one in done] == [0, 0], "".join(one.text for one in done)
+    out = "".join(one.out for one in done)
+    assert all(f"rank {rank} has 3.0 ['-a']" in out for rank in (0, 1)), out
+    sandbox.assert_all_gone(within=SOON_S)
