@@ -35,6 +35,7 @@ from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
+from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
@@ -294,19 +295,32 @@ class DistributedModel:
             self._buffers.run(self._group)
         self._on_input(inputs)
 
+    def recut(self, cuts: Cuts) -> bool:
+        """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all
+        of them, where that can't be now: see ``ModelBuckets.may_be_cut``."""
+        if not self._layout.may_be_cut or self._runner.on_device:
+            return False
+        recut(self._runner, self._layout, cuts, self._renewal.follow, self._use_buckets)
+        return True
+
+    def _use_buckets(self) -> None:
+        if self._reducer is not None:
+            self._reducer.use(self._layout.gradient_buckets)
+
     # Newcomers: see ``ModelState``
 
     def tell_newcomers(self) -> dict[str, Any]:
         return {
             "steps": self.bagua_train_step_counter,
             "arrival": self._layout.arrival,
+            "cuts": self._layout.wanted_cuts,
             **self._renewal.tell_newcomers(),
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
         with self._session.memory.reusing():  # the others wait
             self._layout.release()
-            self._layout.follow_alone(told["arrival"])
+            self._layout.follow_alone(told["arrival"], told["cuts"])
             self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -381,6 +381,26 @@ class _Guarded:
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``."""
         return self._action.shared()
+
+    def lost(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return self._action.lost()
+
+    def in_engine(self) -> Mapping[Members, Residual]:
+        """See ``Action``."""
+        return self._action.in_engine()
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``."""
+        return self._action.number_among(members)
+
+    def follow_among(self, members: Members, residual: Residual) -> None:
+        """See ``Action``."""
+        self._action.follow_among(members, residual)
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self._action.count()
 
     def _commit(self) -> None:
         if self._action.commit is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +64,25 @@ class OneOperation:
         """See ``Action``."""
         return ()
 
+    def lost(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return ()
+
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        return {}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``: it has none."""
+        return 0
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``: there is none."""
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self.bucket.region(self.step.writes[0], self.bucket.side).flat.numel() + self.carried
+
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
         self.bucket = bucket
@@ -83,7 +102,7 @@ class OneOperation:
             connection.kinds["allreduce" if isinstance(self.step, AllReduce) else "broadcast"],
             comm=members.id,
             dtype=connection.dtypes[DTYPES[self.bucket.dtype]],
-            count=target.flat.numel() + self.carried,
+            count=self.count(),
             src=self.source_place(side),
             dst=target.place,
             label=self.bucket.label,
@@ -171,6 +190,22 @@ class AllReduceAction(OneOperation):
         """See ``Action``."""
         self.followed = residual
 
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        if self.followed[0] and not self.encodings and (members := self.around.communicator(self.step.over)):
+            self.encoding(members)
+        held = {members: (one.residual, one.residual_sides) for members, one in self.encodings.items()}
+        return {members: one for members, one in held.items() if one[0]}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``."""
+        return self.encoding(members).residual
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``."""
+        number, sides = residual
+        self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
+
     def _turn(self) -> None:
         """The next operation that counts reads the residuals that this one wrote."""
         if self.used is not None:
@@ -188,7 +223,7 @@ class AllReduceAction(OneOperation):
     def among(self, members: Members) -> Submit:
         """The same between the same ranks each time."""
         requests = [self.request(members, side) for side in range(self.bucket.sides)]
-        return Submit(self.bucket, requests, self.around.connection)
+        return Submit(self.bucket, requests, self.around.connection, members)
 
 
 class EverywhereAction(AllReduceAction):
@@ -235,6 +270,10 @@ class EverywhereAction(AllReduceAction):
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``: what results have lost. What contributions have is each rank's own."""
         return self._lost_of_result.kept()
+
+    def lost(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return [*self._lost.kept(), *self._lost_of_result.kept()]
 
     def _turn(self) -> None:
         super()._turn()
@@ -293,6 +332,25 @@ class NeighboursAction:
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``."""
         return ()
+
+    def lost(self) -> Sequence[torch.Tensor]:
+        """See ``Action``."""
+        return () if self._coding is None else self._coding.lost()
+
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        return {}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``: it has none."""
+        return 0
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``: there is none."""
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self._bucket.region(self._step.src, self._bucket.side).flat.numel()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
@@ -360,6 +418,7 @@ class _NeighboursCoding:
         self._transcoder = around.transcoder(step.codec, length)
         feedback = step.codec.error_feedback
         self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
+        self.lost = self._lost.kept
         self.turn = self._lost.turn
         self.count = self._transcoder.message_bytes
         made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
