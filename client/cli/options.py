@@ -131,6 +131,10 @@ AlgorithmOption = Annotated[
         show_default=False,
     ),
 ]
+AutotuneOption = Annotated[
+    bool,
+    typer.Option("--autotune", help="The job tries settings of the exchange while it trains, and keeps the best."),
+]
 BaguaNetOption = Annotated[
     bool,
     typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
@@ -185,8 +189,11 @@ def warn_of_secrets(variables: Mapping[str, str]) -> None:
         print(f"{kept} --secret-env NAME=FILE keeps it out.", file=sys.stderr)
 
 
-def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm and --enable-bagua-net say. Raises UsageError."""
+def job_env(
+    pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False, autotune: bool = False
+) -> dict[str, str]:
+    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net and --autotune say. Raises
+    UsageError."""
     from bagua.base import algorithm_choice, net_plugin
 
     found = parse_env(pairs)
@@ -195,6 +202,8 @@ def job_env(pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = Fa
             found[algorithm_choice.VARIABLE] = algorithm_choice.check(algorithm)
         except ConfigError as error:
             raise UsageError(f"--algorithm {algorithm}: {error}") from error
+    if autotune:
+        found["BAGUA_AUTOTUNE"] = "1"
     if enable_bagua_net:
         for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
             if name in found:

@@ -282,6 +282,7 @@ def run(
     master_port: options.MasterPortOption = 0,
     algorithm: options.AlgorithmOption = "",
     enable_bagua_net: options.BaguaNetOption = False,
+    autotune: options.AutotuneOption = False,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
@@ -309,7 +310,7 @@ def run(
             raise options.UsageError("--adopt needs --leash.")
         raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, context))
     options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm, enable_bagua_net)
+    variables = options.job_env(env, algorithm, enable_bagua_net, autotune)
     folder = options.resolve_workdir(workdir)
     if not module and not no_python:
         check_script(script, folder)

@@ -56,18 +56,17 @@ def propose(space: Sequence[Dimension], tried: Sequence[Tried], seed: int) -> di
     for one in tried:
         if _fits(one.setting, space):
             values = {dimension.name: _value(dimension, one.setting[dimension.name]) for dimension in space}
-            study.add_trial(
-                optuna.trial.create_trial(params=values, distributions=distributions, value=math.log(max(one.ratio, 1e-6)))
-            )
+            level = math.log(max(one.ratio, 1e-6))
+            study.add_trial(optuna.trial.create_trial(params=values, distributions=distributions, value=level))
     for _ in range(20):
         asked = study.ask(distributions)
         found = {one.name: _word(one, asked.params[one.name]) for one in space}
         if _key(found) not in known:
             return found
         study.tell(asked, state=optuna.trial.TrialState.FAIL)
-    return next(
-        (setting for setting in _neighbours(space, tried) if _key(setting) not in known), None
-    ) or next((setting for setting in _all(space) if _key(setting) not in known), None)
+    return next((setting for setting in _neighbours(space, tried) if _key(setting) not in known), None) or next(
+        (setting for setting in _all(space) if _key(setting) not in known), None
+    )
 
 
 def _value(dimension: Dimension, word: str) -> int | str:

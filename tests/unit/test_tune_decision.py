@@ -41,9 +41,14 @@ class Simulation:
         self.trials: list[Trial] = []
         self.said: list[str] = []
         self.decider = Decider(
-            self.ask, [], limits=Limits(), clock=lambda: self.time, tell=self.trials.append, say=self.said.append,
+            self.ask,
+            lambda: [],
+            limits=Limits(),
+            clock=lambda: self.time,
+            tell=self.trials.append,
+            say=self.said.append,
             anew=self.anew,
-        )  # fmt: skip
+        )
         self.begun = 0
 
     def anew(self) -> None:

@@ -130,8 +130,16 @@ class ModelBuckets:
         """Whether ``cut`` may be called now, the same on all ranks: the order of arrival is known, and nothing is under
         way."""
         under_way = any(bucket.execution.started for bucket in self.buckets)
-        steady = self._follows_arrival and not self.wants_arrival() or self._algorithm.exchanged == WEIGHT
+        steady = (self._follows_arrival and not self.wants_arrival()) or self._algorithm.exchanged == WEIGHT
         return self._algorithm.recuts and self._algorithm.waits and self._guest.idle and steady and not under_way
+
+    def in_order(self) -> list[torch.Tensor]:
+        """Tensors in the order of buckets."""
+        return list(self._tensors)
+
+    def names_of(self, groups: Sequence[Sequence[torch.Tensor]]) -> list[list[str]]:
+        """Names of these tensors."""
+        return [[self._name(tensor) for tensor in group] for group in groups]
 
     def cut(self, cuts: Sequence[Sequence[str]]) -> None:
         """Makes all buckets again, so cut, without communication. What they held is gone: see ``recut.py``.
@@ -208,6 +216,10 @@ class ModelBuckets:
         wanted = [name for names in self._cuts for name in names]
         if self._cuts and len(wanted) == len(by_name) and all(name in by_name for name in wanted):
             return [[by_name[name] for name in names] for names in self._cuts]
+        return self.default_groups()
+
+    def default_groups(self) -> list[list[torch.Tensor]]:
+        """By their bytes."""
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
         size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ

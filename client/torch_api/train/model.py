@@ -18,7 +18,7 @@ from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
-from bagua.torch_api.join.session import CURRENT, current
+from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
@@ -38,9 +38,11 @@ from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, tr
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
 LOG = logging.getLogger("bagua")
+NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
 LOOK_EVERY = 10
 """Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
 model."""
@@ -65,6 +67,7 @@ class DistributedModel:
         bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else a size that suits the model.
         step_in_backward: Optimizers step the parameters of a bucket inside backward, as soon as its result is there
             (``backward_steps.py``). ``optimizer.step()`` then finishes and checks. In elastic jobs it has no effect.
+        tuner: Makes what changes settings of this model between two steps.
 
     Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
     """
@@ -81,6 +84,7 @@ class DistributedModel:
         broadcast_buffers: bool = False,
         bucket_bytes: int | None = None,
         step_in_backward: bool = False,
+        tuner: NewTuner | None = None,
     ) -> None:
         self.process_group = members_group(process_group)
         self.module = module
@@ -112,6 +116,8 @@ class DistributedModel:
         self._reducer: GradientReducer | None = None
         self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
+        self._new_tuner = tuner
+        self._tuner: Tuner | None = None
         try:
             self._runner.together(lambda: self._wrap(algorithm), again=self._layout.release)
         except BaseException:
@@ -164,6 +170,8 @@ class DistributedModel:
         compare_ranks(self, algorithm, self._group)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
+        if self._new_tuner is not None and self._tuner is None:
+            self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
     def _reset_algorithm(self) -> None:
@@ -191,7 +199,7 @@ class DistributedModel:
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
-                on_finished=self._runner.record,
+                on_finished=self._runner.record if self._tuner is None else self._tuner.record(self._runner.record),
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
@@ -254,6 +262,8 @@ class DistributedModel:
         self._remove_hooks()
         if self._steps is not None:
             self._steps.close()
+        if self._tuner is not None:
+            self._tuner.close()
         self.bagua_algorithm.close()
         self._release()
         self._renewal.end()
@@ -284,6 +294,8 @@ class DistributedModel:
             return
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._between_steps(marked=False)
+        if self._tuner is not None and self.require_backward_grad_sync:
+            self._tuner.between_steps()
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         self._renewal.follow()
@@ -314,10 +326,13 @@ class DistributedModel:
             "steps": self.bagua_train_step_counter,
             "arrival": self._layout.arrival,
             "cuts": self._layout.wanted_cuts,
+            "tuner": None if self._tuner is None else self._tuner.tell_newcomers(),
             **self._renewal.tell_newcomers(),
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
+        if self._tuner is not None and told["tuner"] is not None:
+            self._tuner.follow_as_newcomer(told["tuner"])
         with self._session.memory.reusing():  # the others wait
             self._layout.release()
             self._layout.follow_alone(told["arrival"], told["cuts"])

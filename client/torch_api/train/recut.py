@@ -1,22 +1,23 @@
-"""Cuts a model's buckets anew between two steps. Each element keeps its state: slots, error feedback, marks of gradients.
+"""Cuts a model's buckets anew between two steps. Each element keeps its state.
 
-State moves by parameter. What lies in the rank's memory is copied here; residuals of the engine are moved there, by one
-operation on each communicator (``ResidualMove`` in csrc/core/channel/layout.h). Slots that are not as long as the
-parameters hold nothing from step to step.
+State is slots, error feedback, and marks of gradients; it moves by parameter. What lies in the rank's memory is copied
+here; residuals of the engine are moved there, by one operation on each communicator (``ResidualMove`` in
+csrc/core/channel/layout.h). Slots that are not as long as the parameters hold nothing from step to step.
 
-In an elastic job this is a unit: residuals stay under their old numbers until all ranks have the new buckets. If members
-change before, the old buckets come back, and it is done again.
+In an elastic job this is a unit: residuals stay under their old numbers until all ranks have the new buckets. If
+members change before, the old buckets come back, and it is done again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.join.connection import request
+from bagua.torch_api.join.connection import Regrouped, request
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Action, Residual
 from bagua.torch_api.train.gradients import GradientBucket
@@ -105,6 +106,8 @@ class BucketState:
                     for part in self._engine.get(index, {}).get(one, ()):
                         to = action.number_among(part.members)
                         number, sides = part.residual
+                        if not to:  # another codec, which keeps none
+                            continue
                         row = (to, action.count(), begin, number, part.begin, SIDE_READ[sides], part.length)
                         moves.setdefault(part.members, []).extend(row)
             if isinstance(bucket, GradientBucket):
@@ -127,7 +130,9 @@ class BucketState:
             for parts in by_name.values():
                 for part in parts:
                     found.setdefault(part.members, {})[part.residual[0]] = None
-        return {members: [word for one in numbers for word in (0, 0, 0, one, 0, 0, 0)] for members, numbers in found.items()}
+        return {
+            members: [word for one in numbers for word in (0, 0, 0, one, 0, 0, 0)] for members, numbers in found.items()
+        }
 
 
 def move_residuals(runner: Runner, moves: Mapping[Members, list[int]]) -> None:
@@ -167,6 +172,7 @@ def recut(runner: Runner, layout: Layout, cuts: Cuts, follow: Callable[[], objec
             used()
 
     def commit() -> None:
-        move_residuals(runner, before[-1][1].old_numbers())
+        with suppress(Regrouped):  # the next generation has begun: they stay until the communicator ends
+            move_residuals(runner, before[-1][1].old_numbers())
 
     runner.together(attempt, again, commit)

@@ -60,6 +60,7 @@ class Runner:
         self.connection: Connection = session.connection
         self.allocate: Allocate = session.memory.place_empty
         self.transcoder: NewTranscoder = Transcoder
+        self.chunk_kib = 0  # of all-reduces between hosts that are compiled from now on; 0: as the daemon has it
         self._device: CudaConnection | None = None
         self.repeats = session.elastic
         self._group = group

@@ -27,6 +27,7 @@ class Surroundings(Protocol):
 
     connection: Connection
     repeats: bool
+    chunk_kib: int
     allocate: Allocate
     """Makes memory that can be communicated."""
     transcoder: NewTranscoder
@@ -153,7 +154,10 @@ class AllReduceAction(OneOperation):
     def request(self, members: Members, side: int) -> Request:
         """See ``OneOperation``."""
         encoding = self.encoding(members)
-        return {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}  # type: ignore[typeddict-item]
+        made = {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}
+        if self.around.chunk_kib:
+            made["chunk_kib"] = self.around.chunk_kib
+        return made  # type: ignore[return-value]
 
     def encoding(self, members: Members) -> Encoding:
         """How it crosses between hosts. The tail, which says which ranks have a gradient, must arrive as it is.

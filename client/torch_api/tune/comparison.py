@@ -108,7 +108,7 @@ class Comparison:
         waits_less = exposed < -max(SMALLEST_GAIN, quiet / base) and change < -SMALLEST_GAIN / 2
         if (faster or waits_less) and self._every_pair_agrees():
             return Verdict.BETTER, words
-        if whole >= self.pairs or change > noise:
+        if whole >= self.pairs or change > -SMALLEST_GAIN:
             return Verdict.NOT_BETTER, words
         return Verdict.UNDECIDED, words
 

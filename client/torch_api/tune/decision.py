@@ -88,14 +88,15 @@ Ask = Callable[[], Setting | None]
 
 class Decider:
     """Of one model, on rank 0. ``present``: the setting in use, ``{}`` at first. ``first``: candidates that come before
-    those of the search: the best known one, and the model's partition.
+    those of a search, asked when it begins: the best known one, and the model's partition.
 
-    ``anew``: called when a search begins after a change. ``tell``: gets each trial. ``say``: gets words when a setting changes, or a phase does. ``clock``: seconds."""
+    ``anew``: called when a search begins after a change. ``tell``: gets each trial. ``say``: gets words when a setting
+    or a phase changes. ``clock``: seconds."""
 
     def __init__(
         self,
         ask: Ask,
-        first: Sequence[Setting],
+        first: Callable[[], Sequence[Setting]],
         *,
         limits: Limits,
         clock: Callable[[], float],
@@ -110,7 +111,9 @@ class Decider:
         self._ask, self._limits, self._clock, self._tell, self._say = ask, limits, clock, tell, say
         self._anew = anew
         self._began = clock()
-        self._first = deque(first)
+        self._first_of = first
+        self._first: deque[Setting] = deque()
+        self._waits = STEPS_OF_BLOCK
         self._block: Block | None = None
         self._candidate: Setting | None = None
         self._against: Setting = {}
@@ -138,8 +141,10 @@ class Decider:
         if self.phase is Phase.SEARCH and self._candidate is None:
             self._candidate = self._next_candidate()
             if self._candidate is None:  # it has not come yet, or there is nothing to check
-                return Block(self.present, STEPS_OF_BLOCK, STEPS_OF_BLOCK)
-            self._compare({} if self.phase is Phase.CHECK else self.present)
+                waits, self._waits = self._waits, min(2 * self._waits, WINDOW)
+                return Block(self.present, waits, waits)
+            self._waits = STEPS_OF_BLOCK
+            self._compare()
         if self._candidate is not None:
             setting = self._candidate if self._comparison.of_candidate else self._against
             return Block(setting, STEPS_OF_BLOCK + 1, 1)
@@ -149,10 +154,12 @@ class Decider:
         self.phase, self._since = Phase.SEARCH, self.steps
         self._tried = self._without_gain = 0
         self._level = 1.0
+        self._first = deque(self._first_of())
         self._known = {_key(self.present)}
 
-    def _compare(self, against: Setting) -> None:
-        self._against = against
+    def _compare(self) -> None:
+        """With the present setting, or at the end with the defaults."""
+        self._against = {} if self.phase is Phase.CHECK else self.present
         self._comparison = Comparison()
         self._compared_since = self._clock()
 
@@ -194,6 +201,10 @@ class Decider:
 
     # What came of it
 
+    def waits_for(self, steps: int) -> bool:
+        """Whether ``add`` is to be called with so many."""
+        return self._block is not None and self._block.steps == steps
+
     def add(self, steps: Sequence[Step]) -> None:
         """The steps of the last block, those included that are not measured."""
         assert self._block is not None
@@ -211,7 +222,7 @@ class Decider:
             self._first.appendleft(self._candidate)
             self._known.discard(_key(self._candidate))
         if self.phase is Phase.CHECK:
-            self._compare(self._against)
+            self._compare()
         else:
             self._candidate = None
         self._reference, self._away = [], 0

@@ -95,14 +95,10 @@ def train(case: str, *cutters: Callable[[list[list[str]]], list[list[str]]]) -> 
 
 def rank_cuts(cases: list[str]) -> dict[str, list[list[torch.Tensor]]]:
     bagua.init_process_group()
-    return {
-        case: [train(case), train(case, cut_each, cut_together, list), train(case, cut_each)] for case in cases
-    }
+    return {case: [train(case), train(case, cut_each, cut_together, list), train(case, cut_each)] for case in cases}
 
 
-@pytest.mark.parametrize(
-    "layout", ["one host", "two hosts", pytest.param("two hosts of two", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("layout", ["one host", "two hosts", pytest.param("two hosts of two", marks=pytest.mark.full)])
 def test_state_is_kept(ranks: Ranks, layout: str) -> None:
     """Back at the first cuts, weights are as if there had been no others; without going back, too, where arithmetic
     does not depend on cuts."""
