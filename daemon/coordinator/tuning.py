@@ -104,8 +104,10 @@ class Tuning:
     def _studies(self) -> list[job_pb2.Tuning]:
         with self._store.read() as tx:
             rows = tx.rows(sa.select(m.tune_studies).order_by(m.tune_studies.c.updated_at.desc()))
-            counts = tx.rows(sa.select(m.tune_trials.c.study_id, sa.func.count()).group_by(m.tune_trials.c.study_id))
-        tried = {row[0]: row[1] for row in counts}
+            counts = tx.rows(
+                sa.select(m.tune_trials.c.study_id, sa.func.count().label("tried")).group_by(m.tune_trials.c.study_id)
+            )
+        tried = {row.study_id: int(row.tried) for row in counts}
         return [_message(row, tried.get(row.study_id, 0)) for row in rows]
 
     def _study(self, prefix: str) -> job_pb2.Tuning:
