@@ -396,7 +396,7 @@ global___TuneDimension = TuneDimension
 
 @typing.final
 class TuneStudy(google.protobuf.message.Message):
-    """What is tuned: a model on a network. Jobs with both fingerprints equal go on with each other's trials."""
+    """A model on a network, which is tuned. Jobs with both fingerprints equal go on with each other's trials."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -235,7 +235,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTuning(self, request, context):
-        """What jobs have found that tune themselves, the newest first.
+        """Findings of jobs that tune themselves, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

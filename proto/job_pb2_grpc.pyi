@@ -116,7 +116,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.ListTuningRequest,
         bagua.proto.job_pb2.ListTuningReply,
     ]
-    """What jobs have found that tune themselves, the newest first."""
+    """Findings of jobs that tune themselves, the newest first."""
 
     GetTuning: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.GetTuningRequest,
@@ -226,7 +226,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ListTuningRequest,
         bagua.proto.job_pb2.ListTuningReply,
     ]
-    """What jobs have found that tune themselves, the newest first."""
+    """Findings of jobs that tune themselves, the newest first."""
 
     GetTuning: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.GetTuningRequest,
@@ -368,7 +368,7 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.ListTuningRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.job_pb2.ListTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListTuningReply]]:
-        """What jobs have found that tune themselves, the newest first."""
+        """Findings of jobs that tune themselves, the newest first."""
 
     @abc.abstractmethod
     def GetTuning(

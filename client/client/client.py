@@ -183,7 +183,7 @@ class Client:
                 return tuple(found)
 
     def tunings(self) -> Sequence[job_pb2.Tuning]:
-        """What jobs have found that tune themselves, the newest first, without trials."""
+        """Findings of jobs that tune themselves, the newest first, without trials."""
         return self._call(self._stub.ListTuning, job_pb2.ListTuningRequest()).tunings
 
     def tuning(self, prefix: str) -> job_pb2.Tuning:

@@ -45,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Block:
-    """So many steps with this setting; the first ``dropped`` of them are not measured."""
+    """``steps`` with this setting; the first ``dropped`` of them are not measured."""
 
     setting: Setting
     steps: int
@@ -126,7 +126,7 @@ class Decider:
         self._reference: list[float] = []
         self._away = 0
 
-    # What runs next
+    # The next steps
 
     def next_block(self) -> Block:
         """All ranks run it next. ``add`` gets its steps."""
@@ -199,7 +199,7 @@ class Decider:
         self._reference, self._away = [], 0
         self._say(f"Tuning is settled after {self.steps} steps. {words}")
 
-    # What came of it
+    # Their result
 
     def waits_for(self, steps: int) -> bool:
         """Whether ``add`` is to be called with so many."""

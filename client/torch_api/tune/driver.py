@@ -174,7 +174,7 @@ class Tuning:
             why = "on a GPU" if self._runner.on_device else f"with {type(self._model.bagua_algorithm).__name__}"
             LOG.warning("Autotuning has no effect %s: buckets of gradients on the CPU are tuned.", why)
 
-    # What is tuned
+    # The study
 
     def _study(self) -> TuneStudy:
         membership, description = self._session.membership, self._model.description

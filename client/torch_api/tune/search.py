@@ -61,7 +61,7 @@ class RemoteSearch:
         self._questions.put(True)
 
     def anew(self) -> None:
-        """What was tried so far says nothing any more."""
+        """Earlier trials say nothing any more."""
         with self._lock:
             self._round += 1
             self._candidate, self._settled, self.best = None, False, None

@@ -44,7 +44,7 @@ class Settings:
         self._codec: Any = getattr(model.bagua_algorithm, "codec", None)  # that of the program
 
     def space(self, given: Mapping[str, Sequence[str]], hosts: int) -> list[TuneDimension]:
-        """What a search looks through. ``given``: values of the user's."""
+        """The values that a search tries. ``given``: values of the user's."""
         total = sum(tensor.nbytes for tensor in self._layout.in_order())
         sizes = [str(kib) for kib in _doubled(SMALLEST_KIB, min(LARGEST_KIB, max(SMALLEST_KIB, total >> 10)))]
         found = [TuneDimension(name="bucket_kib", choices=given.get("bucket_kib", sizes), ordered=True)]
@@ -81,7 +81,7 @@ class Settings:
         return self._model.recut(cuts)
 
     def prepare(self, setting: Setting) -> None:
-        """What buckets that are made next have to know."""
+        """Sets what buckets take over that are made next."""
         self._runner.chunk_kib = int(setting.get("chunk_kib", "0"))
         codec = setting.get("codec")
         if hasattr(self._model.bagua_algorithm, "codec"):
