@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import ConfigError
 from bagua.bench.report import Row
-from bagua.bench.units import Network, parse_network, size_text
+from bagua.bench.units import size_text
+from bagua.tuning.network import Network, parse_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
