@@ -18,7 +18,7 @@ ALL_REDUCE = "all-reduce"
 PAIR = "pair"
 RING = "ring"
 PATTERNS = (ALL_REDUCE, PAIR, RING)
-"""Who talks to whom: all hosts, changing pairs of hosts, or both neighbours in a ring of hosts."""
+"""Of all hosts, of changing pairs of them, or with both neighbours in a ring of them."""
 
 CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
@@ -166,7 +166,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What becomes of buckets that start in their order. ``end_s``: when the last result is there, from the start of
+    """The course of buckets that start in their order. ``end_s``: when the last result is there, from the start of
     backward. ``busy_s``: how long something was under way. ``sent_bytes``: by one host."""
 
     end_s: float

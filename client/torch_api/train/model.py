@@ -35,6 +35,7 @@ from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
+from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
@@ -109,6 +110,7 @@ class DistributedModel:
         self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
+        self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         try:
@@ -190,7 +192,7 @@ class DistributedModel:
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
-                on_finished=self._runner.record,
+                on_finished=self._runner.record if self._recorder is None else self._recorder.also(self._runner.record),
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
@@ -218,6 +220,9 @@ class DistributedModel:
         on_gradient = algorithm.init_backward_hook(self)
         if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
             on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
+        if self._recorder is not None:
+            on_gradient = self._recorder.noting(on_gradient)
+            self._handles += self._recorder.watch(self.module)
         on_step = algorithm.init_post_optimizer_step_hook(self)
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
