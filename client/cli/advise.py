@@ -269,7 +269,11 @@ def show(document: dict[str, Any], everything: bool) -> None:
             "slower": row["step_ms"] / document["compute_ms"] if document["compute_ms"] else None,
             "sent_mb": row["sent_bytes"] / 1e6,
             "result": row["keeps_result"],
-            "note": "recommended" if row["algorithm"] in chosen else f"needs {row['optimizer']}" if row["optimizer"] else "",
+            "note": "recommended"
+            if row["algorithm"] in chosen
+            else f"needs {row['optimizer']}"
+            if row["optimizer"]
+            else "",
         }
         for row in document["rows"]
         if everything or row["algorithm"] in chosen or _shown(row, document["rows"])

@@ -184,14 +184,12 @@ def _streamed(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
 def _background(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
     pairs = given.get("peer_selection_mode", "all") == "shift_one"
     pause = float(given.get("sync_interval_ms", 500)) / 1e3
-    return Exchange(
-        when=BACKGROUND, pattern=PAIR if pairs else ALL_REDUCE, hosts_pair=False, pause_s=pause, **common
-    )
+    return Exchange(when=BACKGROUND, pattern=PAIR if pairs else ALL_REDUCE, hosts_pair=False, pause_s=pause, **common)
 
 
 def _thin(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
     least = float(given.get("min_compression_rate", 2.0))
-    return Exchange(when=THIN, rank=int(given.get("rank", 1)), min_compression_rate=least, **common)
+    return Exchange(when=THIN, rank=int(given.get("rank", 2)), min_compression_rate=least, **common)
 
 
 _SHAPES = {
