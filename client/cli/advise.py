@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from bagua.bench.report import Column
 
 DEFAULT_STEPS = 20
-FEWEST_ROWS = 2
-"""Rows of an algorithm in the table: itself, and with its fastest codec."""
-
-MEANINGS = {"yes": "the same", "rounded": "gradients are rounded", "no": "another one"}
 
 
 def advise(
@@ -293,8 +289,8 @@ def _shown(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
     if "codec=" not in rest:
         return True
     mode = rest.rpartition("codec=")[0]
-    same = [one["algorithm"] for one in rows if one["algorithm"].startswith(f"{name}:{mode}codec=")]
-    return same[0] == row["algorithm"]
+    fastest = next(one for one in rows if one["algorithm"].startswith(f"{name}:{mode}codec="))
+    return fastest is row
 
 
 def words(document: dict[str, Any]) -> str:

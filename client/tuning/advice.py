@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bagua.tuning.exchanges import (
@@ -87,8 +87,8 @@ def advise(profile: StepProfile, cluster: Cluster, texts: Sequence[str] | None =
     return Advice(tuple(rows), keeps, rounded, other)
 
 
-def _first(rows: object) -> Row | None:
-    return next(iter(rows), None)  # type: ignore[call-overload, no-any-return]
+def _first(rows: Iterator[Row]) -> Row | None:
+    return next(rows, None)
 
 
 def _worth(row: Row, against: Row) -> bool:

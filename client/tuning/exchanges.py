@@ -80,9 +80,9 @@ class Exchange:
     """An algorithm, after its warm-up.
 
     ``when``: one of the words above. ``interval``: steps from one exchange to the next. ``overlap``: steps that it has
-    to arrive. ``fragments``: exchanges into which it falls. ``pause_s``: the least time between two of them. ``before``,
-    ``after``: passes over memory. ``rank``: of thin matrices. ``keeps``: whether the result is that of gradient
-    all-reduce. ``hosts_pair``: pairs are of hosts, not of ranks.
+    to arrive. ``fragments``: exchanges into which it falls. ``pause_s``: the least time between two of them.
+    ``before``, ``after``: passes over memory. ``rank``: of thin matrices. ``keeps``: whether the result is that of
+    gradient all-reduce. ``hosts_pair``: pairs are of hosts, not of ranks.
     """
 
     text: str
