@@ -53,6 +53,7 @@ class RunOptions:
     keep_state: bool
     output: Output
     quiet: bool
+    aside: bool = False  # the ranks' output goes to standard error
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
@@ -117,7 +118,7 @@ def run_embedded(options: RunOptions) -> int:
     started = time.monotonic()
     forget_other_service()
     failed = True
-    terminal = open_terminal(options.quiet, aside=options.output is Output.json)
+    terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
     state = StateFolder()
     try:
         with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:

@@ -14,7 +14,7 @@ class Alternating:
     def __init__(self, dies_at: int, ddp: Any, layout: Any, *_: Any) -> None:
         self.ddp, self.layout, self.passes, self.dies_at = ddp, layout, 0, dies_at
 
-    def record(self, inner: Any) -> Any:
+    def also(self, inner: Any) -> Any:
         def both(*arguments: Any) -> None:
             inner(*arguments)
             self.passes += 1

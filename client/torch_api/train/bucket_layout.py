@@ -20,9 +20,10 @@ from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Execution
 from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_needed
-from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
+from bagua.tuning.grouping import bucket_bytes
 
 
 class Wrapped(DataParallel, Protocol):

@@ -18,6 +18,7 @@ from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
+from bagua.torch_api.join.connection import Times
 from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
@@ -35,6 +36,7 @@ from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
+from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
@@ -114,6 +116,7 @@ class DistributedModel:
         self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
+        self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._new_tuner = tuner
@@ -199,11 +202,19 @@ class DistributedModel:
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
-                on_finished=self._runner.record if self._tuner is None else self._tuner.record(self._runner.record),
+                on_finished=self._record,
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
         self._install_hooks(adding)
+
+    @property
+    def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
+        """Gets the times of each pass."""
+        found = self._runner.record
+        for one in (self._recorder, self._tuner):
+            found = found if one is None else one.also(found)
+        return found
 
     def begin_anew(self, with_optimizers: bool = True) -> None:
         """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
@@ -227,6 +238,9 @@ class DistributedModel:
         on_gradient = algorithm.init_backward_hook(self)
         if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
             on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
+        if self._recorder is not None:
+            on_gradient = self._recorder.noting(on_gradient)
+            self._handles += self._recorder.watch(self.module)
         on_step = algorithm.init_post_optimizer_step_hook(self)
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))

@@ -13,8 +13,8 @@ Record = Callable[[Sequence[Times], Any, Any], None]
 class Tuner(Protocol):
     """Of one model."""
 
-    def record(self, inner: Record) -> Record:
-        """Gets times of each pass beside ``inner``."""
+    def also(self, inner: Record) -> Record:
+        """``inner``, which gets the times of each pass, and then this tuner."""
         ...
 
     def between_steps(self) -> None:

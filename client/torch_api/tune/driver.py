@@ -26,9 +26,11 @@ from bagua.torch_api.train.parameters import canonical
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.tune.comparison import Step
 from bagua.torch_api.tune.decision import Decider, Phase, Setting, Trial, text
+from bagua.torch_api.tune.observer import Observed, Observer
 from bagua.torch_api.tune.options import TuneOptions
 from bagua.torch_api.tune.search import RemoteSearch
 from bagua.torch_api.tune.settings import Settings, Tuned
+from bagua.tuning.network import Network
 
 LOG = logging.getLogger("bagua")
 PROBE_ELEMENTS = 1 << 18
@@ -37,7 +39,7 @@ NEVER = 1 << 60
 Record = Callable[[Sequence[Times], Any, Any], None]
 
 
-class Model(Tuned, Protocol):
+class Model(Tuned, Observed, Protocol):
     """The wrapped model."""
 
     bagua_module_name: str
@@ -62,19 +64,23 @@ class Tuning:
         self._applied: Setting = {}
         self._present: Setting = {}
         self._network = ""
+        self._wire = Network()
         self._generation = session.membership.generation
         self._steps: list[Step] = []
         self._decider: Decider | None = None  # on rank 0
         self._search: RemoteSearch | None = None
+        self._observer: Observer | None = None
 
     # Each step
 
-    def record(self, inner: Record) -> Record:
+    def also(self, inner: Record) -> Record:
         """Counts exchanged passes, and has ``inner`` count their times."""
 
         def both(times: Sequence[Times], begin: Any, end: Any) -> None:
             inner(times, begin, end)
             self._passes += 1
+            if self._observer is not None:
+                self._observer.finished(times, begin, end)
             last = self._session.statistics.last_step()
             if self._decider is not None and last is not None:
                 self._steps.append(Step(last.step_seconds, last.exposed_seconds))
@@ -93,7 +99,7 @@ class Tuning:
             self._give_up()
             return
         if not self._network:
-            self._network = self._runner.together(self._probe)
+            self._network, self._wire = self._runner.together(self._probe)
         said: list[dict[str, Any]] = []
 
         def attempt() -> dict[str, Any]:
@@ -138,16 +144,22 @@ class Tuning:
                 present=self._present,
             )
             self._generation = self._session.membership.generation
+            self._observer = Observer(self._model, self._session)
         return self._decider
 
     def _first_candidates(self) -> list[Setting]:
         assert self._search is not None
-        best = self._search.best
-        return [best] if best and self._fits(best) else []
+        found = [] if self._search.best is None else [self._search.best]
+        if self._observer is not None:
+            found += self._observer.partition(self._layout.arrival, self._wire, len(self._session.membership.hosts))
+            self._observer.close()
+            self._observer = None
+        return [setting for setting in found if setting and self._fits(setting)]
 
     def _fits(self, setting: Setting) -> bool:
+        """Whether it can be applied to this model, and is not the defaults in other words."""
         try:
-            return bool(self._settings.cuts(setting))
+            return set(setting) != {"cuts"} or self._settings.cuts(setting) != self._settings.cuts({})
         except ValueError:
             return False
 
@@ -188,22 +200,19 @@ class Tuning:
             space=self._settings.space(self._options.given, len(membership.hosts)),
         )
 
-    def _probe(self) -> str:
-        """Says what the network is like, the same on all ranks, so coarsely that it says the same next time."""
+    def _probe(self) -> tuple[str, Network]:
+        """The network, as rank 0 measures it: in words so coarse that they are the same next time, and as it is."""
         membership, everyone = self._session.membership, self._runner.everyone
-        sizes = "x".join(sorted({str(len(ranks)) for ranks in membership.hosts}))
-        if len(membership.hosts) == 1:
-            return f"one host of {sizes}"
+        hosts, sizes = len(membership.hosts), "x".join(sorted({str(len(ranks)) for ranks in membership.hosts}))
+        if hosts == 1:
+            return f"one host of {sizes}", Network()
         small, large = torch.zeros(8), torch.zeros(PROBE_ELEMENTS)
         trip = _fastest(lambda: everyone.allreduce_inplace(small, ReduceOp.MAX))
         long = _fastest(lambda: everyone.allreduce_inplace(large, ReduceOp.SUM))
-        hosts = len(membership.hosts)
-        sent = 2 * (hosts - 1) / hosts * large.nbytes
-        rate = sent * 8 / max(long - trip, 1e-6)
-        told: str = broadcast_json(
-            f"{hosts} hosts of {sizes}, {_coarse(rate / 1e6, 4):g} Mbit/s, {_coarse(trip * 1e3, 4):g} ms", everyone
-        )
-        return told
+        rate = 2 * (hosts - 1) / hosts * large.nbytes * 8 / max(long - trip, 1e-6)
+        rate, trip = broadcast_json([rate, trip], everyone)
+        words = f"{hosts} hosts of {sizes}, {_coarse(rate / 1e6, 4):g} Mbit/s, {_coarse(trip * 1e3, 4):g} ms"
+        return words, Network(rate, trip)
 
     # Members that come
 
@@ -225,6 +234,8 @@ class Tuning:
 
     def close(self) -> None:
         """The model is unwrapped."""
+        if self._observer is not None:
+            self._observer.close()
         if self._search is not None:
             self._session.forget_end(self._search)
             self._search.close()
