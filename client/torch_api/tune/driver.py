@@ -35,6 +35,8 @@ from bagua.tuning.network import Network
 LOG = logging.getLogger("bagua")
 PROBE_ELEMENTS = 1 << 18
 PROBES = 3
+FAST_MBIT, NEAR_MS = 4096.0, 1.0
+"""A wire is told apart from others up to this rate, and from this delay on: beyond them the machine decides."""
 NEVER = 1 << 60
 Record = Callable[[Sequence[Times], Any, Any], None]
 
@@ -211,8 +213,9 @@ class Tuning:
         long = _fastest(lambda: everyone.allreduce_inplace(large, ReduceOp.SUM))
         rate = 2 * (hosts - 1) / hosts * large.nbytes * 8 / max(long - trip, 1e-6)
         rate, trip = broadcast_json([rate, trip], everyone)
-        words = f"{hosts} hosts of {sizes}, {_coarse(rate / 1e6, 4):g} Mbit/s, {_coarse(trip * 1e3, 4):g} ms"
-        return words, Network(rate, trip)
+        mbit, delay = min(FAST_MBIT, _coarse(rate / 1e6, 4)), max(NEAR_MS, _coarse(trip * 1e3, 4))
+        words = f"{hosts} hosts of {sizes}, {mbit:g} Mbit/s, {delay:g} ms"
+        return words, Network(rate if mbit < FAST_MBIT else 0.0, trip if delay > NEAR_MS else 0.0)
 
     # Members that come
 
