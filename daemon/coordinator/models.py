@@ -147,7 +147,7 @@ tune_studies = Table(
     Column("study_id", String(64), primary_key=True),
     Column("study", LargeBinary, nullable=False),  # serialized bagua.v1.TuneStudy
     Column("settled", Boolean, nullable=False),
-    Column("best", Text, nullable=False),  # the setting in JSON
+    Column("best", Text, nullable=False),  # the setting in JSON; empty: no job has settled yet
     Column("line", Text, nullable=False),
     Column("job_id", String(64), nullable=False, index=True),  # the last one; it may have been forgotten since
     Column("updated_at", Float, nullable=False),

@@ -61,7 +61,8 @@ class Tuning:
         with self._store.transaction() as tx:
             before = tx.tune_study(study_id)
             settled = request.settled or (before is not None and before.settled and not request.trials)
-            best = _text(request.present) if request.settled or before is None else str(before.best)
+            known = "" if before is None else str(before.best)
+            best = _text(request.present) if request.settled else known
             tx.put_tune_study(
                 {
                     "study_id": study_id,
@@ -76,13 +77,13 @@ class Tuning:
             for trial in request.trials:
                 trial.job_id, trial.time = request.job_id, now
                 tx.add_tune_trial(study_id, request.job_id, trial.number, now, trial.SerializeToString())
-            known = tx.tune_trials(study_id, _MOST_TRIALS) if request.ask else []
+            trials = tx.tune_trials(study_id, _MOST_TRIALS) if request.ask else []
         reply = common_pb2.TuneReply()
-        if before is not None and before.settled:
+        if known:  # a job has settled, whether or not another one has begun to search since
             reply.has_best = True
-            reply.best.update(json.loads(before.best))
+            reply.best.update(json.loads(known))
         if request.ask:
-            found = self._candidate(request, [common_pb2.TuneTrial.FromString(one) for one in known])
+            found = self._candidate(request, [common_pb2.TuneTrial.FromString(one) for one in trials])
             reply.exhausted = found is None
             reply.candidate.update(found or {})
         return reply
@@ -149,7 +150,7 @@ def _message(row: sa.Row[tuple[object, ...]], tried: int) -> job_pb2.Tuning:
         id=row.study_id,
         study=common_pb2.TuneStudy.FromString(row.study),
         settled=row.settled,
-        best=json.loads(row.best),
+        best=json.loads(row.best or "{}"),
         line=row.line,
         job_id=row.job_id,
         updated_at=row.updated_at,

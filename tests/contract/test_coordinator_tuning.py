@@ -57,6 +57,8 @@ async def test_a_search_has_an_end_and_the_next_job_begins_with_what_it_found(tu
     assert reply.has_best and dict(reply.best) == {"bucket_kib": "1024"}
     assert not (await tuning.answer(request("job-3", network="another"))).has_best
     assert sorted((await search(tuning, "job-2"))[0]) == ["1024", "256", "512"]  # its own measurements count
+    assert not (await tuning.studies())[0].settled  # it searches; the setting stays known
+    assert dict((await tuning.answer(request("job-4"))).best) == {"bucket_kib": "1024"}
 
 
 async def test_a_change_for_good_begins_anew(tuning: Tuning) -> None:

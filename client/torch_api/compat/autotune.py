@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-NO_SERVICE = "No job has a tuning service of its own: remove the call, and use bagua run --autotune or with_bagua(autotune=True)."
+NO_SERVICE = "No job has a tuning service of its own: remove the call. Use bagua run --autotune, where you want it."
 
 
 def start_autotune_server(*_: Any, **__: Any) -> None:

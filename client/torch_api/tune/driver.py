@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua.algorithms.plan import GRADIENT
+from bagua.base.errors import ConfigError
 from bagua.proto.common_pb2 import TuneStudy
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.join.connection import Times
@@ -60,6 +61,9 @@ class Tuning:
         self._runner = runner
         self._session = session
         self._settings = Settings(model, layout, runner)
+        if "codec" in options.given and not hasattr(model.bagua_algorithm, "codec"):
+            name = type(model.bagua_algorithm).__name__.removesuffix("Impl")
+            raise ConfigError(f"tune['codec'] can't be used with {name}, which has no choice of codecs: leave it out.")
         self._layout = layout
         self._passes = 0  # that were exchanged: the same on all ranks
         self._due = 1  # the next decision comes after so many
@@ -98,7 +102,10 @@ class Tuning:
 
     def _decide(self) -> None:
         if self._model.exchanged != GRADIENT or not self._layout.may_be_cut or self._runner.on_device:
-            self._give_up()
+            self._give_up("It tunes buckets of gradients on the CPU, with algorithms that allow other cuts.")
+            return
+        if self._runner.everyone.nranks() < 2 and not self._session.elastic:
+            self._give_up("A rank alone has nobody to exchange gradients with.")
             return
         if not self._network:
             self._network, self._wire = self._runner.together(self._probe)
@@ -114,7 +121,7 @@ class Tuning:
         decision = self._runner.together(attempt)
         self._present = decision["present"]
         if decision["setting"] != self._applied and not self._settings.apply(decision["setting"]):
-            self._give_up()
+            self._give_up("Buckets can't be cut anew now.")
             return
         self._applied = decision["setting"]
         self._due = self._passes + decision["steps"]
@@ -133,7 +140,12 @@ class Tuning:
 
     def _of_rank_0(self) -> Decider:
         if self._decider is None:
-            self._search = RemoteSearch(self._session.daemon, self._session.membership.member, self._study())
+            self._search = RemoteSearch(
+                self._session.daemon,
+                self._session.membership.member,
+                self._study(),
+                self._session.membership.generation,
+            )
             self._session.end_first(self._search, self._search.close)
             self._decider = Decider(
                 self._search.ask,
@@ -181,12 +193,11 @@ class Tuning:
         if self._search is not None and self._decider is not None:
             self._search.note(self._decider.present, self._decider.phase is Phase.SETTLED, line)
 
-    def _give_up(self) -> None:
-        """Where buckets can't be cut anew: the same on all ranks."""
+    def _give_up(self, why: str) -> None:
+        """The same on all ranks: nothing is tuned from now on."""
         self._due = NEVER
         if self._runner.everyone.rank() == 0:
-            why = "on a GPU" if self._runner.on_device else f"with {type(self._model.bagua_algorithm).__name__}"
-            LOG.warning("Autotuning has no effect %s: buckets of gradients on the CPU are tuned.", why)
+            LOG.warning("Autotuning of %s has no effect. %s", self._model.bagua_module_name, why)
 
     # The study
 

@@ -15,18 +15,23 @@ from bagua.torch_api.tune.decision import Setting, Trial
 AGAIN_S = 5.0
 """After a question without an answer."""
 LAST_S = 2.0
+AT_ONCE = 50
+"""Trials in one question."""
+TRIALS_OF_A_GENERATION = 1_000
 
 
 class RemoteSearch:
     """Begins with a question for the best known setting. ``daemon`` None: there is nobody to ask."""
 
-    def __init__(self, daemon: DaemonClient | None, member: int, study: TuneStudy) -> None:
+    def __init__(self, daemon: DaemonClient | None, member: int, study: TuneStudy, generation: int = 1) -> None:
+        """``generation``: in which this rank became the first. Trials of several first ranks have different numbers."""
         self._daemon = daemon
         self._member = member
         self._study = study
         self._lock = threading.Lock()  # guards what follows
         self._told: list[TuneTrial] = []
-        self._number = self._round = 0
+        self._number = (generation - 1) * TRIALS_OF_A_GENERATION
+        self._round = 0
         self._candidate: Setting | None = None
         self._exhausted = daemon is None
         self._asking = False
@@ -93,7 +98,7 @@ class RemoteSearch:
         """False: to be tried again."""
         assert self._daemon is not None
         with self._lock:
-            told, round, asking = list(self._told), self._round, self._asking
+            told, round, asking = self._told[:AT_ONCE], self._round, self._asking
             request = TuneRequest(
                 job_id=self._daemon.job_id,
                 rank=self._member,
@@ -115,9 +120,11 @@ class RemoteSearch:
             return True
         with self._lock:
             del self._told[: len(told)]
+            if self._told:
+                self._questions.put(True)
             if round != self._round:
                 return True
-            if reply.has_best and self.best is None and not self._number:
+            if reply.has_best and self.best is None and not round:
                 self.best = dict(reply.best)
             if asking:
                 self._asking = False
