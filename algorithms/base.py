@@ -196,6 +196,9 @@ class AlgorithmImpl:
     ``follows_arrival``: buckets are made once more, in the order in which the gradients of the first synchronised pass
     came, as rank 0 saw it. An algorithm whose own order matters sets it to False. It has no meaning for weights.
 
+    ``recuts``: buckets may be cut anew between two steps, whenever nothing is under way: ``init_operations`` is called
+    for the new ones, and slots get the contents that their elements had. False where other things know buckets.
+
     ``waits``: ranks are in step where they exchange weights, so that in an elastic job they can agree which exchange
     counts. False: each joins exchanges at a moment of its own.
 
@@ -205,6 +208,7 @@ class AlgorithmImpl:
 
     exchanged: str = GRADIENT
     follows_arrival = True
+    recuts = True
     waits = True
     newcomers_take: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ class Dismissed(CoreError):
 
 # Kinds of operation, dtypes and reductions, as small integers (csrc/core/channel/layout.h is their home).
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
+# move_residuals (layout.h: ResidualMove)
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
 CODECS: dict[str, int]  # none fp16 bf16 fp8_e4m3 fp8_e5m2 minmax8 int4 onebit topk
 OPS: dict[str, int]  # SUM PRODUCT MIN MAX BOR BAND BXOR AVG (numbers of bagua.torch_api.ReduceOp)
@@ -201,6 +202,7 @@ class Rank:
         exact: int = 0,
         residual_sides: int = 0,
         fenced: bool = False,
+        chunk_kib: int = 0,
         generation: int = 0,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
@@ -213,6 +215,9 @@ class Rank:
 
         ``fenced``: a collective that begins on a host when all that were submitted before it on its communicator are
         done there. So who sees its end knows that they are done on all hosts. Ranks need not agree on it.
+
+        ``chunk_kib``: an all-reduce goes between hosts in chunks of so many KiB, the same on all ranks; 0: as the
+        engine was told. With two hosts results do not depend on it.
 
         Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
         ``generation`` has been entered (0: whichever it is)."""

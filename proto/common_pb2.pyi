@@ -369,3 +369,300 @@ class LogChunk(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "eof", b"eof", "error", b"error", "missing", b"missing", "more", b"more", "offset", b"offset", "rank", b"rank"]) -> None: ...
 
 global___LogChunk = LogChunk
+
+@typing.final
+class TuneDimension(google.protobuf.message.Message):
+    """One setting of a job that tunes itself, and the values that it may have. `ordered`: neighbours are alike."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CHOICES_FIELD_NUMBER: builtins.int
+    ORDERED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    ordered: builtins.bool
+    @property
+    def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        choices: collections.abc.Iterable[builtins.str] | None = ...,
+        ordered: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "name", b"name", "ordered", b"ordered"]) -> None: ...
+
+global___TuneDimension = TuneDimension
+
+@typing.final
+class TuneStudy(google.protobuf.message.Message):
+    """A model on a network, which is tuned. Jobs with both fingerprints equal go on with each other's trials."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    NETWORK_FIELD_NUMBER: builtins.int
+    MODEL_TEXT_FIELD_NUMBER: builtins.int
+    NETWORK_TEXT_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """fingerprints"""
+    network: builtins.str
+    model_text: builtins.str
+    """for people"""
+    network_text: builtins.str
+    @property
+    def space(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TuneDimension]:
+        """of the search"""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        network: builtins.str = ...,
+        model_text: builtins.str = ...,
+        network_text: builtins.str = ...,
+        space: collections.abc.Iterable[global___TuneDimension] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "model_text", b"model_text", "network", b"network", "network_text", b"network_text", "space", b"space"]) -> None: ...
+
+global___TuneStudy = TuneStudy
+
+@typing.final
+class TuneTrial(google.protobuf.message.Message):
+    """A setting that was compared with the one in use. A name that is missing stays at its default. Times in seconds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class SettingEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class AgainstEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    SETTING_FIELD_NUMBER: builtins.int
+    AGAINST_FIELD_NUMBER: builtins.int
+    RATIO_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    SPREAD_FIELD_NUMBER: builtins.int
+    EXPOSED_FIELD_NUMBER: builtins.int
+    AGAINST_SECONDS_FIELD_NUMBER: builtins.int
+    AGAINST_SPREAD_FIELD_NUMBER: builtins.int
+    AGAINST_EXPOSED_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """in its job"""
+    round: builtins.int
+    """goes up when the network or the model has changed: earlier trials say nothing then"""
+    ratio: builtins.float
+    """step time in that of `against`"""
+    level: builtins.float
+    """step time in that of the setting with which the round began"""
+    seconds: builtins.float
+    spread: builtins.float
+    exposed: builtins.float
+    against_seconds: builtins.float
+    against_spread: builtins.float
+    against_exposed: builtins.float
+    steps: builtins.int
+    """measured, of this setting"""
+    state: builtins.str
+    """better, not better, clearly worse, known"""
+    reason: builtins.str
+    step: builtins.int
+    """of the job's training"""
+    job_id: builtins.str
+    """by the coordinator, like the next"""
+    time: builtins.float
+    @property
+    def setting(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def against(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        round: builtins.int = ...,
+        setting: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        against: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        ratio: builtins.float = ...,
+        level: builtins.float = ...,
+        seconds: builtins.float = ...,
+        spread: builtins.float = ...,
+        exposed: builtins.float = ...,
+        against_seconds: builtins.float = ...,
+        against_spread: builtins.float = ...,
+        against_exposed: builtins.float = ...,
+        steps: builtins.int = ...,
+        state: builtins.str = ...,
+        reason: builtins.str = ...,
+        step: builtins.int = ...,
+        job_id: builtins.str = ...,
+        time: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["against", b"against", "against_exposed", b"against_exposed", "against_seconds", b"against_seconds", "against_spread", b"against_spread", "exposed", b"exposed", "job_id", b"job_id", "level", b"level", "number", b"number", "ratio", b"ratio", "reason", b"reason", "round", b"round", "seconds", b"seconds", "setting", b"setting", "spread", b"spread", "state", b"state", "step", b"step", "steps", b"steps", "time", b"time"]) -> None: ...
+
+global___TuneTrial = TuneTrial
+
+@typing.final
+class TuneRequest(google.protobuf.message.Message):
+    """Rank 0 of a job: what it has tried since, and whether it wants a candidate. Saying a trial again changes nothing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class PresentEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    STUDY_FIELD_NUMBER: builtins.int
+    TRIALS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    ASK_FIELD_NUMBER: builtins.int
+    PRESENT_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    """the member number"""
+    round: builtins.int
+    ask: builtins.bool
+    settled: builtins.bool
+    line: builtins.str
+    """how far it is, for people; empty: as before"""
+    @property
+    def study(self) -> global___TuneStudy: ...
+    @property
+    def trials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TuneTrial]: ...
+    @property
+    def present(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """the setting in use"""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        study: global___TuneStudy | None = ...,
+        trials: collections.abc.Iterable[global___TuneTrial] | None = ...,
+        round: builtins.int = ...,
+        ask: builtins.bool = ...,
+        present: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        settled: builtins.bool = ...,
+        line: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["study", b"study"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ask", b"ask", "job_id", b"job_id", "line", b"line", "present", b"present", "rank", b"rank", "round", b"round", "settled", b"settled", "study", b"study", "trials", b"trials"]) -> None: ...
+
+global___TuneRequest = TuneRequest
+
+@typing.final
+class TuneReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class CandidateEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class BestEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CANDIDATE_FIELD_NUMBER: builtins.int
+    EXHAUSTED_FIELD_NUMBER: builtins.int
+    HAS_BEST_FIELD_NUMBER: builtins.int
+    BEST_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    exhausted: builtins.bool
+    """there is no other candidate"""
+    has_best: builtins.bool
+    """an earlier job has settled"""
+    error: builtins.str
+    """in words; empty: none"""
+    @property
+    def candidate(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def best(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        candidate: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        exhausted: builtins.bool = ...,
+        has_best: builtins.bool = ...,
+        best: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best", b"best", "candidate", b"candidate", "error", b"error", "exhausted", b"exhausted", "has_best", b"has_best"]) -> None: ...
+
+global___TuneReply = TuneReply

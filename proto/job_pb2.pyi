@@ -14,6 +14,145 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class Tuning(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class BestEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ID_FIELD_NUMBER: builtins.int
+    STUDY_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
+    BEST_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    UPDATED_AT_FIELD_NUMBER: builtins.int
+    TRIED_FIELD_NUMBER: builtins.int
+    TRIALS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    settled: builtins.bool
+    line: builtins.str
+    job_id: builtins.str
+    """the last that told something"""
+    updated_at: builtins.float
+    tried: builtins.int
+    @property
+    def study(self) -> bagua.proto.common_pb2.TuneStudy: ...
+    @property
+    def best(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """the setting that the last job settled with, or is in use now"""
+
+    @property
+    def trials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.TuneTrial]:
+        """in GetTuning alone, in order"""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        study: bagua.proto.common_pb2.TuneStudy | None = ...,
+        settled: builtins.bool = ...,
+        best: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        line: builtins.str = ...,
+        job_id: builtins.str = ...,
+        updated_at: builtins.float = ...,
+        tried: builtins.int = ...,
+        trials: collections.abc.Iterable[bagua.proto.common_pb2.TuneTrial] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["study", b"study"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["best", b"best", "id", b"id", "job_id", b"job_id", "line", b"line", "settled", b"settled", "study", b"study", "trials", b"trials", "tried", b"tried", "updated_at", b"updated_at"]) -> None: ...
+
+global___Tuning = Tuning
+
+@typing.final
+class ListTuningRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListTuningRequest = ListTuningRequest
+
+@typing.final
+class ListTuningReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TUNINGS_FIELD_NUMBER: builtins.int
+    @property
+    def tunings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tuning]: ...
+    def __init__(
+        self,
+        *,
+        tunings: collections.abc.Iterable[global___Tuning] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tunings", b"tunings"]) -> None: ...
+
+global___ListTuningReply = ListTuningReply
+
+@typing.final
+class GetTuningRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    prefix: builtins.str
+    def __init__(
+        self,
+        *,
+        prefix: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prefix", b"prefix"]) -> None: ...
+
+global___GetTuningRequest = GetTuningRequest
+
+@typing.final
+class ForgetTuningRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    prefix: builtins.str
+    all: builtins.bool
+    def __init__(
+        self,
+        *,
+        prefix: builtins.str = ...,
+        all: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "prefix", b"prefix"]) -> None: ...
+
+global___ForgetTuningRequest = ForgetTuningRequest
+
+@typing.final
+class ForgetTuningReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: builtins.int
+    @property
+    def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids"]) -> None: ...
+
+global___ForgetTuningReply = ForgetTuningReply
+
+@typing.final
 class SubmitJobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -54,6 +193,7 @@ class Job(google.protobuf.message.Message):
     WANTED_NODES_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
     GROWTH_FIELD_NUMBER: builtins.int
+    TUNING_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
     reason: builtins.str
@@ -69,6 +209,8 @@ class Job(google.protobuf.message.Message):
     paused: builtins.bool
     growth: builtins.str
     """of an elastic job with fewer nodes or ranks than it may have: why nobody joins now, in words"""
+    tuning: builtins.str
+    """of a job that tunes itself: how far it is, in words"""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -102,9 +244,10 @@ class Job(google.protobuf.message.Message):
         wanted_nodes: builtins.int = ...,
         paused: builtins.bool = ...,
         growth: builtins.str = ...,
+        tuning: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
 
 global___Job = Job
 

@@ -112,6 +112,21 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.FromString,
                 _registered_method=True)
+        self.ListTuning = channel.unary_unary(
+                '/bagua.v1.JobService/ListTuning',
+                request_serializer=bagua_dot_proto_dot_job__pb2.ListTuningRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.ListTuningReply.FromString,
+                _registered_method=True)
+        self.GetTuning = channel.unary_unary(
+                '/bagua.v1.JobService/GetTuning',
+                request_serializer=bagua_dot_proto_dot_job__pb2.GetTuningRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.Tuning.FromString,
+                _registered_method=True)
+        self.ForgetTuning = channel.unary_unary(
+                '/bagua.v1.JobService/ForgetTuning',
+                request_serializer=bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.ForgetTuningReply.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -219,6 +234,26 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTuning(self, request, context):
+        """Findings of jobs that tune themselves, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTuning(self, request, context):
+        """NOT_FOUND if no id begins so; FAILED_PRECONDITION with the candidates if several do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetTuning(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -296,6 +331,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.UpgradeNode,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.SerializeToString,
+            ),
+            'ListTuning': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTuning,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.ListTuningRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.ListTuningReply.SerializeToString,
+            ),
+            'GetTuning': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTuning,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.GetTuningRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.Tuning.SerializeToString,
+            ),
+            'ForgetTuning': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetTuning,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.ForgetTuningReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -705,6 +755,87 @@ class JobService(object):
             '/bagua.v1.JobService/UpgradeNode',
             bagua_dot_proto_dot_job__pb2.UpgradeNodeRequest.SerializeToString,
             bagua_dot_proto_dot_job__pb2.UpgradeNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTuning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/ListTuning',
+            bagua_dot_proto_dot_job__pb2.ListTuningRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.ListTuningReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTuning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/GetTuning',
+            bagua_dot_proto_dot_job__pb2.GetTuningRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.Tuning.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetTuning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/ForgetTuning',
+            bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.ForgetTuningReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -112,6 +112,23 @@ class JobServiceStub:
     elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
     """
 
+    ListTuning: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ListTuningRequest,
+        bagua.proto.job_pb2.ListTuningReply,
+    ]
+    """Findings of jobs that tune themselves, the newest first."""
+
+    GetTuning: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.GetTuningRequest,
+        bagua.proto.job_pb2.Tuning,
+    ]
+    """NOT_FOUND if no id begins so; FAILED_PRECONDITION with the candidates if several do."""
+
+    ForgetTuning: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ForgetTuningRequest,
+        bagua.proto.job_pb2.ForgetTuningReply,
+    ]
+
 class JobServiceAsyncStub:
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
     "authorization: Bearer TOKEN".
@@ -204,6 +221,23 @@ class JobServiceAsyncStub:
     """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
     elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
     """
+
+    ListTuning: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ListTuningRequest,
+        bagua.proto.job_pb2.ListTuningReply,
+    ]
+    """Findings of jobs that tune themselves, the newest first."""
+
+    GetTuning: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.GetTuningRequest,
+        bagua.proto.job_pb2.Tuning,
+    ]
+    """NOT_FOUND if no id begins so; FAILED_PRECONDITION with the candidates if several do."""
+
+    ForgetTuning: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.job_pb2.ForgetTuningRequest,
+        bagua.proto.job_pb2.ForgetTuningReply,
+    ]
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
@@ -327,5 +361,28 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         """The daemon that is installed on the node now takes the place of the one that runs, below the same keeper. Ranks of
         elastic jobs wait for it; returns when it has come. FAILED_PRECONDITION with words if it can't.
         """
+
+    @abc.abstractmethod
+    def ListTuning(
+        self,
+        request: bagua.proto.job_pb2.ListTuningRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.ListTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListTuningReply]]:
+        """Findings of jobs that tune themselves, the newest first."""
+
+    @abc.abstractmethod
+    def GetTuning(
+        self,
+        request: bagua.proto.job_pb2.GetTuningRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.Tuning, collections.abc.Awaitable[bagua.proto.job_pb2.Tuning]]:
+        """NOT_FOUND if no id begins so; FAILED_PRECONDITION with the candidates if several do."""
+
+    @abc.abstractmethod
+    def ForgetTuning(
+        self,
+        request: bagua.proto.job_pb2.ForgetTuningRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.ForgetTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ForgetTuningReply]]: ...
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

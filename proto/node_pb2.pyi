@@ -56,6 +56,7 @@ class NodeFact(google.protobuf.message.Message):
     LOG_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     UPGRADE_REFUSAL_FIELD_NUMBER: builtins.int
+    TUNE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -72,6 +73,8 @@ class NodeFact(google.protobuf.message.Message):
     def status(self) -> global___NodeStatus: ...
     @property
     def upgrade_refusal(self) -> global___UpgradeRefusal: ...
+    @property
+    def tune(self) -> global___TuneQuestion: ...
     def __init__(
         self,
         *,
@@ -82,10 +85,11 @@ class NodeFact(google.protobuf.message.Message):
         log: global___LogReply | None = ...,
         status: global___NodeStatus | None = ...,
         upgrade_refusal: global___UpgradeRefusal | None = ...,
+        tune: global___TuneQuestion | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal"] | None: ...
+    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune"] | None: ...
 
 global___NodeFact = NodeFact
 
@@ -287,6 +291,7 @@ class Directive(google.protobuf.message.Message):
     END_LOG_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
     UPGRADE_FIELD_NUMBER: builtins.int
+    TUNE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -303,6 +308,8 @@ class Directive(google.protobuf.message.Message):
     def ack(self) -> global___HeartbeatAck: ...
     @property
     def upgrade(self) -> global___Upgrade: ...
+    @property
+    def tune(self) -> global___TuneAnswer: ...
     def __init__(
         self,
         *,
@@ -313,12 +320,53 @@ class Directive(google.protobuf.message.Message):
         end_log: global___EndLog | None = ...,
         ack: global___HeartbeatAck | None = ...,
         upgrade: global___Upgrade | None = ...,
+        tune: global___TuneAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune"] | None: ...
 
 global___Directive = Directive
+
+@typing.final
+class TuneQuestion(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    @property
+    def request(self) -> bagua.proto.common_pb2.TuneRequest: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        request: bagua.proto.common_pb2.TuneRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request", "request_id", b"request_id"]) -> None: ...
+
+global___TuneQuestion = TuneQuestion
+
+@typing.final
+class TuneAnswer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REPLY_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    @property
+    def reply(self) -> bagua.proto.common_pb2.TuneReply: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        reply: bagua.proto.common_pb2.TuneReply | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["reply", b"reply"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["reply", b"reply", "request_id", b"request_id"]) -> None: ...
+
+global___TuneAnswer = TuneAnswer
 
 @typing.final
 class Upgrade(google.protobuf.message.Message):

@@ -56,6 +56,11 @@ class RankServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.FromString,
                 _registered_method=True)
+        self.Tune = channel.unary_unary(
+                '/bagua.v1.RankService/Tune',
+                request_serializer=bagua_dot_proto_dot_common__pb2.TuneRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_common__pb2.TuneReply.FromString,
+                _registered_method=True)
 
 
 class RankServiceServicer(object):
@@ -91,6 +96,13 @@ class RankServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tune(self, request, context):
+        """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +125,11 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.TakesNewcomers,
                     request_deserializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.SerializeToString,
+            ),
+            'Tune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tune,
+                    request_deserializer=bagua_dot_proto_dot_common__pb2.TuneRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_common__pb2.TuneReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +241,33 @@ class RankService(object):
             '/bagua.v1.RankService/TakesNewcomers',
             bagua_dot_proto_dot_rank__pb2.TakesNewcomersRequest.SerializeToString,
             bagua_dot_proto_dot_rank__pb2.TakesNewcomersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.RankService/Tune',
+            bagua_dot_proto_dot_common__pb2.TuneRequest.SerializeToString,
+            bagua_dot_proto_dot_common__pb2.TuneReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,12 @@ class RankServiceStub:
     job. Saying it again changes nothing.
     """
 
+    Tune: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.common_pb2.TuneRequest,
+        bagua.proto.common_pb2.TuneReply,
+    ]
+    """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
+
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
 
@@ -78,6 +84,12 @@ class RankServiceAsyncStub:
     """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
     job. Saying it again changes nothing.
     """
+
+    Tune: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.common_pb2.TuneRequest,
+        bagua.proto.common_pb2.TuneReply,
+    ]
+    """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -116,5 +128,13 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         """The program of this rank can take newcomers, from now on; a newcomer says it as soon as it has the state of the
         job. Saying it again changes nothing.
         """
+
+    @abc.abstractmethod
+    def Tune(
+        self,
+        request: bagua.proto.common_pb2.TuneRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.common_pb2.TuneReply, collections.abc.Awaitable[bagua.proto.common_pb2.TuneReply]]:
+        """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

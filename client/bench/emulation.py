@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bagua.base.errors import BuildError, ConfigError, ServiceError
-from bagua.bench.units import Network
+from bagua.tuning.network import Network
 
 DEVICE = "net0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

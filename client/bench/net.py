@@ -19,7 +19,8 @@ from typing import Any
 from bagua.base.errors import BuildError, ServiceError
 from bagua.bench.emulation import ADDRESSES, DEVICE, SEARCH_PATH, Emulation
 from bagua.bench.report import Column, Row, percent, scaled, text
-from bagua.bench.units import TCP_SHARE, Network, size_text
+from bagua.bench.units import size_text
+from bagua.tuning.network import TCP_SHARE, Network
 
 BAGUA = "bagua-net"
 SINGLE = "1 socket"

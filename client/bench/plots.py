@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import ConfigError
 from bagua.bench.report import Row
-from bagua.bench.units import Network, parse_network, size_text
+from bagua.bench.units import size_text
+from bagua.tuning.network import Network, parse_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,4 +186,28 @@ def plot_network(report: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("to")
         axes.set_ylabel("from")
         axes.set_title("between daemons" + (f", {network}" if network else ""))
+    save_figure(figure, path)
+
+
+ADVICE_MARKS = {"yes": ("o", "same result"), "rounded": ("s", "gradients rounded"), "no": ("^", "other result")}
+
+
+def plot_advice(document: dict[str, Any], path: Path) -> None:
+    """Predicted step time over bytes that a host sends, both logarithmic: a point per algorithm and codec. Recommended
+    ones have their names."""
+    figure, (axes,) = new_figure(1)
+    for kept, (mark, label) in ADVICE_MARKS.items():
+        points = [(row["sent_bytes"] / 1e6, row["step_ms"]) for row in document["rows"] if row["keeps_result"] == kept]
+        if points:
+            axes.scatter(*zip(*points, strict=True), marker=mark, label=label, alpha=0.7)
+    for row in document["recommended"]:
+        axes.annotate(row["algorithm"], (row["sent_bytes"] / 1e6, row["step_ms"]), fontsize=8)
+    axes.axhline(document["compute_ms"], label="no communication", **FLOOR_STYLE)
+    axes.set_xscale("symlog", linthresh=1e-3)
+    axes.set_yscale("log")
+    axes.set_xlabel("MB sent by a host in a step")
+    axes.set_ylabel("ms per step, predicted")
+    axes.set_title(f"{document['nodes']} x {document['nproc_per_node']} ranks, {document['network']}")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
     save_figure(figure, path)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run
+from bagua.cli import advise, bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run, tune
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings=COMMAND_SETTINGS,
 )
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(advise.advise)
 job.jobs.command()(membership.scale)
 job.jobs.command()(membership.pause)
 job.jobs.command()(membership.resume)
@@ -30,6 +31,7 @@ bench.bench.command()(bench_accuracy.accuracy)
 bench.bench.command("net")(bench_net.bench_net)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(net.net, name="net")
+app.add_typer(tune.tune, name="tune")
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

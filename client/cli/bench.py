@@ -16,9 +16,10 @@ from bagua.base.errors import ConfigError
 from bagua.base.text import json_text
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, check_possible
-from bagua.bench.units import Network, choose, parse_network, parse_sizes
+from bagua.bench.units import choose, parse_sizes
 from bagua.cli import options
 from bagua.cli.options import Output, UsageError
+from bagua.tuning.network import Network, parse_network
 
 bench = typer.Typer(help="Measure: all-reduce, codecs, training steps, networks.", no_args_is_help=True)
 

@@ -24,7 +24,8 @@ import typer
 
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.bench.emulation import ADDRESSES, DEVICE, Emulation
-from bagua.bench.units import RESULT_MARK, Network
+from bagua.bench.units import RESULT_MARK
+from bagua.tuning.network import Network
 
 if TYPE_CHECKING:
     from bagua.cli.embedded import EmbeddedCluster

@@ -20,7 +20,7 @@ OPENSSL_3_1 = 0x30100000
 
 def encryption() -> Finding:
     """The library that encrypts connections between hosts."""
-    found = _ask()
+    found = ask()
     if found.problem and os.environ.get("BAGUA_PLAIN_DATA") == "1":
         detail = f"none ({found.problem}); BAGUA_PLAIN_DATA=1 leaves connections between hosts plain"
         return Finding(NAME, WARN, detail, "Fine on networks that are protected otherwise.")
@@ -42,7 +42,7 @@ def judge(found: Probe, flags: set[str]) -> Finding:
     return Finding(NAME, OK, detail)
 
 
-def _ask() -> Probe:
+def ask() -> Probe:
     """Runs the probe in a process of its own. Raises nothing."""
     try:
         command = [sys.executable, "-P", *PROBE]

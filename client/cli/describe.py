@@ -79,6 +79,7 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "wanted_nodes": job.wanted_nodes if job.spec.elastic else None,
         "paused": job.paused,
         "growth": job.growth,
+        "tuning": job.tuning,
     }
 
 

@@ -62,6 +62,7 @@ def submit(
     algorithm: options.AlgorithmOption = "",
     checkpoint_dir: options.CheckpointDirOption = None,
     enable_bagua_net: options.BaguaNetOption = False,
+    autotune: options.AutotuneOption = False,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
@@ -80,7 +81,7 @@ def submit(
     from bagua.proto import common_pb2
 
     options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir)
+    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     secret_files = options.parse_secret_env(secret_env, variables)
     options.warn_of_secrets(variables)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.

@@ -140,6 +140,10 @@ CheckpointDirOption = Annotated[
         show_default=False,
     ),
 ]
+AutotuneOption = Annotated[
+    bool,
+    typer.Option("--autotune", help="The job tries settings of the exchange while it trains, and keeps the best."),
+]
 BaguaNetOption = Annotated[
     bool,
     typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
@@ -195,10 +199,14 @@ def warn_of_secrets(variables: Mapping[str, str]) -> None:
 
 
 def job_env(
-    pairs: list[str] | None, algorithm: str, enable_bagua_net: bool = False, checkpoint_dir: Path | None = None
+    pairs: list[str] | None,
+    algorithm: str,
+    enable_bagua_net: bool = False,
+    checkpoint_dir: Path | None = None,
+    autotune: bool = False,
 ) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net and --checkpoint-dir say. Raises
-    UsageError."""
+    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net, --checkpoint-dir and --autotune
+    say. Raises UsageError."""
     from bagua.base import algorithm_choice, checkpoint_folder, net_plugin
 
     found = parse_env(pairs)
@@ -207,6 +215,8 @@ def job_env(
             found[algorithm_choice.VARIABLE] = algorithm_choice.check(algorithm)
         except ConfigError as error:
             raise UsageError(f"--algorithm {algorithm}: {error}") from error
+    if autotune:
+        found["BAGUA_AUTOTUNE"] = "1"
     if enable_bagua_net:
         for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
             if name in found:

@@ -64,6 +64,7 @@ class RunOptions:
     keep_state: bool
     output: Output
     quiet: bool
+    aside: bool = False  # the ranks' output goes to standard error
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
@@ -138,7 +139,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     started = time.monotonic()
     forget_other_service()
     failed = True
-    terminal = open_terminal(options.quiet, aside=options.output is Output.json)
+    terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
     state = StateFolder()
     try:
         with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:
@@ -313,6 +314,7 @@ def run(
     algorithm: options.AlgorithmOption = "",
     checkpoint_dir: options.CheckpointDirOption = None,
     enable_bagua_net: options.BaguaNetOption = False,
+    autotune: options.AutotuneOption = False,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
@@ -342,7 +344,7 @@ def run(
     if max_restarts and nodes["elastic"]:
         raise options.UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn.")
     options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir)
+    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     folder = options.resolve_workdir(workdir)
     if not module and not no_python:
         check_script(script, folder)

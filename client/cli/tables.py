@@ -91,6 +91,8 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
         limits = f"from {job.spec.min_nodes or 1} to {job.wanted_nodes}"
         ranks = f"{len(job.ranks)} {'rank' if len(job.ranks) == 1 else 'ranks'}"
         _say(f"elastic    generation {job.generation}, {ranks} on {here} ({limits})")
+    if job.tuning:
+        _say(f"tuning     {job.tuning}")
     if job.growth:
         _say(f"grows      not now: {job.growth}")
     if job.ranks:

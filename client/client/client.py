@@ -182,6 +182,18 @@ class Client:
             if not reply.next_page_token:
                 return tuple(found)
 
+    def tunings(self) -> Sequence[job_pb2.Tuning]:
+        """Findings of jobs that tune themselves, the newest first, without trials."""
+        return self._call(self._stub.ListTuning, job_pb2.ListTuningRequest()).tunings
+
+    def tuning(self, prefix: str) -> job_pb2.Tuning:
+        """The one whose id begins so, with its trials. Raises NotFoundError, and ConflictError for several."""
+        return self._call(self._stub.GetTuning, job_pb2.GetTuningRequest(prefix=prefix))
+
+    def forget_tuning(self, prefix: str = "", all: bool = False) -> Sequence[str]:
+        """Forgets that one, or ``all``; returns their ids. Raises as ``tuning``."""
+        return self._call(self._stub.ForgetTuning, job_pb2.ForgetTuningRequest(prefix=prefix, all=all)).ids
+
     def drain(self, node_id: str) -> job_pb2.DrainNodeReply:
         """Asks that nothing begin on the node and elastic jobs leave it; returns before they have. Raises
         NotFoundError, and ConflictError if it is the last node of an elastic job."""

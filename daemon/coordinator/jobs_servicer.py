@@ -24,6 +24,7 @@ from bagua.daemon.coordinator.translate import (
     node_message,
     summary_message,
 )
+from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import Watcher, Watchers
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
@@ -37,8 +38,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``interceptors.Errors``."""
 
-    def __init__(self, service: Service, sessions: Sessions, watchers: Watchers) -> None:
+    def __init__(self, service: Service, sessions: Sessions, watchers: Watchers, tuning: Tuning) -> None:
         self._service = service
+        self._tuning = tuning
         self._sessions = sessions
         self._watchers = watchers
         self._answers = Answers()
@@ -51,7 +53,14 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
-        return await self._answer(await self._service.job(request.job_id))
+        message = await self._answer(await self._service.job(request.job_id))
+        if line := await self._tuning.line(message.job_id):
+            # The message is shared by all who ask: it must not be changed.
+            shown = job_pb2.Job()
+            shown.CopyFrom(message)
+            shown.tuning = line
+            return shown
+        return message
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
         """A page of summaries."""
@@ -172,6 +181,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         await self._sessions.upgrades.upgrade(session)
         node = node_message(self._service.node(request.node_id))
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
+
+    async def ListTuning(self, request: job_pb2.ListTuningRequest, context: Context) -> job_pb2.ListTuningReply:
+        """All there is."""
+        return job_pb2.ListTuningReply(tunings=await self._tuning.studies())
+
+    async def GetTuning(self, request: job_pb2.GetTuningRequest, context: Context) -> job_pb2.Tuning:
+        """By the beginning of its id."""
+        return await self._tuning.study(request.prefix)
+
+    async def ForgetTuning(self, request: job_pb2.ForgetTuningRequest, context: Context) -> job_pb2.ForgetTuningReply:
+        """One, or all."""
+        return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all))
 
     async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
         return await self._answer(await self._service.request(job_id, wish))

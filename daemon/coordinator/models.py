@@ -140,3 +140,25 @@ coordinators = Table(
     # Its service clock at its last beat. Others see it change, by their own clocks, as long as the coordinator lives.
     Column("clock", Float, nullable=False),
 )
+
+tune_studies = Table(
+    "tune_studies",
+    metadata,
+    Column("study_id", String(64), primary_key=True),
+    Column("study", LargeBinary, nullable=False),  # serialized bagua.v1.TuneStudy
+    Column("settled", Boolean, nullable=False),
+    Column("best", Text, nullable=False),  # the setting in JSON; empty: no job has settled yet
+    Column("line", Text, nullable=False),
+    Column("job_id", String(64), nullable=False, index=True),  # the last one; it may have been forgotten since
+    Column("updated_at", Float, nullable=False),
+)
+
+tune_trials = Table(
+    "tune_trials",
+    metadata,
+    Column("study_id", String(64), ForeignKey("tune_studies.study_id", ondelete="CASCADE"), primary_key=True),
+    Column("job_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("trial", LargeBinary, nullable=False),  # serialized bagua.v1.TuneTrial
+)

@@ -9,15 +9,16 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
+from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
-from bagua.proto import node_pb2
+from bagua.proto import common_pb2, node_pb2
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SERVICE = "bagua.v1.NodeService"
@@ -44,12 +45,15 @@ class NodeServicer:
         watchers: Watchers,
         clock: ServiceClock,
         welcome: node_pb2.Welcome,
+        tuning: Tuning,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
         self._watchers = watchers
         self._clock = clock
         self._welcome = welcome
+        self._tuning = tuning
+        self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
 
@@ -166,8 +170,24 @@ class NodeServicer:
             self._intake.leaving(session, fact.status.draining)
         elif kind == "upgrade_refusal":
             self._sessions.upgrades.refused(session, fact.upgrade_refusal)
+        elif kind == "tune":
+            scopes.check_job(fact.tune.request.job_id)
+            task = asyncio.create_task(self._answer(session, fact.tune))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
+
+    async def _answer(self, session: NodeSession, question: node_pb2.TuneQuestion) -> None:
+        """A job that can't be told what to try goes on as it is: errors go back in words."""
+        try:
+            reply = await self._tuning.answer(question.request)
+        except ServiceError as error:
+            reply = common_pb2.TuneReply(error=str(error))
+        except Exception as error:
+            log.exception("tuning_failed", job=question.request.job_id)
+            reply = common_pb2.TuneReply(error=f"The coordinator failed: {error}")
+        session.tell(node_pb2.Directive(tune=node_pb2.TuneAnswer(request_id=question.request_id, reply=reply)))
 
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,

@@ -44,6 +44,7 @@ from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
 from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import job_pb2_grpc, node_pb2
@@ -144,6 +145,7 @@ class Coordinator:
             settings.job_lease_s,
         )
         self._service = Service(worker, store, board, self._intake, self._clock)
+        self._tuning = Tuning(worker, store, self._clock)
         retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
@@ -176,8 +178,8 @@ class Coordinator:
             fence_s=settings.fence_after,
             sole=not self._shared,
         )
-        self._nodes = NodeServicer(self._intake, self.sessions, self.watchers, self._clock, welcome)
-        jobs = JobServicer(self._service, self.sessions, self.watchers)
+        self._nodes = NodeServicer(self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning)
+        jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)

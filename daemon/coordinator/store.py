@@ -12,10 +12,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.database import READ_ONLY
@@ -35,9 +34,7 @@ from bagua.daemon.coordinator.domain import (
 )
 from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
 from bagua.daemon.coordinator.trouble import told_in_words
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql
+from bagua.daemon.coordinator.tuning_store import TuningQueries
 
 _JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
@@ -70,11 +67,8 @@ class Store:
         self._engine.dispose()
 
 
-class Transaction:
+class Transaction(TuningQueries):
     """One transaction."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self._db = connection
 
     # ---- jobs
 
@@ -274,13 +268,6 @@ class Transaction:
         return {node_id: int(used) for node_id, used in self._db.execute(query)}
 
     # ---- helpers
-
-    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        if self._db.dialect.name == "sqlite":
-            return sqlite.insert(table)
-        from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
-
-        return postgresql.insert(table)
 
     def _oversubscribed(self, placements: Sequence[Change]) -> set[str]:
         """Jobs whose placement does not fit beside what the database knows. Until the end of the transaction nobody

@@ -148,7 +148,7 @@ class NodeDaemon:
             self._log.info("connections to other hosts are encrypted")
 
     async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
-        service = rank_service.RankService(self._jobs, self._session.progress)
+        service = rank_service.RankService(self._jobs, self._session.progress, self._session.questions.ask)
         try:
             server = await rank_service.serve(self._rank_socket, service)
         except OSError as error:
@@ -239,6 +239,8 @@ class NodeDaemon:
                 self._logs.end(directive.end_log.request_id)
             case "upgrade":
                 self._begin_upgrade(directive.upgrade.request_id)
+            case "tune":
+                self._session.questions.answer(directive.tune)
             case "welcome" | None:
                 pass
 

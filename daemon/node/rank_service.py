@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from bagua.base.errors import UnavailableError
 from bagua.daemon.node import events
 from bagua.daemon.node.job import Job
 from bagua.daemon.node.jobs import EndedJob, Jobs
@@ -29,11 +30,18 @@ _MAX_TEXT = 1024
 
 
 class RankService(RankServiceServicer):
-    """``on_progress`` gets progress reports that were found sound."""
+    """``on_progress`` gets progress reports that were found sound. ``ask``: has the coordinator answer a question of
+    tuning; raises UnavailableError."""
 
-    def __init__(self, jobs: Jobs, on_progress: Callable[[common_pb2.Progress], None]) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        on_progress: Callable[[common_pb2.Progress], None],
+        ask: Callable[[common_pb2.TuneRequest], Awaitable[common_pb2.TuneReply]],
+    ) -> None:
         self._jobs = jobs
         self._on_progress = on_progress
+        self._ask = ask
 
     async def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
         """Waits, as long as the caller does, for the job to arrive and its engine to listen."""
@@ -101,6 +109,16 @@ class RankService(RankServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         self._on_progress(request)
         return rank_pb2.ReportProgressReply()
+
+    async def Tune(self, request: common_pb2.TuneRequest, context: Any) -> common_pb2.TuneReply:
+        job = self._jobs.find(request.job_id)
+        if not isinstance(job, Job) or not job.knows(request.rank):
+            await _no_such_job(request.job_id, context)
+        try:
+            return await self._ask(request)
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort does not return") from None
 
     async def DescribeWaits(self, request: rank_pb2.DescribeWaitsRequest, context: Any) -> rank_pb2.DescribeWaitsReply:
         job = self._jobs.find(request.job_id)

@@ -25,6 +25,7 @@ from bagua.base.errors import ConfigError
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.daemon.node.lease import Lease, boottime
+from bagua.daemon.node.questions import Questions
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
 
@@ -104,6 +105,7 @@ class Session:
         self._status_changed = False
         self._refusals: list[node_pb2.UpgradeRefusal] = []
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
+        self.questions = Questions(self._something_to_send)
         self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
         self._wake = asyncio.Event()
         self._ending = False  # finish() was called
@@ -273,6 +275,8 @@ class Session:
                 return node_pb2.NodeFact(job=job)
         if self._progress:
             return node_pb2.NodeFact(progress=self._progress.pop(next(iter(self._progress))))
+        if (question := self.questions.take()) is not None:
+            return node_pb2.NodeFact(tune=question)
         with contextlib.suppress(asyncio.QueueEmpty):
             return node_pb2.NodeFact(log=self._logs.get_nowait())
         return None
@@ -293,6 +297,7 @@ class Session:
             self._log.info("connected to the coordinator", address=self._endpoint.address)
         else:
             self._drop_logs()
+            self.questions.drop()
         self._on_connection(connected)
 
     def _drop_logs(self) -> None:

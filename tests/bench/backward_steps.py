@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from bagua.bench.units import parse_network
 from bagua.cli.bench_run import Task, measure
+from bagua.tuning.network import parse_network
 
 
 def main() -> None:

@@ -122,6 +122,58 @@ TEST(sums_become_means) {
   EXPECT_EQ(now[11], 8.0f);  // its contribution, divided with all others later
 }
 
+TEST(elements_move_to_other_residuals) {
+  Kept kept;
+  // 12 elements of a mean over 2 ranks: this host owns the first half, where they are in terms of results.
+  const ResidualShape before = shape_of(0, 2, true);
+  float* const from = written_of(kept.table, before, kRead0Write1);
+  for (uint64_t i = 0; i < kCount; ++i) from[i] = static_cast<float>(i + 1);
+  const auto row = [](int64_t to, int64_t count, int64_t begin, int64_t at, int64_t length) {
+    return ResidualMove{to, count, begin, 1, at, 1, length};
+  };
+  // Cut into 8 and 4 elements, with a tail of one behind each; residual 9 was never used.
+  const std::vector<ResidualMove> rows{row(2, 9, 0, 0, 8), row(3, 5, 0, 8, 4), {3, 5, 0, 9, 0, 0, 4}};
+  CHECK_OK(kept.table->move(rows));
+  ResidualPlaces places;
+  const ResidualShape first{9, 0, 5, 2, true}, second{5, 0, 3, 2, true};
+  CHECK_OK(kept.table->find(2, first, kRead0Write1, &places));
+  const auto* moved = reinterpret_cast<const float*>(places.carried);
+  EXPECT_EQ(moved[4], 5.0f);      // this host's before and now
+  EXPECT_EQ(moved[5], 6.0f * 2);  // another's now: divided with all others later
+  EXPECT_EQ(moved[7], 8.0f);      // another's before and now
+  EXPECT_EQ(moved[8], 0.0f);      // the tail
+  CHECK_OK(kept.table->find(3, second, kRead0Write1, &places));
+  moved = reinterpret_cast<const float*>(places.carried);
+  EXPECT_EQ(moved[0], 9.0f / 2);  // this host's now
+  EXPECT_EQ(moved[3], 12.0f);
+  EXPECT_EQ(read_of(kept.table, before, kRead1Write0)[11], 12.0f);  // the last ones stay, until they are given back
+  const uint64_t held = kept.residual_bytes();
+  CHECK_OK(kept.table->move({{0, 0, 0, 1, 0, 0, 0}}));
+  EXPECT_EQ(kept.residual_bytes() < held, true);
+  EXPECT_EQ(read_of(kept.table, before, kRead1Write0)[11], 0.0f);  // made anew
+}
+
+TEST(moves_that_do_not_fit_change_nothing) {
+  Kept kept;
+  written_of(kept.table, shape_of(0, 2, true))[0] = 1;
+  const uint64_t held = kept.residual_bytes();
+  const auto refused = [&](const ResidualMove& wrong) {
+    const std::vector<ResidualMove> rows{{2, 12, 0, 1, 0, 0, 12}, {0, 0, 0, 1, 0, 0, 0}, wrong};
+    EXPECT_EQ(kept.table->move(rows).code(), Code::kInvalid);
+    EXPECT_EQ(kept.residual_bytes(), held);
+    EXPECT_EQ(read_of(kept.table, shape_of(0, 2, true))[0], 1.0f);
+  };
+  refused({3, 12, 1, 1, 0, 0, 12});  // beyond the end of the new one
+  refused({3, 12, 0, 1, 1, 0, 12});  // of the old one
+  refused({3, 12, -1, 1, 0, 0, 1});
+  refused({3, 12, 0, 1, 0, 0, -1});
+  refused({3, 12, 0, 1, 0, 2, 1});  // a third side
+  refused({1, 12, 0, 1, 0, 0, 1});  // onto one that is there
+  refused({2, 13, 0, 1, 0, 0, 1});  // another length than in its first row
+  refused({int64_t{1} << 32, 12, 0, 1, 0, 0, 1});
+  refused({3, int64_t{1} << 62, 0, 1, 0, 0, int64_t{1} << 62});
+}
+
 TEST(successors) {
   Kept kept;
   ResidualStore& store = kept.store;

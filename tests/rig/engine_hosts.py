@@ -32,6 +32,9 @@ from rig import forking
 from rig.engines import open_engine, open_lobby
 from rig.regrouping import Regrouper
 
+Answer = Callable[[common_pb2.TuneRequest], common_pb2.TuneReply]
+"""The coordinator's answers to jobs that tune themselves."""
+
 
 class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
@@ -53,6 +56,7 @@ class EngineHost(RankServiceServicer):
         self.data_socket = str(folder / f"data-{index}.sock")
         self.tokens = {member: os.urandom(32) for member in newcomers or hosts[index]}
         self.takes_newcomers: list[int] = []
+        self.tune: Answer | None = None
         self.progress: list[common_pb2.Progress] = []
         self.told: list[dict[str, Any]] = []
         self.regrouper = regrouper
@@ -109,6 +113,11 @@ class EngineHost(RankServiceServicer):
         self.takes_newcomers.append(request.rank)
         return rank_pb2.TakesNewcomersReply()
 
+    def Tune(self, request: common_pb2.TuneRequest, context: Any) -> common_pb2.TuneReply:
+        if self.tune is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is away")
+        return self.tune(request)
+
     def DescribeWaits(self, request: Any, context: Any) -> rank_pb2.DescribeWaitsReply:
         return rank_pb2.DescribeWaitsReply(waiting=self.engine.waiting(0.0))
 
@@ -149,6 +158,7 @@ class Ranks:
     hosts: list[EngineHost] = field(default_factory=list)
     started: list[RankProcess] = field(default_factory=list)
     regrouper: Regrouper | None = None
+    tune: Answer | None = None
 
     def start(
         self,
@@ -169,6 +179,8 @@ class Ranks:
         self.hosts = [
             EngineHost(self.folder, layout, index, limit, self.regrouper) for index, limit in enumerate(limits)
         ]
+        for host in self.hosts:
+            host.tune = self.tune
         if len(layout) > 1:
             for host in self.hosts:
                 host.engine.set_peers([other.engine.address() for other in self.hosts])

@@ -9,7 +9,7 @@ import pytest
 from bagua.base.errors import ConfigError
 from bagua.bench import emulation
 from bagua.bench.emulation import check_possible, leftovers, namespace_name, start_time
-from bagua.bench.units import Network
+from bagua.tuning.network import Network
 
 
 def test_only_namespaces_of_processes_that_are_gone_are_left_over() -> None:

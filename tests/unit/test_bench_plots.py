@@ -9,7 +9,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.bench import plots
-from bagua.bench.units import parse_network
+from bagua.tuning.network import parse_network
 
 
 def test_without_matplotlib_plots_are_refused_with_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

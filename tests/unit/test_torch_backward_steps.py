@@ -146,7 +146,7 @@ def test_a_plan_of_several_steps_ends_with_the_pass() -> None:
     trained = Trained(quick=True)
     for bucket in trained.reducer.buckets:
         bucket.execution.actions = (None, None)  # type: ignore[assignment,union-attr]
-    trained.reducer._use(trained.reducer.buckets)
+    trained.reducer.use(trained.reducer.buckets)
     for step in range(3):
         trained.optimizer.zero_grad()
         trained.backward(step)

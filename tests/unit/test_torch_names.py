@@ -80,10 +80,10 @@ def test_communicators_have_every_primitive() -> None:
     assert not bagua.communication.CommMember.NON_COMM_MEMBER
 
 
-def test_autotuning_is_said_to_be_missing() -> None:
-    with pytest.raises(NotImplementedError, match="not in this version"):
+def test_there_is_no_tuning_service_of_a_job() -> None:
+    with pytest.raises(NotImplementedError, match="bagua run --autotune"):
         bagua.communication.start_autotune_server(1234)
-    with pytest.raises(NotImplementedError, match="not in this version"):
+    with pytest.raises(NotImplementedError, match="bagua run --autotune"):
         bagua.communication.get_hyperparameters_service_client()
 
 
@@ -115,7 +115,8 @@ def test_dotted_paths() -> None:
 def test_modules_gain_with_bagua_and_its_properties() -> None:
     model = torch.nn.Linear(1, 1)
     parameters = inspect.signature(type(model).with_bagua).parameters
-    assert list(parameters) == ["self", "optimizers", "algorithm", "process_group", "do_flatten", "step_in_backward"]
+    own = ["step_in_backward", "autotune", "tune"]
+    assert list(parameters) == ["self", "optimizers", "algorithm", "process_group", "do_flatten", *own]
     assert model.bagua_algorithm is None and model.bagua_buckets is None and model.bagua_optimizers is None
     assert model.bagua_module_name is None
     for name in dir(torch.nn.Module()):  # torch.compile reads them all

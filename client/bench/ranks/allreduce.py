@@ -13,8 +13,9 @@ from bagua.algorithms.codec import Codec
 from bagua.base.errors import BaguaError
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.floor import MemoryFloor
-from bagua.bench.units import Network, size_text
+from bagua.bench.units import size_text
 from bagua.csrc import load
+from bagua.tuning.network import Network
 
 FLOOR = "floor"
 TURN_S = 0.02  # operations that take less are repeated within a turn

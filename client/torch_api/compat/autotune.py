@@ -1,17 +1,17 @@
-"""Names of the original's tuning service, which this version lacks."""
+"""Names of the original's tuning service: here the coordinator searches, and no program starts anything."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NO_AUTOTUNING = "Autotuning is not in this version: remove the call. BAGUA_DEFAULT_BUCKET_SIZE sets buckets by hand."
+NO_SERVICE = "No job has a tuning service of its own: remove the call. Use bagua run --autotune, where you want it."
 
 
 def start_autotune_server(*_: Any, **__: Any) -> None:
-    """The original's HTTP service for tuning. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError(NO_AUTOTUNING)
+    """The original's HTTP service for tuning. Raises NotImplementedError: the coordinator tunes jobs."""
+    raise NotImplementedError(NO_SERVICE)
 
 
 def get_hyperparameters_service_client(*_: Any, **__: Any) -> None:
-    """The original's client of that service. Raises NotImplementedError: this version does not tune itself."""
-    raise NotImplementedError(NO_AUTOTUNING)
+    """The original's client of that service. Raises NotImplementedError: the coordinator tunes jobs."""
+    raise NotImplementedError(NO_SERVICE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,6 +11,8 @@ from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.tune.driver import Tuning
+from bagua.torch_api.tune.options import wanted
 
 
 class BaguaModule(torch.nn.Module):
@@ -59,6 +62,8 @@ class BaguaModule(torch.nn.Module):
         do_flatten: bool = True,
         *,
         step_in_backward: bool = False,
+        autotune: bool | None = None,
+        tune: Mapping[str, Sequence[object]] | None = None,
     ) -> BaguaModule:
         """Makes training of this model distributed; returns the model itself.
 
@@ -77,12 +82,25 @@ class BaguaModule(torch.nn.Module):
             step_in_backward: Parameters of a bucket move inside ``backward()``, as soon as its result is there, while
                 others travel; ``optimizer.step()`` finishes and checks. The bits are the same. For algorithms that
                 exchange gradients, and programs that call ``optimizer.step()`` right after ``backward()``.
+            autotune: The job tries settings of the exchange while it trains, and keeps the best. None: as environment
+                variable BAGUA_AUTOTUNE says (``bagua run --autotune``).
+            tune: Values to try, by name of the setting: "bucket_kib", "chunk_kib", and "codec", which changes results
+                and is tuned only if it is listed here.
 
         Raises BaguaError, on every rank, if the ranks' models or optimizers differ. With ``step_in_backward``:
         ConfigError for LBFGS and algorithms that exchange other things than gradients; ``optimizer.step()`` raises
         BaguaError if gradients were changed after backward (clipping, GradScaler), or if it gets a closure.
         """
-        return with_bagua(self, optimizers, algorithm, process_group, do_flatten, step_in_backward=step_in_backward)
+        return with_bagua(
+            self,
+            optimizers,
+            algorithm,
+            process_group,
+            do_flatten,
+            step_in_backward=step_in_backward,
+            autotune=autotune,
+            tune=tune,
+        )
 
 
 def with_bagua(
@@ -93,8 +111,11 @@ def with_bagua(
     do_flatten: bool = True,
     *,
     step_in_backward: bool = False,
+    autotune: bool | None = None,
+    tune: Mapping[str, Sequence[object]] | None = None,
 ) -> BaguaModule:
     """See ``BaguaModule.with_bagua``."""
+    options = wanted(autotune, tune)
     previous = self.__dict__.get("bagua_ddp")
     if previous is not None and previous.module is self:
         previous.close()
@@ -107,6 +128,7 @@ def with_bagua(
         bagua_module_name=name,
         gradient_as_bucket_view=do_flatten,
         step_in_backward=step_in_backward,
+        tuner=None if options is None else functools.partial(Tuning, options),
     )
     return self
 

@@ -70,6 +70,7 @@ class Request(TypedDict):
     residual_sides: int
     exact: int
     fenced: NotRequired[bool]
+    chunk_kib: NotRequired[int]
 
 
 def request(

@@ -16,13 +16,14 @@ import grpc
 import bagua
 from bagua.base.errors import ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
-from bagua.proto.common_pb2 import Progress
+from bagua.proto.common_pb2 import Progress, TuneReply, TuneRequest
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 
 # A cold build of the core on a slow machine may come before the daemon answers.
 JOIN_DEADLINE_S = 300.0
 CALL_DEADLINE_S = 5.0
+TUNE_DEADLINE_S = 40.0  # the daemon answers sooner
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ class DaemonClient:
         """The program of this rank can take newcomers."""
         with self.channel() as stub:
             stub.TakesNewcomers(TakesNewcomersRequest(job_id=self.job_id, rank=member), timeout=CALL_DEADLINE_S)
+
+    def tune(self, request: TuneRequest) -> TuneReply:
+        """The coordinator's answer to what rank 0 tells and asks."""
+        with self.channel() as stub:
+            return stub.Tune(request, timeout=TUNE_DEADLINE_S)
 
     def report(self, progress: Progress, stub: RankServiceStub) -> None:
         """Passes progress on, over a channel that the caller keeps."""

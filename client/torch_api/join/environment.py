@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
+from bagua.tuning.grouping import DEFAULT_BYTES
 
-DEFAULT_BUCKET_BYTES = 10 << 20
+DEFAULT_BUCKET_BYTES = DEFAULT_BYTES
 DEFAULT_WAIT_TIMEOUT_S = 1800
 
 

@@ -66,7 +66,7 @@ class Session:
         self.newcomer = self.membership.lobby
         self.dismissed = False
         self.companion: Companion | None = None
-        self._daemon = daemon
+        self.daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
         self.weighed = 1.0  # the product of all changes of these weights while a batch was in use
         self.memory = SharedMemory(self.connection)
@@ -129,10 +129,10 @@ class Session:
 
     def take_newcomers(self) -> None:
         """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""
-        if self._daemon is None:
+        if self.daemon is None:
             return
         try:
-            self._daemon.take_newcomers(self.membership.member)
+            self.daemon.take_newcomers(self.membership.member)
         except ServiceError as error:
             LOG.warning("Nobody can join this job: its daemon did not take note that the program allows it. %s", error)
 

@@ -9,17 +9,21 @@ from bagua.algorithms import Algorithm, AlgorithmImpl, Codec, GradientAllReduceA
 from bagua.algorithms.base import ProcessGroup
 from bagua.base.algorithm_choice import VARIABLE, parse
 from bagua.base.errors import ConfigError
+from bagua.torch_api.train.recorder import recording
 
 LOG = logging.getLogger("bagua")
 
 
 def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
     """``given``; if it is None, the algorithm of environment variable BAGUA_ALGORITHM; without it, gradient all-reduce.
+    While a step profile is recorded, it is gradient all-reduce.
 
     ``speaks``: whether this rank logs that the variable was not used. Raises TypeError for other objects,
     ConfigError for a variable that can't be used.
     """
     text = os.environ.get(VARIABLE, "").strip()
+    if recording():
+        return GradientAllReduceAlgorithm()
     if given is None:
         return _named(text) if text else GradientAllReduceAlgorithm()
     if not isinstance(given, Algorithm):

@@ -253,8 +253,9 @@ class SteppingReducer(GradientReducer):
         self._times: list[Times] = []
         super().__init__(buckets, **settings)
 
-    def _use(self, buckets: Sequence[GradientBucket]) -> None:
-        super()._use(buckets)
+    def use(self, buckets: Sequence[GradientBucket]) -> None:
+        """See ``GradientReducer``."""
+        super().use(buckets)
         self._single = all(len(bucket.execution.actions) == 1 for bucket in self.buckets)
 
     @property

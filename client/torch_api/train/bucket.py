@@ -100,6 +100,11 @@ class PlanBucket:
                 self._added[name].flat.mul_(now / before)
 
     @property
+    def kept_slots(self) -> list[str]:
+        """Names of added slots that have an element for each of the parameters."""
+        return [name for name, region in self._added.items() if region.flat.numel() == self.elements]
+
+    @property
     def slots_for_newcomers(self) -> list[torch.Tensor]:
         """Added slots that a rank which joins takes over from the others."""
         return [self._added[name].flat for name, rule in self._on_change.items() if rule in (COPY, RESCALE)]

@@ -20,9 +20,10 @@ from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Execution
 from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_needed
-from bagua.torch_api.train.grouping import bucket_bytes, group_tensors
+from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
+from bagua.tuning.grouping import bucket_bytes
 
 
 class Wrapped(DataParallel, Protocol):
@@ -47,6 +48,7 @@ class ModelBuckets:
         self._arrival: list[str] = []  # rank 0's order, once it is known
         self._anew = False  # buckets are made again whatever their order
         self._alone = False  # other ranks don't make theirs now
+        self._cuts: list[list[str]] = []  # names, bucket by bucket; empty: by their bytes
         self._most: tuple[int, list[int]] = (0, [])  # generation, and in it the most starts of each bucket on a rank
 
     @property
@@ -114,9 +116,51 @@ class ModelBuckets:
         """The order in which rank 0's gradients came; empty before that is known."""
         return self._arrival
 
-    def follow_alone(self, arrival: list[str]) -> None:
-        """On a newcomer: others have buckets in this order, and don't make theirs when ``make`` is called next."""
-        self._arrival, self._alone = list(arrival), True
+    def follow_alone(self, arrival: list[str], cuts: list[list[str]]) -> None:
+        """On a newcomer: others have buckets in this order, so cut, and don't make theirs when ``make`` is called
+        next."""
+        self._arrival, self._cuts, self._alone = list(arrival), cuts, True
+
+    @property
+    def cuts(self) -> list[list[str]]:
+        """Names of parameters, bucket by bucket, as they are cut now."""
+        return [list(bucket.names) for bucket in self.buckets]
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether ``cut`` may be called now, the same on all ranks: the order of arrival is known, and nothing is under
+        way."""
+        under_way = any(bucket.execution.started for bucket in self.buckets)
+        steady = (self._follows_arrival and not self.wants_arrival()) or self._algorithm.exchanged == WEIGHT
+        return self._algorithm.recuts and self._algorithm.waits and self._guest.idle and steady and not under_way
+
+    def in_order(self) -> list[torch.Tensor]:
+        """Tensors in the order of buckets."""
+        return list(self._tensors)
+
+    def names_of(self, groups: Sequence[Sequence[torch.Tensor]]) -> list[list[str]]:
+        """Names of these tensors."""
+        return [[self._name(tensor) for tensor in group] for group in groups]
+
+    def cut(self, cuts: Sequence[Sequence[str]]) -> None:
+        """Makes all buckets again, so cut, without communication. What they held is gone: see ``recut.py``.
+
+        Raises ValueError if these are not the names of all parameters that are exchanged."""
+        by_name = {self._name(tensor): tensor for tensor in self._tensors}
+        wanted = [name for names in cuts for name in names]
+        if sorted(wanted) != sorted(self._name(tensor) for bucket in self.buckets for tensor in bucket.tensors):
+            raise ValueError("Cuts must name each parameter that is exchanged once.")
+        rest = [tensor for name, tensor in by_name.items() if name not in set(wanted)]
+        self._tensors = [*(by_name[name] for name in wanted), *rest]
+        self._arrival = [self._name(tensor) for tensor in self._tensors] if self._follows_arrival else []
+        self._cuts = [list(names) for names in cuts]
+        self.release()
+        self._runner.give_own_again()
+        alone, self._alone = self._alone, True
+        try:
+            self._fill(self._layouts())
+        finally:
+            self._alone = alone
 
     def follow_again(self, arrival: list[str]) -> None:
         """``make`` is called next, on all ranks, and buckets are to have this order."""
@@ -167,11 +211,27 @@ class ModelBuckets:
             )
         return name
 
-    def _layouts(self) -> list[BucketLayout | PlanBucket]:
+    @property
+    def wanted_cuts(self) -> list[list[str]]:
+        """Those of ``cut``; empty: buckets are cut by their bytes."""
+        return self._cuts
+
+    def _groups(self) -> list[list[torch.Tensor]]:
+        by_name = {self._name(tensor): tensor for tensor in self._tensors}
+        wanted = [name for names in self._cuts for name in names]
+        if self._cuts and len(wanted) == len(by_name) and all(name in by_name for name in wanted):
+            return [[by_name[name] for name in names] for names in self._cuts]
+        return self.default_groups()
+
+    def default_groups(self) -> list[list[torch.Tensor]]:
+        """By their bytes."""
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
-        wanted = self._ddp.bucket_bytes or environment.get_default_bucket_size()
+        size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
-        groups = group_tensors(self._tensors, bucket_bytes(total, wanted, explicit))
+        return group_tensors(self._tensors, bucket_bytes(total, size, explicit))
+
+    def _layouts(self) -> list[BucketLayout | PlanBucket]:
+        groups = self._groups()
         found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
         layouts = self._guest.layouts(found, self._ddp.gradient_as_bucket_view)
         parts = [part for layout in layouts for part in _of_one_dtype(layout)]

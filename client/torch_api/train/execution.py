@@ -5,13 +5,14 @@ There is no thread: the user's thread submits operations, and the daemon carries
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Connection, Request, Times
 
 Work = Callable[[], None]
@@ -198,6 +199,24 @@ class Action(Protocol):
         """Error feedback of this rank that is its own."""
         ...
 
+    # When buckets are cut anew: see ``recut.py``
+
+    def in_engine(self) -> Mapping[Members, Residual]:
+        """That of the engine, by communicator."""
+        ...
+
+    def number_among(self, members: Members) -> int:
+        """The residual's number on this communicator, which it is given now if it has none."""
+        ...
+
+    def follow_among(self, members: Members, residual: Residual) -> None:
+        """On this communicator it is this one."""
+        ...
+
+    def count(self) -> int:
+        """Elements of its vector, with the tail."""
+        ...
+
 
 Residual = tuple[int, int]
 """Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
@@ -211,7 +230,7 @@ Phase = tuple[Sequence[Work], Action | None]
 class Submit:
     """The action that submits one prepared operation: everything is known beforehand, and one call does it."""
 
-    __slots__ = ("_bucket", "_requests", "_submit", "commit")
+    __slots__ = ("_bucket", "_members", "_requests", "_submit", "commit")
     finish: Work | None = None
 
     @property
@@ -219,9 +238,12 @@ class Submit:
         """See ``Action``."""
         return self._requests[0]["comm"]
 
-    def __init__(self, bucket: Sided, requests: Sequence[Request], connection: Connection) -> None:
-        """``requests``: one for each side of the bucket."""
+    def __init__(
+        self, bucket: Sided, requests: Sequence[Request], connection: Connection, members: Members | None = None
+    ) -> None:
+        """``requests``: one for each side of the bucket. ``members``: those of its communicator."""
         self._bucket = bucket
+        self._members = members
         self._requests = requests
         self._submit = connection.submit
         self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
@@ -249,6 +271,23 @@ class Submit:
         return ()
 
     own = shared
+
+    def in_engine(self) -> Mapping[Members, Residual]:
+        """See ``Action``."""
+        found = self.residual()
+        return {} if found is None or self._members is None else {self._members: found}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``."""
+        return self._requests[0]["residual"]
+
+    def follow_among(self, members: Members, residual: Residual) -> None:
+        """See ``Action``."""
+        self.follow(residual)
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self._requests[0]["count"]
 
 
 def other_sides(sides: int) -> int:

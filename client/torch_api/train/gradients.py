@@ -254,7 +254,7 @@ class GradientReducer:
         the times of a pass's operations, and when waiting for them began and ended by ``clock``.
         """
         self._drop_carried = drop_carried
-        self._use(buckets)
+        self.use(buckets)
         self._rearrange = rearrange
         self._arrivals: list[str] = []  # of the first pass, while it is recorded
         self._keep_own_memory = keep_own_memory
@@ -267,7 +267,8 @@ class GradientReducer:
         self._aside: list[Entry] = []
         self._all_in: Callable[[Sequence[Execution]], None] = nothing_follows  # see join_all
 
-    def _use(self, buckets: Sequence[GradientBucket]) -> None:
+    def use(self, buckets: Sequence[GradientBucket]) -> None:
+        """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
         self.buckets = list(buckets)
         self._order = StartOrder(self.buckets)
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
@@ -332,7 +333,7 @@ class GradientReducer:
         arrivals, self._arrivals = self._arrivals, []
         buckets = rearrange(arrivals)
         if buckets is not None:
-            self._use(buckets)
+            self.use(buckets)
         for name in arrivals:
             entry = self._entries[name]
             entry.ready = False

@@ -19,7 +19,8 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
-from bagua.torch_api.join.session import CURRENT, current
+from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
@@ -36,11 +37,15 @@ from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
+from bagua.torch_api.train.recorder import recorder_of
+from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
 LOG = logging.getLogger("bagua")
+NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
 LOOK_EVERY = 10
 """Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
 model."""
@@ -65,6 +70,7 @@ class DistributedModel:
         bucket_bytes: Bytes per bucket. None: BAGUA_DEFAULT_BUCKET_SIZE, else a size that suits the model.
         step_in_backward: Optimizers step the parameters of a bucket inside backward, as soon as its result is there
             (``backward_steps.py``). ``optimizer.step()`` then finishes and checks. In elastic jobs it has no effect.
+        tuner: Makes what changes settings of this model between two steps.
 
     Raises BaguaError, on every rank, if the ranks' models or optimizers differ.
     """
@@ -81,6 +87,7 @@ class DistributedModel:
         broadcast_buffers: bool = False,
         bucket_bytes: int | None = None,
         step_in_backward: bool = False,
+        tuner: NewTuner | None = None,
     ) -> None:
         self.process_group = members_group(process_group)
         self.module = module
@@ -110,8 +117,11 @@ class DistributedModel:
         self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
+        self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
+        self._new_tuner = tuner
+        self._tuner: Tuner | None = None
         try:
             self._runner.together(lambda: self._wrap(algorithm), again=self._layout.release)
         except BaseException:
@@ -165,6 +175,8 @@ class DistributedModel:
         compare_ranks(self, algorithm, self._group)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
+        if self._new_tuner is not None and self._tuner is None:
+            self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
     def _reset_algorithm(self) -> None:
@@ -192,11 +204,19 @@ class DistributedModel:
                 buckets,
                 keep_own_memory=not self.gradient_as_bucket_view,
                 drop_carried=adding and self._group.rank() != 0,
-                on_finished=self._runner.record,
+                on_finished=self._record,
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
         self._install_hooks(adding)
+
+    @property
+    def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
+        """Gets the times of each pass."""
+        found = self._runner.record
+        for one in (self._recorder, self._tuner):
+            found = found if one is None else one.also(found)
+        return found
 
     def begin_anew(self, with_optimizers: bool = True) -> None:
         """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
@@ -220,6 +240,9 @@ class DistributedModel:
         on_gradient = algorithm.init_backward_hook(self)
         if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
             on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
+        if self._recorder is not None:
+            on_gradient = self._recorder.noting(on_gradient)
+            self._handles += self._recorder.watch(self.module)
         on_step = algorithm.init_post_optimizer_step_hook(self)
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
@@ -256,6 +279,8 @@ class DistributedModel:
         self._remove_hooks()
         if self._steps is not None:
             self._steps.close()
+        if self._tuner is not None:
+            self._tuner.close()
         self.bagua_algorithm.close()
         self._release()
         self._renewal.end()
@@ -286,6 +311,8 @@ class DistributedModel:
             return
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._between_steps(marked=False)
+        if self._tuner is not None and self.require_backward_grad_sync:
+            self._tuner.between_steps()
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         self._renewal.follow()
@@ -297,19 +324,35 @@ class DistributedModel:
             self._buffers.run(self._group)
         self._on_input(inputs)
 
+    def recut(self, cuts: Cuts) -> bool:
+        """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all
+        of them, where that can't be now: see ``ModelBuckets.may_be_cut``."""
+        if not self._layout.may_be_cut or self._runner.on_device:
+            return False
+        recut(self._runner, self._layout, cuts, self._renewal.follow, self._use_buckets)
+        return True
+
+    def _use_buckets(self) -> None:
+        if self._reducer is not None:
+            self._reducer.use(self._layout.gradient_buckets)
+
     # Newcomers: see ``ModelState``
 
     def tell_newcomers(self) -> dict[str, Any]:
         return {
             "steps": self.bagua_train_step_counter,
             "arrival": self._layout.arrival,
+            "cuts": self._layout.wanted_cuts,
+            "tuner": None if self._tuner is None else self._tuner.tell_newcomers(),
             **self._renewal.tell_newcomers(),
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
+        if self._tuner is not None and told["tuner"] is not None:
+            self._tuner.follow_as_newcomer(told["tuner"])
         with self._session.memory.reusing():  # the others wait
             self._layout.release()
-            self._layout.follow_alone(told["arrival"])
+            self._layout.follow_alone(told["arrival"], told["cuts"])
             self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]

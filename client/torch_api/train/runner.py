@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -60,6 +60,7 @@ class Runner:
         self.connection: Connection = session.connection
         self.allocate: Allocate = session.memory.place_empty
         self.transcoder: NewTranscoder = Transcoder
+        self.chunk_kib = 0  # of all-reduces between hosts that are compiled from now on; 0: as the daemon has it
         self._device: CudaConnection | None = None
         self.repeats = session.elastic
         self._group = group
@@ -386,6 +387,22 @@ class _Guarded:
     def own(self) -> Sequence[torch.Tensor]:
         """See ``Action``."""
         return self._action.own()
+
+    def in_engine(self) -> Mapping[Members, Residual]:
+        """See ``Action``."""
+        return self._action.in_engine()
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``."""
+        return self._action.number_among(members)
+
+    def follow_among(self, members: Members, residual: Residual) -> None:
+        """See ``Action``."""
+        self._action.follow_among(members, residual)
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self._action.count()
 
     def _commit(self) -> None:
         if self._action.commit is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ class Surroundings(Protocol):
 
     connection: Connection
     repeats: bool
+    chunk_kib: int
     allocate: Allocate
     """Makes memory that can be communicated."""
     transcoder: NewTranscoder
@@ -68,6 +69,21 @@ class OneOperation:
         """See ``Action``."""
         return ()
 
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        return {}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``: it has none."""
+        return 0
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``: there is none."""
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self.bucket.region(self.step.writes[0], self.bucket.side).flat.numel() + self.carried
+
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
         self.bucket = bucket
@@ -87,7 +103,7 @@ class OneOperation:
             connection.kinds["allreduce" if isinstance(self.step, AllReduce) else "broadcast"],
             comm=members.id,
             dtype=connection.dtypes[DTYPES[self.bucket.dtype]],
-            count=target.flat.numel() + self.carried,
+            count=self.count(),
             src=self.source_place(side),
             dst=target.place,
             label=self.bucket.label,
@@ -138,7 +154,10 @@ class AllReduceAction(OneOperation):
     def request(self, members: Members, side: int) -> Request:
         """See ``OneOperation``."""
         encoding = self.encoding(members)
-        return {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}  # type: ignore[typeddict-item]
+        made = {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}
+        if self.around.chunk_kib:
+            made["chunk_kib"] = self.around.chunk_kib
+        return made  # type: ignore[return-value]
 
     def encoding(self, members: Members) -> Encoding:
         """How it crosses between hosts. The tail, which says which ranks have a gradient, must arrive as it is.
@@ -175,6 +194,22 @@ class AllReduceAction(OneOperation):
         """See ``Action``."""
         self.followed = residual
 
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        if self.followed[0] and not self.encodings and (members := self.around.communicator(self.step.over)):
+            self.encoding(members)
+        held = {members: (one.residual, one.residual_sides) for members, one in self.encodings.items()}
+        return {members: one for members, one in held.items() if one[0]}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``."""
+        return self.encoding(members).residual
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``."""
+        number, sides = residual
+        self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
+
     def _turn(self) -> None:
         """The next operation that counts reads the residuals that this one wrote."""
         if self.used is not None:
@@ -192,7 +227,7 @@ class AllReduceAction(OneOperation):
     def among(self, members: Members) -> Submit:
         """The same between the same ranks each time."""
         requests = [self.request(members, side) for side in range(self.bucket.sides)]
-        return Submit(self.bucket, requests, self.around.connection)
+        return Submit(self.bucket, requests, self.around.connection, members)
 
 
 class EverywhereAction(AllReduceAction):
@@ -306,6 +341,21 @@ class NeighboursAction:
         """See ``Action``: what messages have lost."""
         return () if self._coding is None else self._coding.lost()
 
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
+        """See ``Action``."""
+        return {}
+
+    def number_among(self, members: Members) -> int:
+        """See ``Action``: it has none."""
+        return 0
+
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
+        """See ``Action``: there is none."""
+
+    def count(self) -> int:
+        """See ``Action``."""
+        return self._bucket.region(self._step.src, self._bucket.side).flat.numel()
+
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
         self._bucket = bucket
@@ -372,6 +422,7 @@ class _NeighboursCoding:
         self._transcoder = around.transcoder(step.codec, length)
         feedback = step.codec.error_feedback
         self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
+        self.lost = self._lost.kept
         self.turn = self._lost.turn
         self.lost = self._lost.kept
         self.count = self._transcoder.message_bytes

@@ -91,7 +91,8 @@ class Rank {
   uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
                   const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
-                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint64_t generation) {
+                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
+                  uint64_t generation) {
     if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
@@ -113,6 +114,7 @@ class Rank {
     descriptor.exact = exact;
     descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
     descriptor.fenced = fenced ? 1 : 0;
+    descriptor.chunk_kib = chunk_kib;
     uint64_t ticket = 0;
     ChannelClient::Submission how;
     how.generation = generation;
@@ -235,7 +237,8 @@ void bind_rank(py::module_* module) {
            py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
            py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
-           py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("generation") = 0)
+           py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("chunk_kib") = 0,
+           py::arg("generation") = 0)
       .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
            py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),

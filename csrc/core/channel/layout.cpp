@@ -21,6 +21,7 @@ constexpr Names kNames[kKinds] = {
     {"alltoall", "all-to-all"},
     {"send", "send"},
     {"recv", "recv"},
+    {"move_residuals", "move of residuals"},
 };
 
 }  // namespace

@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "10";
-constexpr uint32_t kLayoutVersion = 10;
+constexpr const char* kCoreVersion = "11";
+constexpr uint32_t kLayoutVersion = 11;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -50,6 +50,8 @@ constexpr uint32_t kLayoutVersion = 10;
 //   kAllToAll       src: n * count -> dst: n * count; block j of rank i's src becomes block i of rank j's dst
 //   kSend           src: count; root is the destination's index
 //   kRecv           dst: count; root is the source's index
+//   kMoveResiduals  src: count int64 words, rows of ResidualMove: this host's residuals of the communicator. Fenced;
+//                   every local rank passes the same, and each host does it by itself
 // src and dst may be the same memory for all-reduce, reduce and broadcast. For all-gather, gather and scatter the small
 // side may lie exactly at its own block of the large side, and so it may for reduce-scatter. No other overlap.
 enum class Kind : uint8_t {
@@ -64,8 +66,9 @@ enum class Kind : uint8_t {
   kAllToAll = 8,
   kSend = 9,
   kRecv = 10,
+  kMoveResiduals = 11,
 };
-constexpr int kKinds = 11;
+constexpr int kKinds = 12;
 
 const char* kind_name(Kind kind);   // for the API: "allreduce"
 const char* kind_title(Kind kind);  // for people: "all-reduce"
@@ -103,7 +106,8 @@ struct Descriptor {
   uint32_t residual;        // error feedback: number of a residual that the engine keeps for this host; 0: none
   uint32_t exact;           // with a codec: so many last elements cross as they are
   int64_t dims[kMaxDims];   // the user's shape, for error messages only
-  uint32_t fenced;          // 1: a collective that begins here when all before it on its communicator are done here
+  uint16_t fenced;          // 1: a collective that begins here when all before it on its communicator are done here
+  uint16_t chunk_kib;       // an all-reduce between hosts goes in chunks of so many KiB; 0: as the engine was told
   char label[kLabelBytes];  // for error messages only; not trusted to be terminated
 };
 static_assert(sizeof(Descriptor) == 160, "part of the shared layout");
@@ -112,6 +116,16 @@ static_assert(sizeof(Descriptor) == 160, "part of the shared layout");
 // swaps them when the step counts; so that a repeated step reads what the first attempt read.
 enum ResidualSides : uint8_t { kInPlace = 0, kRead0Write1 = 1, kRead1Write0 = 2 };
 constexpr uint8_t kResidualSides = 3;
+
+// One row of kMoveResiduals. Where vectors are cut anew, `length` elements of residual `from` (its side `side`) are
+// copied to side 0 of residual `to`, which has `to_count` elements, zeros at first, and is made by the first row that
+// names it. What `from` does not hold is zero. `to` 0: residual `from` goes.
+struct ResidualMove {
+  int64_t to, to_count, to_begin;
+  int64_t from, from_begin, side;
+  int64_t length;
+};
+constexpr uint64_t kResidualMoveWords = sizeof(ResidualMove) / sizeof(int64_t);
 
 // kRegrouped: its generation has ended; the rank enters the next one, and submits it again if it still wants it.
 enum SlotState : uint32_t { kFree = 0, kSubmitted = 1, kSubmittedWaiting = 2, kDone = 3, kFailed = 4, kRegrouped = 5 };

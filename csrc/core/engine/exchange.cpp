@@ -99,9 +99,18 @@ Status Exchange::prepare(Active* active) {
   active->request.feedback = descriptor.residual != 0;
   active->request.exact = descriptor.exact;
   active->memory = memory_of(active->operation);
-  active->program = collective::compile(topology_, active->request, state_->job().options().chunk_bytes);
+  const size_t chunk_bytes =
+      descriptor.chunk_kib != 0 ? size_t{descriptor.chunk_kib} << 10 : state_->job().options().chunk_bytes;
+  active->program = collective::compile(topology_, active->request, chunk_bytes);
   active->scratch = scratch_.take(active->program.scratch_bytes);
   active->memory.scratch = active->scratch.data();
+  if (active->operation.first().kind() == Kind::kMoveResiduals) {
+    const Operation& one = active->operation.first();
+    const auto* rows = reinterpret_cast<const ResidualMove*>(one.src);
+    Status status = residuals_->move(std::vector<ResidualMove>(rows, rows + descriptor.count / kResidualMoveWords));
+    if (status) return status;
+    return {status.code(), operation_name(descriptor, active->operation.sequence) + ": " + status.message()};
+  }
   if (!active->request.feedback) return Status::ok();
   const collective::OwnBlock own = collective::own_block(topology_, active->request);
   const ResidualShape shape{descriptor.count, own.begin, own.end, static_cast<uint32_t>(comm_->size()),

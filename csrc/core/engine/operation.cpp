@@ -53,6 +53,8 @@ Extent blocks_of(Kind kind, bool at_root, uint64_t n) {
       return {1, 0};
     case Kind::kRecv:
       return {0, 1};
+    case Kind::kMoveResiduals:
+      return {1, 0};
   }
   return {0, 0};
 }
@@ -111,6 +113,14 @@ Status check_numbers(const Operation& operation, int size) {
   }
   if (d.fenced > 1 || (d.fenced != 0 && (kind == Kind::kSend || kind == Kind::kRecv))) {
     return refuse(operation, "fenced " + std::to_string(d.fenced) + "; it is 0, or 1 for a collective");
+  }
+  if (d.chunk_kib != 0 && kind != Kind::kAllReduce) {
+    return refuse(operation, "chunks of " + std::to_string(d.chunk_kib) + " KiB; only all-reduce takes them");
+  }
+  if (kind == Kind::kMoveResiduals &&
+      (operation.dtype() != DType::kI64 || d.count % kResidualMoveWords != 0 || d.fenced == 0)) {
+    return refuse(operation, "a table that is none: it must be fenced, and rows of " +
+                                 std::to_string(kResidualMoveWords) + " int64");
   }
   return check_encoding(operation);
 }
@@ -198,12 +208,14 @@ Signature signature_of(const Descriptor& descriptor) {
   s.feedback = descriptor.residual != 0;
   s.exact = descriptor.exact;
   s.sides = descriptor.residual_sides;
+  s.chunk_kib = descriptor.chunk_kib;
   return s;
 }
 
 bool operator==(const Signature& a, const Signature& b) {
   const auto all = [](const Signature& s) {
-    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact, s.sides);
+    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact, s.sides,
+                    s.chunk_kib);
   };
   return all(a) == all(b);
 }
@@ -244,6 +256,7 @@ std::string call_text(const Descriptor& d) {
   }
   if (kind_reduces(kind)) text += std::string(", ") + (op_known(d.op) ? op_name(static_cast<ReduceOp>(d.op)) : "?");
   if (kind_rooted(kind)) text += ", root " + std::to_string(d.root);
+  if (d.chunk_kib != 0) text += ", chunks of " + std::to_string(d.chunk_kib) + " KiB";
   if (d.codec != 0) {
     text += ", " + codec_text(d.codec);
     if (d.density != 0) text += " of density " + std::to_string(d.density) + "/65536";

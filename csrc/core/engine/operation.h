@@ -58,6 +58,7 @@ struct Signature {
   bool feedback = false;  // whether there is a residual; its number is each rank's own
   uint32_t exact = 0;
   uint8_t sides = 0;
+  uint16_t chunk_kib = 0;
 };
 Signature signature_of(const Descriptor& descriptor);
 bool operator==(const Signature& a, const Signature& b);

@@ -149,6 +149,68 @@ Status ResidualTable::find(uint32_t number, const ResidualShape& shape, Residual
   return Status::ok();
 }
 
+Status ResidualTable::copy(const ResidualMove& row, std::map<uint32_t, Residual>* made) const {
+  constexpr int64_t kMost = int64_t{1} << 40;  // elements: sums of two can't overflow
+  const auto within = [](int64_t begin, int64_t length, int64_t count) {
+    return begin >= 0 && length >= 0 && count <= kMost && begin <= count && length <= count - begin;
+  };
+  const Status wrong{Code::kInvalid, "residual " + std::to_string(row.from) + " can't be moved to residual " +
+                                         std::to_string(row.to) + ": the places do not fit"};
+  const auto known = [](int64_t number) { return number > 0 && number <= UINT32_MAX; };
+  if (!known(row.from) || row.side < 0 || row.side > 1) return wrong;
+  if (row.to != 0 && (!known(row.to) || !within(row.to_begin, row.length, row.to_count))) return wrong;
+  const auto number = static_cast<uint32_t>(row.to);
+  if (row.to != 0 && residuals_.count(number) != 0) return wrong;
+  const auto found = residuals_.find(static_cast<uint32_t>(row.from));
+  if (row.to == 0 || found == residuals_.end()) return Status::ok();
+  const Residual& from = found->second;
+  if (!within(row.from_begin, row.length, static_cast<int64_t>(from.shape.count))) return wrong;
+  const Vault::Area& side = from.sides[row.side];
+  if (side.data() == nullptr) return Status::ok();
+  Residual& to = (*made)[number];
+  if (to.sides[0].data() == nullptr) {
+    to.shape = from.shape;
+    to.shape.count = static_cast<uint64_t>(row.to_count);
+    to.shape.begin = 0;  // all in terms of results: find() converts it to what the operation wants
+    to.shape.end = to.shape.count;
+    if (Status status = make(number, to.shape.count, &to.sides[0]); !status) return status;
+  }
+  if (to.shape.count != static_cast<uint64_t>(row.to_count)) return wrong;
+  const auto* values = reinterpret_cast<const float*>(side.data()) + row.from_begin;
+  auto* moved = reinterpret_cast<float*>(to.sides[0].data()) + row.to_begin;
+  for (int64_t i = 0; i < row.length; ++i) {
+    const double factor = to_results(from.shape, static_cast<uint64_t>(row.from_begin + i));
+    moved[i] = static_cast<float>(values[i] * factor * between_results(from.shape, to.shape));
+  }
+  return Status::ok();
+}
+
+Status ResidualTable::move(const std::vector<ResidualMove>& rows) {
+  std::map<uint32_t, Residual> made;
+  const auto forget = [this](const Residual& residual) {
+    for (const Vault::Area& side : residual.sides) store_->bytes_in_use_->fetch_sub(side.bytes());
+  };
+  for (const ResidualMove& row : rows) {
+    if (Status status = copy(row, &made); !status) {
+      for (const auto& [number, residual] : made) forget(residual);
+      return status;
+    }
+  }
+  std::vector<Residual> gone;  // their memory goes after the index has forgotten them
+  const Lock lock(store_->mutex_);
+  store_->used_.store(true, std::memory_order_relaxed);
+  for (const ResidualMove& row : rows) {
+    const auto found = row.to == 0 ? residuals_.find(static_cast<uint32_t>(row.from)) : residuals_.end();
+    if (found == residuals_.end()) continue;
+    forget(found->second);
+    gone.push_back(std::move(found->second));
+    residuals_.erase(found);
+  }
+  residuals_.merge(made);
+  store_->publish();
+  return Status::ok();
+}
+
 Status ResidualStore::open(int memory) {
   if (Status status = vault_.open(memory); !status) return status;
   const Lock lock(mutex_);

@@ -58,6 +58,9 @@ class ResidualTable {
   // float32, zeros at first; converted where the last operation had another shape. kInvalid: it was made for another
   // count; kResource: no memory.
   Status find(uint32_t number, const ResidualShape& shape, ResidualSides sides, ResidualPlaces* places);
+  // Vectors are cut anew: elements keep what they have lost, in terms of results. All of it, or nothing if it fails.
+  // kInvalid: a row that does not fit; kResource: no memory.
+  Status move(const std::vector<ResidualMove>& rows);
 
  private:
   friend class ResidualStore;
@@ -66,6 +69,7 @@ class ResidualTable {
     Vault::Area sides[2];  // the second one once it is used
   };
   Status make(uint32_t number, uint64_t count, Vault::Area* side) const;
+  Status copy(const ResidualMove& row, std::map<uint32_t, Residual>* made) const;
   // As `residual`, in another shape and in other memory.
   Status converted(uint32_t number, const Residual& residual, const ResidualShape& shape, Residual* out) const;
 

@@ -9,7 +9,7 @@ namespace {
 constexpr uint64_t kMaxCount = uint64_t{1} << 44;
 constexpr const char* kTitles[kKinds] = {"barrier",    "all-reduce",     "broadcast", "reduce",
                                          "all-gather", "reduce-scatter", "gather",    "scatter",
-                                         "all-to-all", "send",           "receive"};
+                                         "all-to-all", "send",           "receive",   "move of residuals"};
 
 Status refuse(const Operation& operation, const std::string& what) {
   return {Code::kInvalid, name_of(operation) + ": " + what};
@@ -89,6 +89,8 @@ Rows rows_of(Kind kind, bool at_root, uint64_t n) {
       return {1, 0};
     case Kind::kRecv:
       return {0, 1};
+    case Kind::kMoveResiduals:  // refused before: the leg has none
+      return {0, 0};
   }
   return {0, 0};
 }
@@ -102,7 +104,8 @@ std::string name_of(const Operation& operation) {
 
 Status check_operation(Operation* operation, int index, int members) {
   const Descriptor& d = operation->descriptor;
-  if (d.kind >= kKinds) return refuse(*operation, "kind " + std::to_string(d.kind) + " is unknown");
+  if (d.kind >= kKinds || d.kind == static_cast<uint8_t>(Kind::kMoveResiduals))
+    return refuse(*operation, "kind " + std::to_string(d.kind) + " is unknown");
   if (d.dtype >= kDTypes) return refuse(*operation, "dtype " + std::to_string(d.dtype) + " is unknown");
   const Kind kind = operation->kind();
   if (reduces(kind) && !reducible(operation->dtype(), operation->op())) {

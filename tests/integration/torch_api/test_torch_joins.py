@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,13 @@ import torch
 from rig.engine_hosts import Ranks
 from rig.faults import VARIABLE, Fault
 from rig.files import await_file
+from rig.recutting import Alternating
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -42,11 +46,11 @@ def equal_layers() -> nn.Module:
 
 
 def rank_train(
-    folder: str, waits: dict[str, str], differs: str = "", fused: bool = False, **sizes: int
+    folder: str, waits: dict[str, str], differs: str = "", fused: bool = False, recuts: bool = False, **sizes: int
 ) -> dict[str, Any]:
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
-    another one than that of the others. ``fused``: the optimizer is."""
+    another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
     bagua.init_process_group()
     member = current().membership.member
     samples = dataset()
@@ -58,7 +62,11 @@ def rank_train(
     if differs == "model":
         model.append(nn.Linear(4, 3).double())
     optimizer = sgd(model)
-    wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
+    if recuts:
+        tuner = functools.partial(Alternating, -1)
+        model.bagua_ddp = BaguaDistributedDataParallel(model, [optimizer], GradientAllReduceAlgorithm(), tuner=tuner)
+    else:
+        wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
     make_step: Any = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
     fault = Fault(lambda: model.bagua_buckets)
     fault.step = 0
@@ -84,6 +92,7 @@ def rank_train(
             steps.append((step, epoch, list(current().membership.members), indices.tolist(), flat(model)))
     bagua.barrier()
     assert not bagua.is_newcomer()
+    seen["cuts"] = [list(bucket.names) for bucket in model.bagua_buckets]
     seen["fused"] = getattr(optimizer, "_bagua_fused_count", 0)
     return {**seen, "flat": flat(model), "opening": sampler._course._opening}
 
@@ -183,6 +192,14 @@ def test_newcomers_take_over_the_state_of_fused_optimizers(ranks: Ranks, tmp_pat
     assert [sorted(members) for members in check(results, equal_layers)[3:5]] == [[0, 1], [0, 1, 2]]
     assert [result["fused"] for result in results] == [8, 8, 8]
     assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
+
+
+def test_newcomers_take_over_the_present_cuts(ranks: Ranks, tmp_path: Path) -> None:
+    start(ranks, tmp_path, [[0], [1]], {"4": "planned-2"}, recuts=True)
+    join(ranks, tmp_path, [2], 4, 1, recuts=True)
+    results = results_of(ranks)
+    assert [sorted(members) for members in check(results)[3:5]] == [[0, 1], [0, 1, 2]]
+    assert [result["cuts"] for result in results] == [results[0]["cuts"]] * 3
 
 
 def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:

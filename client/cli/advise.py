@@ -1,0 +1,320 @@
+"""``bagua advise``: records some steps of the user's script, and predicts every algorithm on any network."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bagua.base.text import json_text
+from bagua.cli import options
+from bagua.cli.options import Output, UsageError
+from bagua.tuning.advice import Advice, Row, predict
+from bagua.tuning.advice import advise as advise_on
+from bagua.tuning.exchanges import exchange_of
+from bagua.tuning.network import Network, fit_network, parse_network
+from bagua.tuning.partition import best_cuts
+from bagua.tuning.predict import Cluster
+from bagua.tuning.profile import CodecSpeed, StepProfile
+
+if TYPE_CHECKING:
+    from bagua.bench.report import Column
+
+DEFAULT_STEPS = 20
+
+
+def advise(
+    script: Annotated[
+        str,
+        typer.Argument(
+            help="Python script; a module with -m. It runs with its arguments for some steps.", show_default=False
+        ),
+    ] = "",
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed to the script.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE.json", help="A profile that --save wrote, instead of a script."),
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            "--network",
+            metavar="RATE[,DELAY]",
+            help="Between hosts, for example 1gbit, or 100mbit,5ms (one way). Default: as in the profile, if it was "
+            "recorded on several hosts.",
+            show_default=False,
+        ),
+    ] = "",
+    nodes: Annotated[int, typer.Option("--nodes", "--nnodes", min=1, max=options.MAX_NODES, help="Hosts.")] = 2,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            min=1,
+            max=options.MAX_RANKS,
+            help="Ranks on every host. Default: 1; with --profile as it was recorded.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps to record.")] = DEFAULT_STEPS,
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="Predict this one; may be repeated. Default: all of the library, with all codecs.",
+            show_default=False,
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every codec of every algorithm.")] = False,
+    module: options.ModuleOption = False,
+    env: options.EnvOption = None,
+    workdir: options.WorkdirOption = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.json", help="Keep the recorded profile.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.png", help="Draw the trade-off (pip install bagua\\[bench]).", show_default=False
+        ),
+    ] = None,
+    output: options.OutputOption = Output.text,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")] = False,
+) -> None:
+    """Predicts what a training step costs with every algorithm and codec, on any
+    network and number of hosts, from a short profile of your own script.
+
+    The script runs on this machine as under bagua run, until enough steps are
+    recorded, and exchanges gradients as they are. No step leaves this machine.
+
+    exposed: communication that ranks wait for. result: whether it is that of
+    gradient all-reduce. Algorithms with a warm-up are predicted after it.
+    """
+    from bagua.bench import plots
+    from bagua.cli.bench import checked, command_line
+
+    wire = checked(parse_network, network) if network else None
+    chosen = [checked(exchange_of, text).text for text in algorithms] if algorithms else None
+    if plot is not None:
+        checked(plots.check, plot)
+    if (profile is None) == (not script):
+        raise UsageError("Name a script to record, or a recorded profile with --profile FILE; not both.")
+    if profile is not None:
+        if save is not None:
+            raise UsageError("--save keeps what is recorded now, and --profile records nothing.")
+        found = checked(StepProfile.load, profile)
+    else:
+        if wire is None:
+            raise UsageError("Say what is between the hosts, as in --network 1gbit,5ms: one host does not show it.")
+        found = record(script, args or [], module, nproc_per_node or 1, steps, env, workdir, quiet)
+        if save is not None:
+            found.save(save)
+    cluster = Cluster.of(found, wire or measured_network(found), nodes, nproc_per_node)
+    made = advise_on(found, cluster, chosen)
+    document = describe(found, cluster, made) | {"command": command_line()}
+    if plot is not None:
+        draw(document, plot)
+    if output is Output.json:
+        print(json_text(document), flush=True)
+    else:
+        show(document, everything or bool(algorithms))
+
+
+def record(
+    script: str,
+    args: list[str],
+    module: bool,
+    ranks: int,
+    steps: int,
+    env: list[str] | None,
+    workdir: Path | None,
+    quiet: bool,
+) -> StepProfile:
+    """Runs the script until its profile is there, then measures the machine. Raises BaguaError; ends the command if the
+    script fails."""
+    from bagua.base.errors import ServiceError
+    from bagua.cli.run import RunOptions, check_script, default_name, run_embedded
+
+    options.check_entry(script, module, no_python=False)
+    folder = options.resolve_workdir(workdir)
+    if not module:
+        check_script(script, folder)
+    with tempfile.TemporaryDirectory(prefix="bagua-advise-") as temporary:
+        file = Path(temporary) / "profile.json"
+        variables = {"BAGUA_PROFILE_FILE": str(file), "BAGUA_PROFILE_STEPS": str(steps), "BAGUA_PROFILE_END": "1"}
+        code = run_embedded(
+            RunOptions(
+                script=script,
+                args=args,
+                module=module,
+                no_python=False,
+                nodes=options.spec_nodes(None, elastic=False),
+                nproc_per_node=ranks,
+                master_port=0,
+                name=f"advise {default_name(script, module)}",
+                workdir=folder,
+                env=options.job_env(env, "") | variables,
+                secret_env={},
+                log_dir=None,
+                keep_state=False,
+                output=Output.text,
+                quiet=quiet,
+                aside=True,
+            )
+        )
+        if code:
+            raise typer.Exit(code)
+        if not file.exists():
+            raise ServiceError(
+                f"{script} ended before {steps} training steps of a model wrapped by with_bagua were recorded (the "
+                "first 5 do not count): let it train longer, or ask for fewer with --steps."
+            )
+        found = StepProfile.load(file)
+    return dataclasses.replace(found, speeds=speeds_of_machine(found, quiet))
+
+
+def speeds_of_machine(profile: StepProfile, quiet: bool) -> Any:
+    """Speeds that a profile has room for, measured now."""
+    from bagua.cli.bench_run import Task, measure
+    from bagua.cli.crypto_checks import ask
+
+    task = Task("bagua.bench.ranks.machine", {}, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet)
+    measured = measure(task, None)
+    cipher = ask().gb_per_s * 1e9
+    plain = measured["socket"]
+    return dataclasses.replace(
+        profile.speeds,
+        memory=measured["memory"],
+        # Connections between hosts are encrypted: the one that sends seals, the other one opens.
+        socket=1 / (1 / plain + 2 / cipher) if cipher else plain,
+        operation_s=measured["operation_s"],
+        codecs={name: CodecSpeed(**speed) for name, speed in measured["codecs"].items()},
+    )
+
+
+def measured_network(profile: StepProfile) -> Network:
+    """The network on which the profile was recorded. Raises UsageError where it does not show."""
+    if profile.hosts > 1:
+        share = 2 * (profile.hosts - 1) / profile.hosts
+        samples = [(cost.bytes * share, cost.wire_s) for cost in profile.buckets]
+        try:
+            return fit_network(samples, trips=2)
+        except ValueError:
+            pass
+    raise UsageError("The profile does not show a network: say what is between hosts, as in --network 1gbit,5ms.")
+
+
+def describe(profile: StepProfile, cluster: Cluster, made: Advice) -> dict[str, Any]:
+    """The document: keys are an interface. Milliseconds, and bytes that one host sends in a step."""
+    cuts = best_cuts(profile, cluster.network, cluster.hosts, cluster.ranks)
+    cut = predict(profile, cluster, exchange_of("gradient_allreduce"), cuts)
+    return {
+        "network": cluster.network.name,
+        "nodes": cluster.hosts,
+        "nproc_per_node": cluster.ranks,
+        "model_bytes": profile.bytes,
+        "compute_ms": profile.compute_s * 1e3,
+        "recorded_steps": profile.steps,
+        "rows": [_row(row) for row in made.rows],
+        "recommended": [_row(row) for row in made.recommended],
+        "best_cuts": {"buckets": cuts, "step_ms": cut.step_s * 1e3, "exposed_ms": cut.exposed_s * 1e3},
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "algorithm": row.exchange.text,
+        "step_ms": row.prediction.step_s * 1e3,
+        "exposed_ms": row.prediction.exposed_s * 1e3,
+        "sent_bytes": row.prediction.sent_bytes,
+        "keeps_result": row.exchange.keeps,
+        "optimizer": row.exchange.optimizer or None,
+    }
+
+
+def columns() -> tuple[Column, ...]:
+    """Of the table."""
+    from bagua.bench.report import Column, text
+
+    return (
+        Column("algorithm", "algorithm", text),
+        Column("step_ms", "ms/step"),
+        Column("slower", "/ no comm."),
+        Column("exposed_ms", "exposed ms"),
+        Column("sent_mb", "sent MB/step"),
+        Column("result", "result", text),
+        Column("note", "", text),
+    )
+
+
+def show(document: dict[str, Any], everything: bool) -> None:
+    """The table, the fastest first, and the recommendation."""
+    from bagua.bench.report import cells
+    from bagua.cli.tables import table
+
+    chosen = {row["algorithm"] for row in document["recommended"]}
+    rows = [
+        {
+            **row,
+            "slower": row["step_ms"] / document["compute_ms"] if document["compute_ms"] else None,
+            "sent_mb": row["sent_bytes"] / 1e6,
+            "result": row["keeps_result"],
+            "note": "recommended"
+            if row["algorithm"] in chosen
+            else f"needs {row['optimizer']}"
+            if row["optimizer"]
+            else "",
+        }
+        for row in document["rows"]
+        if everything or row["algorithm"] in chosen or _shown(row, document["rows"])
+    ]
+    print(
+        f"{document['nodes']} x {document['nproc_per_node']} ranks, {document['network']}; "
+        f"{document['model_bytes'] / 1e6:.1f} MB of gradients; {document['compute_ms']:.1f} ms without communication "
+        f"(median of {document['recorded_steps']} steps)"
+    )
+    table([column.heading for column in columns()], cells(rows, columns()))
+    print(words(document))
+
+
+def _shown(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
+    """Of each algorithm: itself, and its fastest codec."""
+    name, _, rest = row["algorithm"].partition(":")
+    if "codec=" not in rest:
+        return True
+    mode = rest.rpartition("codec=")[0]
+    fastest = next(one for one in rows if one["algorithm"].startswith(f"{name}:{mode}codec="))
+    return fastest is row
+
+
+def words(document: dict[str, Any]) -> str:
+    """The recommendation as sentences."""
+    lines = []
+    for row in document["recommended"]:
+        kept = {
+            "yes": "Keeps the result of gradient all-reduce",
+            "rounded": "Rounds gradients, with the same replicas",
+            "no": "Trains in another way (see docs/accuracy.md)",
+        }[row["keeps_result"]]
+        lines.append(f"{kept}: --algorithm {row['algorithm']}, {row['step_ms']:.1f} ms a step.")
+    best = document["best_cuts"]
+    same = next(row for row in document["rows"] if row["keeps_result"] == "yes")
+    if best["step_ms"] < 0.98 * same["step_ms"]:
+        lines.append(
+            f"With the best cut into buckets ({len(best['buckets'])}) gradient all-reduce would take "
+            f"{best['step_ms']:.1f} ms a step; --autotune finds it."
+        )
+    return "\n".join(lines)
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Step time over bytes sent: a point per row."""
+    from bagua.bench import plots
+
+    plots.plot_advice(document, path)

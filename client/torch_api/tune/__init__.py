@@ -1,0 +1,1 @@
+"""The job tunes itself: compares settings while it trains, and keeps the best."""

@@ -1,0 +1,41 @@
+"""The default cut of a model into buckets: by bytes alone, in the order in which gradients come."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+DEFAULT_BYTES = 10 << 20
+SMALLEST_BUCKET_BYTES = 256 << 10
+FIRST_BUCKET_BYTES = 1 << 20
+PARTS = 6
+
+
+def bucket_bytes(total: int, wanted: int = DEFAULT_BYTES, explicit: bool = False) -> int:
+    """Size of buckets for a model of ``total`` bytes of gradients.
+
+    ``wanted`` if the user asked for it. Otherwise a small model gets smaller buckets: with a single one, nothing
+    could be exchanged before backward ends.
+    """
+    return wanted if explicit else min(wanted, max(SMALLEST_BUCKET_BYTES, total // PARTS))
+
+
+def group(
+    tensors: Sequence[tuple[int, Hashable]], limit: int, first_limit: int = FIRST_BUCKET_BYTES
+) -> list[list[int]]:
+    """Cuts tensors, (bytes, dtype) each in the order in which their gradients come, into groups of one dtype and about
+    ``limit`` bytes. Returns their numbers.
+
+    A group is closed when one more tensor would exceed the limit. The first group is closed sooner, by
+    ``first_limit``: exchange begins early. Groups come in the order in which they are complete.
+    """
+    open_groups: dict[Hashable, tuple[int, list[int]]] = {}
+    closed: list[list[int]] = []
+    for index, (size, dtype) in enumerate(tensors):
+        held, members = open_groups.get(dtype, (0, []))
+        if members and held + size > (limit if closed else min(limit, first_limit)):
+            closed.append(members)
+            held, members = 0, []
+        members.append(index)
+        open_groups[dtype] = held + size, members
+    closed += [members for _, members in open_groups.values()]
+    return sorted(closed, key=lambda members: members[-1])

@@ -1,0 +1,99 @@
+"""The wire between two hosts: as it is written, ``1gbit,5ms``, and as it is found from measured messages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua.base.errors import ConfigError
+
+RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+LOWEST_RATE, HIGHEST_RATE = 1e5, 1e11
+LONGEST_DELAY_S = 10.0
+
+TCP_SHARE = 1448 / 1514
+"""Share of an Ethernet line's rate that TCP's payload can have: segments of 1448 bytes in frames of 1514 (as tbf counts
+them)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The wire between two hosts. ``rate``: bits per second in each direction, 0 for as fast as it goes. ``delay_s``:
+    one way."""
+
+    rate: float = 0.0
+    delay_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line: ``1gbit,5ms``."""
+        rate = "none"
+        if self.rate:
+            unit = next((unit for unit in ("gbit", "mbit") if self.rate >= RATE_UNITS[unit]), "kbit")
+            rate = f"{self.rate / RATE_UNITS[unit]:g}{unit}"
+        return f"{rate},{self.delay_s * 1e3:g}ms" if self.delay_s else rate
+
+    @property
+    def payload_rate(self) -> float:
+        """Bytes of TCP's payload per second in each direction; infinite without a rate."""
+        return self.rate * TCP_SHARE / 8 if self.rate else math.inf
+
+    @property
+    def burst_bytes(self) -> int:
+        """Size of the token bucket: 2 ms of the rate, at least 16 KiB; 0 without a rate."""
+        return max(16 << 10, int(self.rate / 8 / 500)) if self.rate else 0
+
+    def floor_s(self, wire_bytes: float, trips: int) -> float:
+        """Seconds in which ``wire_bytes`` can pass in one direction, as payload of TCP, and ``trips`` delays. What
+        fits into the bucket of a shaped link passes at once."""
+        if not self.rate:
+            return trips * self.delay_s
+        free = 0 if self.delay_s else self.burst_bytes  # the relay has no bucket
+        return max(0.0, wire_bytes - free) / self.payload_rate + trips * self.delay_s
+
+
+def parse_network(text: str) -> Network:
+    """``1gbit``, ``100mbit,5ms``, ``none`` or ``none,5ms``. Raises ConfigError."""
+    rate_text, comma, delay_text = text.strip().lower().partition(",")
+    rate = 0.0 if rate_text == "none" else _parse(rate_text, RATE_UNITS)
+    delay = _parse(delay_text, TIME_UNITS) if comma else 0.0
+    if rate is None or delay is None:
+        raise ConfigError(f"{text!r} is not a network: write RATE[,DELAY], for example 1gbit, 100mbit,5ms or none.")
+    if rate_text != "none" and not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise ConfigError(f"{text!r}: the rate must be from 100kbit to 100gbit, or none.")
+    if delay > LONGEST_DELAY_S:
+        raise ConfigError(f"{text!r}: the delay must be at most {LONGEST_DELAY_S:g}s.")
+    return Network(rate, delay)
+
+
+def _parse(text: str, units: dict[str, float]) -> float | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip())
+    if not found or found.group(2) not in units:
+        return None
+    return float(found.group(1)) * units[found.group(2)]
+
+
+def fit_network(samples: Sequence[tuple[float, float]], trips: int = 1) -> Network:
+    """The network on which messages of so many bytes take so many seconds, (bytes, seconds) each: seconds = ``trips``
+    delays + bytes / rate.
+
+    The line is that of Theil and Sen (the median of all slopes), which a few slow messages do not move. Raises
+    ValueError unless there are two different sizes, or if large messages were no slower than small ones.
+    """
+    slopes = [
+        (later - sooner) / (larger - smaller)
+        for (smaller, sooner), (larger, later) in itertools.combinations(sorted(samples), 2)
+        if larger > smaller
+    ]
+    if not slopes:
+        raise ValueError("A network can't be fitted to messages of one size: measure at least two sizes.")
+    slope = statistics.median(slopes)
+    if slope <= 0:
+        raise ValueError("Large messages were as fast as small ones: measure larger ones, or more of them.")
+    rest = statistics.median(seconds - slope * size for size, seconds in samples)
+    return Network(8 / (slope * TCP_SHARE), max(0.0, rest) / trips)

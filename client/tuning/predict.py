@@ -1,0 +1,259 @@
+"""The model of a step: what one bucket costs between hosts, and when its result is there while backward computes.
+
+Bytes and trips are those of the engine (csrc/core/collective). What an operation sends goes through one queue to each
+peer, so operations hold the wire one after the other. Messages and computation of one operation overlap, so it holds
+it for the longer of both. The last message's delay overlaps with the next operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua.tuning.network import Network
+from bagua.tuning.profile import CodecSpeed, Speeds, StepProfile
+
+ALL_REDUCE = "all-reduce"
+PAIR = "pair"
+RING = "ring"
+PATTERNS = (ALL_REDUCE, PAIR, RING)
+"""Of all hosts, of changing pairs of them, or with both neighbours in a ring of them."""
+
+CHUNK_BYTES = 512 << 10
+DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
+MIDDLE_BYTES = 512 << 10
+TRIP_NS, BYTE_NS = 100_000.0, 1.0
+"""Of the engine: engine/options.h and collective/cost.h."""
+
+RATIOS = {
+    **{"fp16": 0.5, "bf16": 0.5, "fp8_e4m3": 0.252, "fp8_e5m2": 0.252},
+    **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
+}
+"""Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density."""
+
+TOPK_BYTES = 6 / 4
+DEFAULT_DENSITY = 0.01
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``hosts`` hosts with ``ranks`` ranks each, and ``network`` between any two of them. ``cores``: of a host."""
+
+    network: Network
+    hosts: int
+    ranks: int = 1
+    cores: int = 1 << 16
+
+    @classmethod
+    def of(cls, profile: StepProfile, network: Network, hosts: int | None = None, ranks: int | None = None) -> Cluster:
+        """Hosts like the one of the profile."""
+        return cls(network, hosts or profile.hosts, ranks or profile.ranks_per_host, profile.cores)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How float32 crosses between hosts: a codec of ``bagua.algorithms.codec``, and topk's density."""
+
+    codec: str
+    density: float = DEFAULT_DENSITY
+
+    @property
+    def ratio(self) -> float:
+        """Bytes sent for a byte of float32."""
+        return TOPK_BYTES * self.density if self.codec == "topk" else RATIOS[self.codec]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one operation. ``sent_bytes``: that leave a host. ``hold_s``: how long it holds wire or engine. ``tail_s``:
+    from then until its result is there. ``work_s``: seconds of a core that the engine needs for it."""
+
+    sent_bytes: float
+    hold_s: float
+    tail_s: float
+    work_s: float
+
+
+NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
+
+
+def pattern_of(hosts: int, nbytes: float) -> str:
+    """The engine's choice for an all-reduce as it is: "direct", "halving" or "ring" (``cheapest_pattern``)."""
+    if hosts <= DIRECT_HOSTS and nbytes <= DIRECT_BYTES:
+        return "direct"
+    if nbytes > MIDDLE_BYTES:
+        return "ring"
+    moved, least = nbytes * BYTE_NS, 2 * (hosts - 1) / hosts * nbytes * BYTE_NS
+    direct = TRIP_NS + (hosts - 1) * moved if hosts <= DIRECT_HOSTS else math.inf
+    halving = 2 * math.floor(math.log2(hosts)) * TRIP_NS + least
+    if hosts & (hosts - 1):
+        halving += 2 * (TRIP_NS + moved)
+    ring = 2 * (hosts - 1) * TRIP_NS + least
+    if direct <= min(halving, ring):
+        return "direct"
+    return "halving" if halving <= ring else "ring"
+
+
+def bucket_cost(
+    nbytes: float, cluster: Cluster, speeds: Speeds, coding: Coding | None = None, pattern: str = ALL_REDUCE
+) -> Cost:
+    """Exchange of one bucket of ``nbytes``, encoded by ``coding`` if that is given (float32 alone is)."""
+    hosts = 2 if pattern == PAIR and cluster.hosts > 1 else cluster.hosts
+    local = nbytes / speeds.reduce if cluster.ranks > 1 else nbytes * (hosts - 1) / hosts / speeds.memory
+    if hosts == 1:
+        return Cost(0.0, speeds.operation_s + local, 0.0, local)
+    if pattern == RING:
+        sent, steps = _ring_of_neighbours(nbytes, hosts, coding)
+    elif coding is not None:
+        sent, steps = 2 * (hosts - 1) / hosts * nbytes * coding.ratio, 2
+    else:
+        sent, steps = _plain(nbytes, hosts)
+    work = local + sent / speeds.socket
+    if coding is not None:
+        work += _coding_s(nbytes, hosts, coding, speeds, pattern)
+    wire = _hold(sent, steps, cluster.network)
+    return Cost(sent, speeds.operation_s + max(wire, work), cluster.network.delay_s, work)
+
+
+def _plain(nbytes: float, hosts: int) -> tuple[float, int]:
+    """(bytes that leave a host, steps that follow each other) of an all-reduce without a codec."""
+    pattern = pattern_of(hosts, nbytes)
+    least = 2 * (hosts - 1) / hosts * nbytes
+    if pattern == "direct":
+        return (hosts - 1) * nbytes, 1
+    if pattern == "ring":
+        return least, 2 * (hosts - 1)
+    steps = 2 * math.floor(math.log2(hosts))
+    return (least, steps) if hosts & (hosts - 1) == 0 else (least + 2 * nbytes, steps + 2)
+
+
+def _ring_of_neighbours(nbytes: float, hosts: int, coding: Coding | None) -> tuple[float, int]:
+    messages = 1 if hosts == 2 else 2
+    return messages * nbytes * (coding.ratio if coding else 1.0), 1
+
+
+def _coding_s(nbytes: float, hosts: int, coding: Coding, speeds: Speeds, pattern: str) -> float:
+    """Seconds of the engine's thread: each host encodes the others' blocks and the result of its own, and decodes all
+    partial sums of its own block and the results of the others'."""
+    speed = codec_speed(speeds, coding.codec)
+    if pattern == RING:
+        return nbytes * (1 / speed.encode + (3 if hosts > 2 else 2) / speed.decode)
+    return nbytes * (1 / speed.encode + 2 * (hosts - 1) / hosts / speed.decode)
+
+
+def codec_speed(speeds: Speeds, codec: str) -> CodecSpeed:
+    """As measured; where it was not, that of the machine's memory."""
+    return speeds.codecs.get(codec) or CodecSpeed(speeds.memory, speeds.memory)
+
+
+def _hold(sent: float, steps: int, network: Network) -> float:
+    """Seconds in which the queue of sends is not free. Each step but the first sends what the step before it has
+    brought, in chunks: where a step's bytes take less than the delay, the queue waits."""
+    each = sent / steps / network.payload_rate
+    chunk = min(each, CHUNK_BYTES / network.payload_rate)
+    period = max(each, network.delay_s + chunk)
+    return each + (steps - 1) * period if steps > 1 else each
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket in the timeline: when its last gradient comes, seconds from the start of backward, and its cost."""
+
+    ready_s: float
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The course of buckets that start in their order. ``end_s``: when the last result is there, from the start of
+    backward. ``busy_s``: how long something was under way. ``sent_bytes``: by one host."""
+
+    end_s: float
+    busy_s: float
+    sent_bytes: float
+
+
+def timeline(buckets: Sequence[Bucket], backward_s: float) -> Timeline:
+    """Buckets start in order, each when it and all before it are full, the last one at the end of backward."""
+    free = latest = begun = busy = 0.0
+    for number, bucket in enumerate(buckets):
+        ready = backward_s if number == len(buckets) - 1 else bucket.ready_s
+        begun = max(begun, ready)
+        start = max(free, begun)
+        free = start + bucket.cost.hold_s
+        end = free + bucket.cost.tail_s
+        busy += max(0.0, end - max(start, latest))
+        latest = max(latest, end)
+    return Timeline(max(latest, backward_s), busy, sum(bucket.cost.sent_bytes for bucket in buckets))
+
+
+def slowed_by(work_s: float, profile: StepProfile, cluster: Cluster) -> float:
+    """Seconds by which a rank computes longer, because the engine works beside it: none where it has a core of its
+    own."""
+    busy = cluster.ranks * profile.threads
+    lacking = min(1, max(0, busy + 1 - cluster.cores))
+    return work_s * lacking / busy
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Backward beside an engine at work. ``ready_s``: of each parameter, ascending, from the start of backward."""
+
+    ready_s: tuple[float, ...]
+    end_s: float
+
+
+def backward_of(
+    profile: StepProfile, cluster: Cluster, coding: Coding | None = None, pattern: str = ALL_REDUCE
+) -> Backward:
+    """When gradients come while the engine exchanges others. It does not depend on how they are cut: the engine works
+    as long as the exchange takes in one piece, and the share of this that falls into backward slows it down."""
+    alone = profile.backward_ns / 1e9
+    whole = bucket_cost(profile.bytes, cluster, profile.speeds, coding, pattern)
+    beside = whole.work_s * min(1.0, alone / whole.hold_s) if whole.hold_s else 0.0
+    stretch = 1 + slowed_by(beside, profile, cluster) / alone if alone else 1.0
+    ready = 0.0
+    found = []
+    for parameter in profile.parameters:
+        ready = max(ready, min(parameter.ready_ns, profile.backward_ns) / 1e9 * stretch)
+        found.append(ready)
+    return Backward(tuple(found), alone * stretch)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one step, medians: seconds, seconds of them in which ranks stand waiting, and bytes that leave a host."""
+
+    step_s: float
+    exposed_s: float
+    sent_bytes: float
+
+
+def predict_cuts(
+    profile: StepProfile, cluster: Cluster, cuts: Sequence[Sequence[str]], coding: Coding | None = None
+) -> Prediction:
+    """A step that exchanges gradients in buckets of these parameters (names), in this order."""
+    backward = backward_of(profile, cluster, coding)
+    line = timeline(buckets_of(profile, cluster, cuts, backward, coding), backward.end_s)
+    rest = (profile.forward_ns + profile.rest_ns) / 1e9
+    return Prediction(rest + line.end_s, line.end_s - backward.end_s, line.sent_bytes)
+
+
+def buckets_of(
+    profile: StepProfile,
+    cluster: Cluster,
+    cuts: Sequence[Sequence[str]],
+    backward: Backward,
+    coding: Coding | None = None,
+) -> list[Bucket]:
+    """The buckets of these cuts, in their order. All parameters of one have one dtype."""
+    place = {parameter.name: number for number, parameter in enumerate(profile.parameters)}
+    found = []
+    for names in cuts:
+        numbers = [place[name] for name in names]
+        nbytes = sum(profile.parameters[number].bytes for number in numbers)
+        encodes = coding if profile.parameters[numbers[0]].dtype == "float32" else None
+        cost = bucket_cost(nbytes, cluster, profile.speeds, encodes)
+        found.append(Bucket(max(backward.ready_s[number] for number in numbers), cost))
+    return found

@@ -1,0 +1,54 @@
+"""Queries of tuning, for ``store.Transaction``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+
+from bagua.daemon.coordinator import models as m
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
+
+
+class TuningQueries:
+    """The part of a transaction that is about jobs that tune themselves, and what all parts need."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._db = connection
+
+    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        if self._db.dialect.name == "sqlite":
+            return sqlite.insert(table)
+        from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
+
+        return postgresql.insert(table)
+
+    def tune_study(self, study_id: str) -> sa.Row[Any] | None:
+        """Its row."""
+        return self._db.execute(sa.select(m.tune_studies).where(m.tune_studies.c.study_id == study_id)).one_or_none()
+
+    def put_tune_study(self, row: Mapping[str, Any]) -> None:
+        """Writes a study, in the place of the one with this id."""
+        new = {name: value for name, value in row.items() if name != "study_id"}
+        statement = self._insert(m.tune_studies).values(row)
+        self._db.execute(statement.on_conflict_do_update(index_elements=["study_id"], set_=new))
+
+    def add_tune_trial(self, study_id: str, job_id: str, number: int, time: float, trial: bytes) -> None:
+        """Nothing if it is there."""
+        values = {"study_id": study_id, "job_id": job_id, "number": number, "time": time, "trial": trial}
+        self._db.execute(self._insert(m.tune_trials).values(values).on_conflict_do_nothing())
+
+    def tune_trials(self, study_id: str, limit: int) -> list[bytes]:
+        """The newest, in their order."""
+        c = m.tune_trials.c
+        query = sa.select(c.trial).where(c.study_id == study_id).order_by(c.time.desc(), c.number.desc()).limit(limit)
+        return [bytes(row.trial) for row in reversed(self._db.execute(query).all())]
+
+    def forget_tune_studies(self, study_ids: Sequence[str]) -> None:
+        """With their trials."""
+        for study_id in study_ids:
+            self._db.execute(sa.delete(m.tune_studies).where(m.tune_studies.c.study_id == study_id))

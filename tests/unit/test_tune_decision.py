@@ -1,0 +1,173 @@
+"""Tuning decides right under simulated step times: noise, hiccups, drift, changes for good."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from bagua.daemon.coordinator.tuning_search import Dimension, Tried, propose
+from bagua.torch_api.tune.comparison import Comparison, Figures, Step, Verdict
+from bagua.torch_api.tune.decision import Decider, Limits, Phase, Trial
+
+SPACE = (
+    Dimension("bucket_kib", ("256", "512", "1024", "2048", "4096", "8192", "16384", "32768"), ordered=True),
+    Dimension("chunk_kib", ("128", "256", "512", "1024", "2048"), ordered=True),
+)
+Cost = Callable[[Mapping[str, str]], float]
+
+
+def bowl(best: int, depth: float) -> Cost:
+    """Step time in seconds: the defaults take 0.1, the best bucket size ``depth`` less of it."""
+
+    def cost(setting: Mapping[str, str]) -> float:
+        if not setting:
+            return 0.1
+        distance = abs(SPACE[0].choices.index(setting["bucket_kib"]) - best)
+        chunk = abs(SPACE[1].choices.index(setting["chunk_kib"]) - 2)
+        return 0.1 * (1 - depth + 0.05 * distance**1.5 + 0.01 * chunk)
+
+    return cost
+
+
+class Simulation:
+    """A job that tunes itself. ``cost``: seconds of a step; may be changed while it runs."""
+
+    def __init__(self, cost: Cost, noise: float, seed: int, hiccups: float = 0.0, drift: float = 0.0) -> None:
+        self.cost, self.noise, self.hiccups, self.drift = cost, noise, hiccups, drift
+        self.random = random.Random(seed)
+        self.time, self.steps, self.searches = 0.0, 0, 0
+        self.trials: list[Trial] = []
+        self.said: list[str] = []
+        self.decider = Decider(
+            self.ask,
+            lambda: [],
+            limits=Limits(),
+            clock=lambda: self.time,
+            tell=self.trials.append,
+            say=self.said.append,
+            anew=self.anew,
+        )
+        self.begun = 0
+
+    def anew(self) -> None:
+        self.searches += 1
+        self.begun = len(self.trials)
+
+    def ask(self) -> Mapping[str, str]:
+        tried = [Tried(one.setting, one.level) for one in self.trials[self.begun :]]
+        found = propose(SPACE, tried, seed=1)
+        if found is None:
+            raise StopIteration
+        return found
+
+    def step(self, setting: Mapping[str, str]) -> Step:
+        seconds = self.cost(setting) * self.random.gauss(1, self.noise) * (1 + self.drift * self.steps)
+        if self.random.random() < self.hiccups:
+            seconds *= 10
+        self.steps += 1
+        self.time += seconds
+        return Step(seconds, max(0.0, seconds - 0.06))
+
+    def run(self, steps: int) -> None:
+        end = self.steps + steps
+        while self.steps < end:
+            block = self.decider.next_block()
+            self.decider.add([self.step(block.setting) for _ in range(block.steps)])
+
+    @property
+    def quality(self) -> float:
+        """Step time of what was chosen, in that of the defaults, without noise."""
+        return self.cost(self.decider.present) / self.cost({})
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("hiccups", [0.0, 0.03])
+def test_it_finds_what_is_better_and_never_what_is_worse(noise: float, hiccups: float) -> None:
+    for seed in range(2):
+        good = Simulation(bowl(best=4, depth=0.3), noise, seed, hiccups)
+        good.run(300)
+        assert good.decider.phase is Phase.SETTLED, good.said
+        assert good.quality < (0.75 if noise < 0.1 else 0.9), good.said  # the best is 0.7
+        useless = Simulation(bowl(best=4, depth=0.0), noise, seed, hiccups)
+        useless.run(300)
+        assert useless.decider.phase is Phase.SETTLED
+        assert useless.quality <= 1.02, useless.said
+
+
+def test_drift_is_no_gain() -> None:
+    """All steps become faster: whatever comes later looks better."""
+    simulation = Simulation(bowl(best=4, depth=-0.03), 0.01, 1, drift=-0.001)
+    simulation.run(300)
+    assert simulation.quality <= 1.02
+
+
+def test_it_begins_anew_for_a_change_and_not_for_a_hiccup() -> None:
+    simulation = Simulation(bowl(best=2, depth=0.2), 0.02, 3)
+    simulation.run(500)
+    assert simulation.decider.phase is Phase.SETTLED
+    found = simulation.decider.present
+    kept, simulation.cost = simulation.cost, lambda setting: 0.3
+    simulation.run(100)  # two windows
+    simulation.cost = kept
+    simulation.run(300)
+    assert simulation.searches == 0 and simulation.decider.phase is Phase.SETTLED
+    other = bowl(best=6, depth=0.4)
+    simulation.cost = lambda setting: 1.5 * other(setting)
+    simulation.run(600)
+    assert simulation.searches == 1 and simulation.decider.phase is Phase.SETTLED
+    assert simulation.decider.present != found
+    assert simulation.quality < 0.7
+
+
+def test_members_that_change_discard_the_comparison_under_way() -> None:
+    simulation = Simulation(bowl(best=4, depth=0.3), 0.01, 5)
+    simulation.run(12)
+    block = simulation.decider.next_block()
+    while block.setting == simulation.decider.present:
+        simulation.decider.add([simulation.step(block.setting) for _ in range(block.steps)])
+        block = simulation.decider.next_block()
+    trials = len(simulation.trials)
+    simulation.decider.discard()
+    assert len(simulation.trials) == trials
+    again = simulation.decider.next_block()
+    assert again.setting == simulation.decider.present  # the comparison begins with the present setting
+    simulation.decider.add([simulation.step(again.setting) for _ in range(again.steps)])
+    assert simulation.decider.next_block().setting == block.setting  # the same candidate
+    simulation.run(300)
+    assert simulation.quality < 0.75
+
+
+def test_verdicts() -> None:
+    def compare(present: list[float], candidate: list[float], pairs: int) -> Verdict:
+        comparison = Comparison()
+        for _ in range(pairs):
+            comparison.add([Step(one, one / 2) for one in present])
+            comparison.add([Step(one, one / 2) for one in candidate])
+        return comparison.verdict()[0]
+
+    assert compare([1.0, 1.01, 0.99], [1.2, 1.21, 1.19], 1) is Verdict.WORSE
+    assert compare([1.0, 1.01, 0.99], [0.9, 0.91, 0.89], 1) is Verdict.UNDECIDED  # one pair proves nothing
+    assert compare([1.0, 1.01, 0.99], [0.9, 0.91, 0.89], 2) is Verdict.BETTER
+    assert compare([1.0, 1.3, 0.7], [0.9, 1.2, 0.6], 4) is Verdict.NOT_BETTER  # within noise
+    assert compare([1.0, 1.0, 1.0], [0.995, 0.995, 0.995], 4) is Verdict.NOT_BETTER  # not worth it
+
+
+def test_waiting_less_counts_where_step_times_are_noisy() -> None:
+    comparison = Comparison()
+    for _ in range(4):
+        comparison.add([Step(one, 0.3) for one in (0.9, 1.0, 1.1)])
+        comparison.add([Step(one, 0.2) for one in (0.8, 0.92, 1.04)])
+    assert comparison.verdict()[0] is Verdict.BETTER
+    assert Figures.of([Step(1.0, 0.5), Step(3.0, 0.5), Step(2.0, 0.5)]).seconds == 2.0
+
+
+def test_proposals_are_new_and_end() -> None:
+    space = (Dimension("a", ("1", "2", "4"), ordered=True), Dimension("b", ("x", "y")))
+    tried: list[Tried] = []
+    while (found := propose(space, tried, seed=7)) is not None:
+        assert found not in [one.setting for one in tried]
+        tried.append(Tried(found, 1.0 + len(tried)))
+    assert len(tried) == 6
+    assert propose((), [], seed=0) is None
