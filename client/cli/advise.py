@@ -148,7 +148,7 @@ def record(
     with tempfile.TemporaryDirectory(prefix="bagua-advise-") as temporary:
         file = Path(temporary) / "profile.json"
         variables = {"BAGUA_PROFILE_FILE": str(file), "BAGUA_PROFILE_STEPS": str(steps), "BAGUA_PROFILE_END": "1"}
-        code = run_embedded(
+        ended = run_embedded(
             RunOptions(
                 script=script,
                 args=args,
@@ -166,10 +166,11 @@ def record(
                 output=Output.text,
                 quiet=quiet,
                 aside=True,
-            )
+            ),
+            restarts_left=0,
         )
-        if code:
-            raise typer.Exit(code)
+        if ended.code:
+            raise typer.Exit(ended.code)
         if not file.exists():
             raise ServiceError(
                 f"{script} ended before {steps} training steps of a model wrapped by with_bagua were recorded (the "
