@@ -87,6 +87,16 @@ def test_steps_that_become_slower_are_seen() -> None:
     assert all(gap <= 70 for gap in gaps[1:]), gaps
 
 
+def test_a_rank_that_joined_decides_as_the_others() -> None:
+    """It must not take the steps before it came for its own: they would seem to last no time."""
+    job = Job(60.0, 1)
+    rhythm = job.ranks[0].rhythm
+    rhythm.begin(5000)
+    for number in range(5001, 5201):
+        job.step(number, 1.0)
+    assert [number for number, _ in job.saved] == [5060, 5120, 5180]
+
+
 @pytest.mark.parametrize(
     ("every", "kind", "words"),
     [

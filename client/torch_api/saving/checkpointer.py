@@ -181,7 +181,8 @@ class Checkpointer:
         """After each training step, on all ranks: when the optimizers have stepped, and schedulers, and before the next
         batch is taken. Returns whether a checkpoint was begun. See ``save`` for errors."""
         self._course.steps += 1
-        if self._course.look > self._rhythm.look:  # this rank has joined, or resumed
+        if self._course.look > self._rhythm.look:  # this rank has joined the others, who have agreed on it
+            self._rhythm.begin(self._course.steps - 1)
             self._rhythm.look = self._course.look
         due = self._rhythm.due(self._course.steps, self._agree)
         self._course.look = self._rhythm.look
