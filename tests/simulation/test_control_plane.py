@@ -170,7 +170,7 @@ class GhostlyServicer(NodeServicer):
                 real.fact(session, job)
 
         real, sessions = self._intake, self._sessions
-        servicer = NodeServicer(Careless(), sessions, self._watchers, self._clock, self._welcome)  # type: ignore[arg-type]
+        servicer = NodeServicer(Careless(), sessions, self._watchers, self._clock, self._welcome, None)  # type: ignore[arg-type]
         await servicer.Session(request_iterator, context)
 
 
