@@ -113,7 +113,9 @@ def bucket_cost(
     if coding is not None:
         work += _coding_s(nbytes, hosts, coding, speeds, pattern)
     wire = _hold(sent, steps, cluster.network)
-    return Cost(sent, speeds.operation_s + max(wire, work), cluster.network.delay_s, work)
+    # Where one rank sends to another, the receiver says first that it is ready.
+    words = 2 if pattern == RING or (pattern == PAIR and coding is not None) else 1
+    return Cost(sent, speeds.operation_s + max(wire, work), words * cluster.network.delay_s, work)
 
 
 def _plain(nbytes: float, hosts: int) -> tuple[float, int]:

@@ -3,6 +3,7 @@ network share a study."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,12 @@ class Tuning:
         """Writes what it tells; then the best known setting, and a candidate if it asks for one. Raises
         InvalidRequestError."""
         _check(request)
-        return await self._worker.write(self._answer, request)
+        reply, trials = await self._worker.write(self._note, request)
+        if request.ask:  # not in the writer's thread: others wait for that
+            found = await asyncio.to_thread(self._candidate, request, trials)
+            reply.exhausted = found is None
+            reply.candidate.update(found or {})
+        return reply
 
     async def line(self, job_id: str) -> str:
         """How far the tuning of this job is, in words; empty if it does not tune itself."""
@@ -56,7 +62,8 @@ class Tuning:
 
     # ---- in a thread
 
-    def _answer(self, request: common_pb2.TuneRequest) -> common_pb2.TuneReply:
+    def _note(self, request: common_pb2.TuneRequest) -> tuple[common_pb2.TuneReply, list[bytes]]:
+        """Writes it; the best known setting until then, and the study's trials if they are needed."""
         study_id, now = study_number(request.study), self._clock.wall()
         with self._store.transaction() as tx:
             before = tx.tune_study(study_id)
@@ -82,15 +89,10 @@ class Tuning:
         if known:  # a job has settled, whether or not another one has begun to search since
             reply.has_best = True
             reply.best.update(json.loads(known))
-        if request.ask:
-            found = self._candidate(request, [common_pb2.TuneTrial.FromString(one) for one in trials])
-            reply.exhausted = found is None
-            reply.candidate.update(found or {})
-        return reply
+        return reply, trials
 
-    def _candidate(
-        self, request: common_pb2.TuneRequest, trials: Sequence[common_pb2.TuneTrial]
-    ) -> dict[str, str] | None:
+    def _candidate(self, request: common_pb2.TuneRequest, stored: Sequence[bytes]) -> dict[str, str] | None:
+        trials = [common_pb2.TuneTrial.FromString(one) for one in stored]
         space = [Dimension(one.name, tuple(one.choices), one.ordered) for one in request.study.space]
         mine = [one for one in trials if one.job_id == request.job_id and one.round == request.round]
         tried = [Tried(dict(one.setting), one.level) for one in mine]

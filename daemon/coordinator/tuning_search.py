@@ -7,7 +7,6 @@ from the trials for each question: the job's database holds all there is, and an
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,11 +39,7 @@ def propose(space: Sequence[Dimension], tried: Sequence[Tried], seed: int) -> di
     # Imported here: it costs a quarter of a second, in jobs that tune alone.
     import optuna
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed + len(tried), n_startup_trials=FIRST_AT_RANDOM, multivariate=True
-        )
+    sampler = optuna.samplers.TPESampler(seed=seed + len(tried), n_startup_trials=FIRST_AT_RANDOM)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=sampler)
     distributions: dict[str, optuna.distributions.BaseDistribution] = {

@@ -7,8 +7,8 @@
 
 A case is a model of ``bagua bench train`` on a network. Two emulated hosts share this machine's cores, so each has half
 of them, and the profile is recorded with two ranks, which share them in the same way. Other work on the machine
-changes from minute to minute: so the profile's times are multiplied by the step without communication, as it was
-measured among the others, over the recorded one. ``--raw`` leaves that out.
+changes from minute to minute: so each algorithm takes turns with a step without communication, and the profile's times
+are multiplied by that step over the recorded one. ``--raw`` leaves that out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE
 from bagua.cli.advise import record
 from bagua.cli.bench import train_systems
 from bagua.cli.bench_run import Task, measure
-from bagua.tuning.advice import advise
+from bagua.tuning.advice import predict
+from bagua.tuning.exchanges import exchange_of
 from bagua.tuning.network import parse_network
 from bagua.tuning.predict import Cluster
 from bagua.tuning.profile import CodecSpeed, StepProfile
@@ -37,8 +39,8 @@ ALGORITHMS = (
         "decentralized:codec=minmax8",
         "low_precision_decentralized",
         "local_sgd",
-        "diloco:codec=int4",
-        "streaming_diloco",
+        "diloco:codec=int4,interval=4",
+        "streaming_diloco:interval=4",
     ),
 )
 CASES = (
@@ -58,10 +60,14 @@ def record_model(model: str, folder: Path, steps: int) -> StepProfile:
     return profile
 
 
-def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up: int) -> dict[str, float]:
-    """Seconds of a step by algorithm, and of one without communication."""
+def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[float]]:
+    """By algorithm: seconds of its step, and of the one without communication that took turns with it."""
+    systems = []
+    for system in train_systems(",".join(ALGORITHMS), "none"):
+        if system["kind"] == "bagua":
+            systems += [{"name": f"{ALONE}, beside {system['name']}", "kind": "alone"}, system]
     config = {
-        "systems": train_systems(",".join(ALGORITHMS), "none"),
+        "systems": systems,
         "device": DEVICE,
         "malloc": "raised",
         "seconds": seconds,
@@ -71,10 +77,12 @@ def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up:
         "model": model,
     }
     task = Task("bagua.bench.ranks.train", config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
-    rows = measure(task, parse_network(network))["rows"]
-    found = {row["system"]: row["s"] for row in rows if row["kind"] == "alone"}
-    texts = {system["name"]: system["algorithm"] for system in config["systems"] if system["kind"] == "bagua"}
-    return found | {texts[row["system"]]: row["s"] for row in rows if row["kind"] == "bagua"}
+    found = {row["system"]: row["s"] for row in measure(task, parse_network(network))["rows"]}
+    return {
+        system["algorithm"]: [found[system["name"]], found[f"{ALONE}, beside {system['name']}"]]
+        for system in systems
+        if system["kind"] == "bagua"
+    }
 
 
 def at_load(profile: StepProfile, times: float) -> StepProfile:
@@ -93,22 +101,26 @@ def at_load(profile: StepProfile, times: float) -> StepProfile:
     )
 
 
-def compare(case: str, measured: dict[str, float], profile: StepProfile) -> list[dict[str, Any]]:
-    """A row for each algorithm, the fastest measured one first."""
+def compare(case: str, measured: dict[str, list[float]], profile: StepProfile, raw: bool) -> list[dict[str, Any]]:
+    """A row for each algorithm, the fastest measured one first, both as they are without other load."""
     network = parse_network(case.partition("@")[2])
     half = dataclasses.replace(profile, cores=max(1, profile.cores // 2))
-    made = advise(half, Cluster.of(half, network, hosts=2, ranks=1), ALGORITHMS)
-    predicted = {row.exchange.text: row.prediction.step_s for row in made.rows}
-    return [
-        {
-            "case": case,
-            "algorithm": text,
-            "measured_ms": measured[text] * 1e3,
-            "predicted_ms": predicted[text] * 1e3,
-            "error": predicted[text] / measured[text] - 1,
-        }
-        for text in sorted(ALGORITHMS, key=lambda text: measured[text])
-    ]
+    rows = []
+    for text, (step_s, alone_s) in measured.items():
+        loaded = half if raw else at_load(half, alone_s / profile.compute_s)
+        cluster = Cluster.of(loaded, network, hosts=2, ranks=1)
+        predicted_s = predict(loaded, cluster, exchange_of(text)).step_s
+        rows.append(
+            {
+                "case": case,
+                "algorithm": text,
+                "alone_ms": alone_s * 1e3,
+                "measured_ms": step_s * 1e3,
+                "predicted_ms": predicted_s * 1e3,
+                "error": predicted_s / step_s - 1,
+            }
+        )
+    return sorted(rows, key=lambda row: row["measured_ms"])
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,10 +137,11 @@ def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """A Markdown table, and the verdict."""
-    print("| case | algorithm | measured ms | predicted ms | error |\n|---|---|---|---|---|")
+    print("| case | algorithm | no comm., ms | measured ms | predicted ms | error |\n|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row['case']} | {row['algorithm']} | {row['measured_ms']:.0f} | {row['predicted_ms']:.0f} | "
+            f"| {row['case']} | {row['algorithm']} | {row['alone_ms']:.4g} | "
+            f"{row['measured_ms']:.4g} | {row['predicted_ms']:.4g} | "
             f"{row['error']:+.0%} |"
         )
     found = verdict(rows)
@@ -150,22 +163,20 @@ def main() -> None:
     options.add_argument("--read", type=Path, help="measured before: only predicts")
     options.add_argument("--raw", action="store_true", help="predict from the profile as it was recorded")
     given = options.parse_args()
-    measured: dict[str, dict[str, float]] = json.loads(given.read.read_text()) if given.read else {}
+    measured: dict[str, dict[str, list[float]]] = json.loads(given.read.read_text()) if given.read else {}
     rows: list[dict[str, Any]] = []
     for case in list(measured) or given.cases:
         model, _, network = case.partition("@")
         file = given.profiles / f"{model}.json"
         profile = StepProfile.load(file) if file.exists() else record_model(model, given.profiles, given.steps)
         if case not in measured:
-            measured[case] = measure_case(model, network, given.seconds, given.rounds, given.warm_up)
+            try:
+                measured[case] = measure_case(model, network, given.seconds, given.rounds, given.warm_up)
+            except BaguaError as error:
+                print(f"{case} could not be measured, and is left out: {error}", file=sys.stderr)
+                continue
             given.save.write_text(json.dumps(measured, indent=1))
-        alone = measured[case][ALONE]
-        print(
-            f"{case}: without communication {alone * 1e3:.0f} ms, recorded {profile.compute_s * 1e3:.0f}",
-            file=sys.stderr,
-        )
-        slower = 1.0 if given.raw else alone / profile.compute_s
-        rows += compare(case, measured[case], at_load(profile, slower))
+        rows += compare(case, measured[case], profile, given.raw)
     show(rows)
 
 

@@ -3,6 +3,7 @@
 
     python tests/bench/autotune.py --cases resnet@none resnet@1gbit mlp@1gbit,5ms
     python tests/bench/autotune.py --cases mlp@100mbit --no-exhaustive        # each step takes seconds there
+    python tests/bench/autotune.py --cases resnet@1gbit --bucket-bytes 100000000    # from bad defaults: one bucket
 
 A case is a model of ``bagua bench train`` on a network between two hosts, or on one host (``none``).
 """
@@ -34,7 +35,10 @@ def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
         "pairs": given.pairs,
         "exhaustive": not given.no_exhaustive,
     }
-    task = Task("bagua.bench.ranks.autotune", config, hosts, 2 // hosts, {"OMP_NUM_THREADS": "1"}, quiet=True)
+    env = {"OMP_NUM_THREADS": "1"}
+    if given.bucket_bytes:
+        env["BAGUA_DEFAULT_BUCKET_SIZE"] = str(given.bucket_bytes)
+    task = Task("bagua.bench.ranks.autotune", config, hosts, 2 // hosts, env, quiet=True)
     row: dict[str, Any] = measure(task, network)["rows"][0]
     return row
 
@@ -45,6 +49,7 @@ def main() -> None:
     options.add_argument("--most", type=int, default=320, help="steps until the job must have settled")
     options.add_argument("--steps", type=int, default=3, help="of one block")
     options.add_argument("--pairs", type=int, default=5)
+    options.add_argument("--bucket-bytes", type=int, default=0, help="of the defaults; 0: those of the library")
     options.add_argument("--no-exhaustive", action="store_true")
     options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()

@@ -170,7 +170,8 @@ class GhostlyServicer(NodeServicer):
                 real.fact(session, job)
 
         real, sessions = self._intake, self._sessions
-        servicer = NodeServicer(Careless(), sessions, self._watchers, self._clock, self._welcome)  # type: ignore[arg-type]
+        others = (sessions, self._watchers, self._clock, self._welcome, self._tuning)
+        servicer = NodeServicer(Careless(), *others)  # type: ignore[arg-type]
         await servicer.Session(request_iterator, context)
 
 

@@ -111,14 +111,32 @@ def test_it_begins_anew_for_a_change_and_not_for_a_hiccup() -> None:
     kept, simulation.cost = simulation.cost, lambda setting: 0.3
     simulation.run(100)  # two windows
     simulation.cost = kept
-    simulation.run(300)
+    simulation.run(400)
     assert simulation.searches == 0 and simulation.decider.phase is Phase.SETTLED
     other = bowl(best=6, depth=0.4)
     simulation.cost = lambda setting: 1.5 * other(setting)
-    simulation.run(600)
+    simulation.run(800)
     assert simulation.searches == 1 and simulation.decider.phase is Phase.SETTLED
     assert simulation.decider.present != found
     assert simulation.quality < 0.7
+
+
+def test_noise_is_no_change_and_a_search_for_nothing_makes_patient() -> None:
+    """Step times wander by a fifth from window to window."""
+    simulation = Simulation(bowl(best=2, depth=0.0), 0.02, 4)
+    wanders = random.Random(4)
+    level = [1.0]
+    simulation.cost = lambda setting: 0.05 * level[0]
+    for _ in range(60):
+        level[0] = wanders.uniform(0.8, 1.2)
+        simulation.run(50)
+    assert simulation.searches == 0
+    quick = Simulation(lambda setting: 0.002 * level[0], 0.02, 4)
+    for _ in range(10):  # between two levels, for longer than three windows each time
+        level[0] = 1.0 if level[0] > 1.2 else 1.5
+        quick.run(5_000)
+    assert 1 <= quick.searches <= 3
+    assert quick.decider.next_block().steps >= 500  # of 2 ms: looks are no more frequent than every second or so
 
 
 def test_members_that_change_discard_the_comparison_under_way() -> None:

@@ -10,6 +10,7 @@ Rank 0 asks for a block, runs it with all ranks, and gives back its steps. Phase
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ STEPS_OF_SEARCH = 230
 PATIENCE = 8
 """Candidates of the search without a gain, one after the other, that end it."""
 LEAST_CANDIDATES = 10
-WINDOW = 50
-"""Steps between two looks at a settled job."""
+WINDOW, WINDOW_S = 50, 2.0
+"""Steps between two looks at a settled job, at least, and seconds."""
 CHANGED = 0.1
 """Share of the step time. Further from the reference in ``WINDOWS`` windows: it has changed for good."""
-WINDOWS = 3
+WINDOWS, REFERENCE_WINDOWS = 3, 4
 
 
 class Phase(Enum):
@@ -125,6 +126,9 @@ class Decider:
         self._known: set[tuple[tuple[str, str], ...]] = set()
         self._reference: list[float] = []
         self._away = 0
+        self._window = WINDOW
+        self._windows = WINDOWS  # doubles with each search that was begun anew for nothing
+        self._before: Setting | None = None  # the setting with which that search began
 
     # The next steps
 
@@ -148,7 +152,7 @@ class Decider:
         if self._candidate is not None:
             setting = self._candidate if self._comparison.of_candidate else self._against
             return Block(setting, STEPS_OF_BLOCK + 1, 1)
-        return Block(self.present, WINDOW, 1)
+        return Block(self.present, self._window, 1)
 
     def _begin_search(self) -> None:
         self.phase, self._since = Phase.SEARCH, self.steps
@@ -197,6 +201,9 @@ class Decider:
     def _settle(self, words: str) -> None:
         self.phase = Phase.SETTLED
         self._reference, self._away = [], 0
+        if self._before is not None:
+            self._windows = 2 * self._windows if self._before == self.present else WINDOWS
+        self._before = self.present
         self._say(f"Tuning is settled after {self.steps} steps. {words}")
 
     # Their result
@@ -264,20 +271,22 @@ class Decider:
 
     def _watch(self, measured: Sequence[Step]) -> None:
         middle = median(step.seconds for step in measured)
-        if len(self._reference) < WINDOWS:
+        self._window = max(WINDOW, min(100 * WINDOW, math.ceil(WINDOW_S / max(middle, 1e-9))))
+        if len(self._reference) < REFERENCE_WINDOWS:
             self._reference.append(middle)
             return
-        reference = median(self._reference)
-        change = middle / max(reference, 1e-9) - 1
-        if abs(change) <= CHANGED:
+        reference = max(median(self._reference), 1e-9)
+        noise = (max(self._reference) - min(self._reference)) / reference
+        change = middle / reference - 1
+        if abs(change) <= max(CHANGED, 2 * noise):
             self._away = 0
             return
         direction = 1 if change > 0 else -1
         self._away = self._away + direction if self._away * direction >= 0 else direction
-        if abs(self._away) >= WINDOWS:
+        if abs(self._away) >= self._windows:
             self._say(
-                f"Step {self.steps}: steps take {change:+.0%} for {WINDOWS * WINDOW} steps now: the network or the "
-                "model has changed, and the search begins anew."
+                f"Step {self.steps}: steps take {change:+.0%} for {self._windows} looks in succession: the network or "
+                "the model has changed, and the search begins anew."
             )
             self._anew()
             self._begin_search()

@@ -18,6 +18,7 @@ from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import Sessions
+from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.proto import node_pb2
 from simulated.daemon import HEARTBEAT_S
@@ -59,7 +60,8 @@ class Life:
             self.sessions,
         )
         self.reconciler = Reconciler(*parts, self.watchers, Counters(), lambda: None)
-        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME)
+        tuning = Tuning(self.worker, store, self.clock)  # type: ignore[arg-type]
+        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning)
         self.listens = False
         self.streams: dict[asyncio.Task[None], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []
