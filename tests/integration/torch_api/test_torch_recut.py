@@ -98,11 +98,17 @@ def rank_cuts(cases: list[str]) -> dict[str, list[list[torch.Tensor]]]:
     return {case: [train(case), train(case, cut_each, cut_together, list), train(case, cut_each)] for case in cases}
 
 
-@pytest.mark.parametrize("layout", ["one host", "two hosts", pytest.param("two hosts of two", marks=pytest.mark.full)])
-def test_state_is_kept(ranks: Ranks, layout: str) -> None:
+SAMPLE = ["gradients", "fused", "onebit", "onebit everywhere", "diloco", "neighbours"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "cases"),
+    [("two hosts", SAMPLE), *(pytest.param(layout, list(CASES), marks=pytest.mark.full) for layout in HOSTS)],
+)
+def test_state_is_kept(ranks: Ranks, layout: str, cases: list[str]) -> None:
     """Back at the first cuts, weights are as if there had been no others; without going back, too, where arithmetic
     does not depend on cuts."""
-    for result in ranks.run(rank_cuts, hosts=HOSTS[layout], cases=list(CASES)):
+    for result in ranks.run(rank_cuts, hosts=HOSTS[layout], cases=cases):
         for case, (never, back, cut) in result.items():
             for number, (one, other) in enumerate(zip(never, back, strict=True)):
                 assert torch.equal(one, other), f"{case}: parameter {number}"
