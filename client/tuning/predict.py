@@ -17,8 +17,7 @@ from bagua.tuning.profile import CodecSpeed, Speeds, StepProfile
 ALL_REDUCE = "all-reduce"
 PAIR = "pair"
 RING = "ring"
-PATTERNS = (ALL_REDUCE, PAIR, RING)
-"""Of all hosts, of changing pairs of them, or with both neighbours in a ring of them."""
+"""Patterns: all hosts, changing pairs of them, or both neighbours in a ring."""
 
 CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
@@ -169,25 +168,21 @@ class Bucket:
 @dataclass(frozen=True)
 class Timeline:
     """The course of buckets that start in their order. ``end_s``: when the last result is there, from the start of
-    backward. ``busy_s``: how long something was under way. ``sent_bytes``: by one host."""
+    backward. ``sent_bytes``: by one host."""
 
     end_s: float
-    busy_s: float
     sent_bytes: float
 
 
 def timeline(buckets: Sequence[Bucket], backward_s: float) -> Timeline:
     """Buckets start in order, each when it and all before it are full, the last one at the end of backward."""
-    free = latest = begun = busy = 0.0
+    free = latest = begun = 0.0
     for number, bucket in enumerate(buckets):
         ready = backward_s if number == len(buckets) - 1 else bucket.ready_s
         begun = max(begun, ready)
-        start = max(free, begun)
-        free = start + bucket.cost.hold_s
-        end = free + bucket.cost.tail_s
-        busy += max(0.0, end - max(start, latest))
-        latest = max(latest, end)
-    return Timeline(max(latest, backward_s), busy, sum(bucket.cost.sent_bytes for bucket in buckets))
+        free = max(free, begun) + bucket.cost.hold_s
+        latest = max(latest, free + bucket.cost.tail_s)
+    return Timeline(max(latest, backward_s), sum(bucket.cost.sent_bytes for bucket in buckets))
 
 
 def slowed_by(work_s: float, profile: StepProfile, cluster: Cluster) -> float:

@@ -124,13 +124,14 @@ def compare(case: str, measured: dict[str, list[float]], profile: StepProfile, r
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median error over all rows, and in how many cases the measured best is among the predicted best two."""
+    """Median error over all rows, and in how many cases the measured best is among the predicted best two. The best has
+    the shortest step compared with the one without communication that took turns with it."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     hits = 0
     for case in cases:
         mine = [row for row in rows if row["case"] == case]
-        best = min(mine, key=lambda row: row["measured_ms"])
-        hits += best in sorted(mine, key=lambda row: row["predicted_ms"])[:TOP]
+        best = min(mine, key=lambda row: row["measured_ms"] / row["alone_ms"])
+        hits += best in sorted(mine, key=lambda row: row["predicted_ms"] / row["alone_ms"])[:TOP]
     errors = [abs(row["error"]) for row in rows]
     return {"median_error": statistics.median(errors), "largest": max(errors), "hits": hits, "cases": len(cases)}
 
