@@ -1,7 +1,7 @@
 // Clang's thread-safety attributes: which mutex guards which member, checked at compile time.
 //
 // Other compilers ignore them. base/mutex.h defines annotated mutexes; tests/native/test_thread_safety.py runs the
-// check (clang++ -Wthread-safety).
+// check (-Wthread-safety).
 #pragma once
 
 #if defined(__clang__)
