@@ -26,7 +26,7 @@ bench = typer.Typer(help="Measure: all-reduce, codecs, training steps, networks.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 GLOO = "gloo"
 ALONE = "no communication"
-MODELS = ("mlp", "resnet", "transformer", "tiny")
+MODELS = ("mlp", "resnet", "transformer", "tiny", "mlp-s", "resnet-s", "transformer-s")
 PEERS = ("ddp", "fp16", "bf16", "powersgd1", "powersgd2")
 ALGORITHM = "gradient_allreduce"
 OWN_OPTIMIZER = ("qadam", "one_bit_adam", "zero_one_adam")

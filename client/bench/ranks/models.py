@@ -1,4 +1,7 @@
-"""The models of ``bagua bench train``, with one fixed batch each: shapes of common kinds of training, data of noise."""
+"""The models of ``bagua bench train``, with one fixed batch each: shapes of common kinds of training, data of noise.
+
+Those named ``-s`` have a quarter of the width, and so about a 16th of the parameters and of the computation: for slow
+networks, where a step of the others takes many seconds."""
 
 from __future__ import annotations
 
@@ -40,16 +43,16 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 for small images and ten classes: a stem of 3x3 with stride 2. 11.2 M parameters."""
+    """ResNet-18 for small images and ten classes: a stem of 3x3 with stride 2. 11.2 M parameters with a width of 64."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        stem = [nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
-        blocks = [Block(64, 64, 1), Block(64, 64, 1)]
-        for inputs in (64, 128, 256):
+        stem = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        blocks = [Block(width, width, 1), Block(width, width, 1)]
+        for inputs in (width, 2 * width, 4 * width):
             blocks += [Block(inputs, 2 * inputs, 2), Block(2 * inputs, 2 * inputs, 1)]
         self.features = nn.Sequential(*stem, *blocks)
-        self.classes = nn.Linear(512, 10)
+        self.classes = nn.Linear(8 * width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) -> logits (n, 10)."""
@@ -57,49 +60,49 @@ class ResNet(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Six pre-norm layers of width 512 over 7,168 words: 26.3 M parameters."""
+    """Six pre-norm layers over words: 26.3 M parameters with a width of 512 and 7,168 words."""
 
-    WORDS, WIDTH, TOKENS = 7168, 512, 128
+    TOKENS = 128
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 512, words: int = 7168) -> None:
         super().__init__()
-        self.words = nn.Embedding(self.WORDS, self.WIDTH)
-        self.places = nn.Parameter(torch.zeros(self.TOKENS, self.WIDTH))
-        layer = nn.TransformerEncoderLayer(self.WIDTH, 8, 2048, dropout=0.0, batch_first=True, norm_first=True)
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Parameter(torch.zeros(self.TOKENS, width))
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.head = nn.Linear(self.WIDTH, self.WORDS, bias=False)
+        self.head = nn.Linear(width, words, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Words (n, 128) of int64 -> logits (n, 128, 7168) of the word that follows each."""
+        """Words (n, 128) of int64 -> logits (n, 128, words) of the word that follows each."""
         hidden = self.words(tokens) + self.places
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         return self.head(self.layers(hidden, mask=mask, is_causal=True))  # type: ignore[no-any-return]
 
 
-def mlp() -> Workload:
-    """Four layers of 4096: 67.1 M parameters, all of them in few large tensors; batch 32."""
+def mlp(width: int = 4096) -> Workload:
+    """Four layers: 67.1 M parameters with a width of 4096, all of them in few large tensors; batch 32."""
     layers: list[nn.Module] = []
     for _ in range(4):
-        layers += [nn.Linear(4096, 4096), nn.ReLU()]
-    inputs = torch.randn(32, 4096)
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    inputs = torch.randn(32, width)
     return Workload(nn.Sequential(*layers), lambda model: model(inputs).square().mean())
 
 
-def resnet() -> Workload:
+def resnet(width: int = 64) -> Workload:
     """A small ResNet on 32 images of 3x32x32."""
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
-    return Workload(ResNet(), lambda model: F.cross_entropy(model(images), labels))
+    return Workload(ResNet(width), lambda model: F.cross_entropy(model(images), labels))
 
 
-def transformer() -> Workload:
+def transformer(width: int = 512, words: int = 7168) -> Workload:
     """A small language model on 8 sequences of 128 tokens."""
-    tokens = torch.randint(Transformer.WORDS, (8, Transformer.TOKENS + 1))
+    tokens = torch.randint(words, (8, Transformer.TOKENS + 1))
 
     def loss_of(model: nn.Module) -> Tensor:
         logits = model(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    return Workload(Transformer(), loss_of)
+    return Workload(Transformer(width, words), loss_of)
 
 
 def tiny() -> Workload:
@@ -114,4 +117,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "resnet": resnet,
     "transformer": transformer,
     "tiny": tiny,
+    "mlp-s": lambda: mlp(1024),
+    "resnet-s": lambda: resnet(16),
+    "transformer-s": lambda: transformer(128, 1792),
 }
