@@ -18,7 +18,14 @@ from typing import Any
 from bagua.cli.bench_run import Task, measure
 from bagua.tuning.network import parse_network
 
-CASES = [f"{model}@{network}" for model in ("mlp", "resnet", "transformer") for network in ("none", "1gbit")]
+CASES = [
+    *("mlp@none", "resnet@none", "transformer-s@none"),
+    *(
+        f"{model}-s@{network}"
+        for network in ("1gbit", "1gbit,5ms", "100mbit")
+        for model in ("mlp", "resnet", "transformer")
+    ),
+]
 
 
 def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -38,7 +45,9 @@ def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
     env = {"OMP_NUM_THREADS": "1"}
     if given.bucket_bytes:
         env["BAGUA_DEFAULT_BUCKET_SIZE"] = str(given.bucket_bytes)
-    task = Task("bagua.bench.ranks.autotune", config, hosts, 2 // hosts, env, quiet=True)
+    if given.log:
+        env["BAGUA_IS_OUTPUT_AUTOTUNE_LOG"] = "1"
+    task = Task("bagua.bench.ranks.autotune", config, hosts, 2 // hosts, env, quiet=not given.log)
     row: dict[str, Any] = measure(task, network)["rows"][0]
     return row
 
@@ -51,6 +60,7 @@ def main() -> None:
     options.add_argument("--pairs", type=int, default=5)
     options.add_argument("--bucket-bytes", type=int, default=0, help="of the defaults; 0: those of the library")
     options.add_argument("--no-exhaustive", action="store_true")
+    options.add_argument("--log", action="store_true", help="a line for each candidate")
     options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
