@@ -666,3 +666,120 @@ class TuneReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["best", b"best", "candidate", b"candidate", "error", b"error", "exhausted", b"exhausted", "has_best", b"has_best"]) -> None: ...
 
 global___TuneReply = TuneReply
+
+@typing.final
+class TraceSpan(google.protobuf.message.Message):
+    """An interval in the work of a rank or of a host; a moment has begin and end equal. Times in ns of CLOCK_MONOTONIC of
+    the machine. Phases: bagua/timeline/chrome.py shows them, csrc/core/engine/trace.h has those of a host.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    COMM_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    BEGIN_NS_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    phase: builtins.str
+    name: builtins.str
+    """of the bucket or operation"""
+    comm: builtins.int
+    """of a host: the communicator"""
+    sequence: builtins.int
+    """of a host: number of the operation there. Of a rank: number of the step in the trace, from 0"""
+    begin_ns: builtins.int
+    end_ns: builtins.int
+    peer: builtins.int
+    """who is waited for, sends or receives: a rank, or the index of a host. -1: nobody"""
+    bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        phase: builtins.str = ...,
+        name: builtins.str = ...,
+        comm: builtins.int = ...,
+        sequence: builtins.int = ...,
+        begin_ns: builtins.int = ...,
+        end_ns: builtins.int = ...,
+        peer: builtins.int = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin_ns", b"begin_ns", "bytes", b"bytes", "comm", b"comm", "end_ns", b"end_ns", "name", b"name", "peer", b"peer", "phase", b"phase", "sequence", b"sequence"]) -> None: ...
+
+global___TraceSpan = TraceSpan
+
+@typing.final
+class TracePart(google.protobuf.message.Message):
+    """What one rank, or the engine of one host, recorded. Several of one source go together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    HOSTNAME_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    MEMBER_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    HOSTS_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    hostname: builtins.str
+    rank: builtins.int
+    """-1: the host's engine"""
+    member: builtins.int
+    """number of the rank's process"""
+    dropped: builtins.int
+    """there was no room for so many more"""
+    missing: builtins.str
+    """why nothing, or no more, comes from this source; empty: all has come"""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TraceSpan]: ...
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of an engine: node ids, by the index that `peer` has"""
+
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        hostname: builtins.str = ...,
+        rank: builtins.int = ...,
+        member: builtins.int = ...,
+        spans: collections.abc.Iterable[global___TraceSpan] | None = ...,
+        dropped: builtins.int = ...,
+        missing: builtins.str = ...,
+        hosts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "hostname", b"hostname", "hosts", b"hosts", "member", b"member", "missing", b"missing", "node_id", b"node_id", "rank", b"rank", "spans", b"spans"]) -> None: ...
+
+global___TracePart = TracePart
+
+@typing.final
+class TraceClock(google.protobuf.message.Message):
+    """Of one node: what to add to its times, so that they are on the coordinator's clock, and how far that may be wrong."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    OFFSET_NS_FIELD_NUMBER: builtins.int
+    BOUND_NS_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    offset_ns: builtins.int
+    bound_ns: builtins.int
+    missing: builtins.str
+    """why it is not known; empty: it is"""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        offset_ns: builtins.int = ...,
+        bound_ns: builtins.int = ...,
+        missing: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bound_ns", b"bound_ns", "missing", b"missing", "node_id", b"node_id", "offset_ns", b"offset_ns"]) -> None: ...
+
+global___TraceClock = TraceClock

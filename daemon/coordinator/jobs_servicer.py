@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
-from bagua.daemon.coordinator import wishes
+from bagua.daemon.coordinator import traces, wishes
 from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.listing import page
@@ -147,6 +147,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 reader.close()
                 if newcomers is not None:
                     newcomers.cancel()
+
+    async def TraceJob(self, request: job_pb2.TraceJobRequest, context: Context) -> AsyncIterator[job_pb2.TraceChunk]:
+        """Parts as nodes send them, then the clocks of all nodes."""
+        steps, seconds = traces.check(request)
+        job = await self._service.job(request.job_id)
+        traces.check_runs(job)
+        tracing = traces.Tracing(self._sessions.traces, self._sessions.get, job, steps, seconds)
+        try:
+            async for chunk in tracing.chunks():
+                yield chunk
+        finally:
+            tracing.close()
 
     async def _add_newcomers(self, reader: LogReader, watcher: Watcher, job_id: str) -> None:
         with contextlib.suppress(ServiceError):  # of the end: the reader reads what it has
