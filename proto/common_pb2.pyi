@@ -308,6 +308,7 @@ class Progress(google.protobuf.message.Message):
     TOTAL_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     step: builtins.int
@@ -315,6 +316,10 @@ class Progress(google.protobuf.message.Message):
     message: builtins.str
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def shares(self) -> global___StepShares:
+        """absent: no step was measured"""
+
     def __init__(
         self,
         *,
@@ -324,10 +329,50 @@ class Progress(google.protobuf.message.Message):
         total: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         message: builtins.str = ...,
+        shares: global___StepShares | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "step", b"step", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shares", b"shares"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
 
 global___Progress = Progress
+
+@typing.final
+class StepShares(google.protobuf.message.Message):
+    """How a rank's recent steps divide, as averages in ms. A step is compute + ranks + exposed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTE_MS_FIELD_NUMBER: builtins.int
+    RANKS_MS_FIELD_NUMBER: builtins.int
+    EXPOSED_MS_FIELD_NUMBER: builtins.int
+    HIDDEN_MS_FIELD_NUMBER: builtins.int
+    EXCHANGE_FIELD_NUMBER: builtins.int
+    EXCHANGES_FIELD_NUMBER: builtins.int
+    compute_ms: builtins.float
+    """its own work"""
+    ranks_ms: builtins.float
+    """it stands waiting for other ranks of its host"""
+    exposed_ms: builtins.float
+    """it stands waiting while an exchange runs"""
+    hidden_ms: builtins.float
+    """an exchange runs while it computes"""
+    exchange: builtins.int
+    """the one that it waits for longest, from 1"""
+    exchanges: builtins.int
+    """of a step"""
+    def __init__(
+        self,
+        *,
+        compute_ms: builtins.float = ...,
+        ranks_ms: builtins.float = ...,
+        exposed_ms: builtins.float = ...,
+        hidden_ms: builtins.float = ...,
+        exchange: builtins.int = ...,
+        exchanges: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "exchange", b"exchange", "exchanges", b"exchanges", "exposed_ms", b"exposed_ms", "hidden_ms", b"hidden_ms", "ranks_ms", b"ranks_ms"]) -> None: ...
+
+global___StepShares = StepShares
 
 @typing.final
 class LogChunk(google.protobuf.message.Message):

@@ -16,11 +16,13 @@ The form, a JSON object::
 the times of a node may be wrong. Each rank is a process, and each host (its engine) is one. ``args`` of a process_name
 has ``rank`` (-1: a host) and ``node``, too. On one thread, events nest or follow each other.
 
-Threads of a rank: ``training`` (step, forward, backward, wait, optimizer and so on), ``other threads``, and one for each
-bucket. Threads of a host: ``operations``, ``reduction`` (reduce, copy, encode, decode), ``to NODE``, ``from NODE``.
-``cat`` is the phase. The phases of a bucket are "bucket", and in it "ready" (it waits for its turn), "submitted" (ranks
-of this host are missing) and "reduced". The phases of an operation of a host are "operation", and in it "ranks",
-"queued" and "host".
+Threads of a rank: ``training`` (step, forward, backward, submit, wait, optimizer and so on), ``other threads``, and one
+for each bucket. Threads of a host: ``operations``, ``reduction`` (reduce, copy, encode, decode), ``to NODE``, ``from
+NODE``. ``cat`` is the phase.
+
+Phases of a bucket: "bucket", from its last gradient to its result, and inside it "ready" (until it is submitted),
+"submitted" (until all ranks of the host have submitted it) and "reduced" (until the result is there). Phases of an
+operation of a host: "operation", and inside it "ranks", "queued" and "host".
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ OPERATIONS, REDUCTION, WIRE = 1, 100, 200
 _OF_BUCKET = ("bucket", "ready", "submitted", "reduced")
 _OF_OPERATION = ("operation", "ranks", "queued", "host")
 _WIRE = ("send", "receive")
-_WORDS = {"ready": "waits for its turn", "submitted": "waits for ranks of this host", "reduced": "reduced"}
+_WORDS = {"ready": "waits for its turn", "submitted": "submitted", "reduced": "reduced"}
 
 Event = dict[str, Any]
 Track = tuple[int, str, Sequence[Span]]

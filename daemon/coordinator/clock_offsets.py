@@ -38,14 +38,11 @@ def offset_of(exchanges: Sequence[Exchange]) -> Offset:
 
 
 def offset_during(before: Sequence[Exchange], after: Sequence[Exchange]) -> Offset:
-    """Of a time that lies between two series of exchanges; one of them may be empty. The offset is that of the middle,
-    and the bound covers both ends: clocks drift apart."""
+    """Of a time that lies between two series of exchanges; one of them may be empty. The bound covers both ends, and so
+    the time between them, in which clocks drift one way."""
     if not before or not after:
         return offset_of([*before, *after])
     first, last = offset_of(before), offset_of(after)
     low = min(first.ns - first.bound, last.ns - last.bound)
     high = max(first.ns + first.bound, last.ns + last.bound)
-    # Where both hold at once, the clocks have not drifted measurably: the narrower statement is true all the time.
-    if first.ns - first.bound <= last.ns + last.bound and last.ns - last.bound <= first.ns + first.bound:
-        return min(first, last, key=lambda one: one.bound)
     return Offset((low + high) // 2, (high - low + 1) // 2)

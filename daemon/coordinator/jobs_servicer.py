@@ -54,11 +54,14 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
         message = await self._answer(await self._service.job(request.job_id))
-        if line := await self._tuning.line(message.job_id):
+        line = await self._tuning.line(message.job_id)
+        reports = self._watchers.reports(message.job_id)
+        if line or reports:
             # The message is shared by all who ask: it must not be changed.
             shown = job_pb2.Job()
             shown.CopyFrom(message)
             shown.tuning = line
+            shown.reports.extend(reports)
             return shown
         return message
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from bagua.base.machine_clock import clock_name
 from bagua.base.errors import ConflictError, InvalidRequestError, TooMuchError
+from bagua.base.machine_clock import clock_name
 from bagua.daemon.coordinator.clock_offsets import SAME, Exchange, Offset, offset_during
 from bagua.daemon.coordinator.domain import JobRecord, JobState
 from bagua.proto import common_pb2, job_pb2, node_pb2
@@ -53,7 +53,9 @@ def check(request: job_pb2.TraceJobRequest) -> tuple[int, float]:
         raise InvalidRequestError(f"steps: {request.steps} are too many, {MAX_STEPS} is the most.")
     seconds = request.timeout_s or DEFAULT_TIMEOUT_S
     if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise InvalidRequestError(f"timeout_s is {request.timeout_s:g}: it must be above 0 and at most {MAX_TIMEOUT_S:g}.")
+        raise InvalidRequestError(
+            f"timeout_s is {request.timeout_s:g}: it must be above 0 and at most {MAX_TIMEOUT_S:g}."
+        )
     return request.steps or DEFAULT_STEPS, seconds
 
 
@@ -240,7 +242,7 @@ class Tracing:
         elif node.before or node.after:
             offset = shared_offset([one for one in self._nodes if one.clock and one.clock == node.clock] or [node])
         else:
-            clock.missing = f"node {node.session.node_id} did not tell its time: its events are not on the others' clock"
+            clock.missing = f"node {node.session.node_id} did not tell its time: its events are not on their clock"
             return clock
         clock.offset_ns, clock.bound_ns = offset.ns, offset.bound
         return clock

@@ -1,7 +1,8 @@
 """Names the phases of a training step, for torch.profiler and for a trace of the job.
 
-``torch.profiler`` shows ranges such as ``bagua:submit bucket 3`` beside the operators of the program. A trace of the job
-(``tracer.py``) gets the same phases with their times. Where neither is under way, a phase costs two reads of memory.
+``torch.profiler`` shows ranges such as ``bagua:submit bucket 3`` beside the operators of the program. A trace of the
+job (``tracer.py``) gets the same phases with their times. Where neither is under way, a phase costs two reads of
+memory.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class _Phase:
     def __enter__(self) -> None:
         self._begin = time.monotonic_ns()
         if self._range is not None:
-            self._range.__enter__()
+            self._range.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         if self._range is not None:
-            self._range.__exit__(*error)  # type: ignore[arg-type]
+            self._range.__exit__(*error)
         if (sink := WATCH.sink) is not None:
             sink.note(self._phase, self._name, self._begin, time.monotonic_ns())
 

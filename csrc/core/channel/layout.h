@@ -207,7 +207,7 @@ struct JobPage {
   uint32_t version;
   // Grows when a generation begins, and when the job ends. Futex word of ranks that wait for the next generation.
   alignas(64) std::atomic<uint32_t> changes;
-  std::atomic<uint64_t> planned;               // the newest generation that is planned; 0: there was none
+  std::atomic<uint64_t> planned;  // the newest generation that is planned; 0: there was none
   // Ranks record their next training steps: number of the request << 16 | steps. 0: nobody asks for it.
   std::atomic<uint64_t> trace;
   alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatchers: grows with every submission
