@@ -14,7 +14,7 @@ LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class StepShare:
-    """Averages of one rank, in ms of a step. ``compute``: its own work. ``ranks``: it waits for other ranks of its host.
+    """Averages of one rank, in ms of a step. ``compute``: its own work. ``ranks``: it waits for ranks of its host.
     ``exposed``: it waits while an exchange runs, most of all for number ``exchange`` of ``exchanges`` in the step."""
 
     rank: int
@@ -66,10 +66,7 @@ def step_words(shares: Sequence[StepShare]) -> str:
         parts.append((sum(beyond.values()) - for_ranks, f"waiting for the exchange{_exchange(shares, beyond)}"))
     if slowest is not None:
         parts.append((sum(behind.values()), f"waiting for rank {slowest.rank}"))
-    said = [
-        f"{part / total:.0%}".replace("%", " %") + f" {words}" for part, words in parts if part / total >= LEAST_SHARE
-    ]
-    return ", ".join(said)
+    return ", ".join(f"{100 * part / total:.0f} % {words}" for part, words in parts if part / total >= LEAST_SHARE)
 
 
 def _whose(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
