@@ -758,7 +758,7 @@ global___TraceSpan = TraceSpan
 
 @typing.final
 class TracePart(google.protobuf.message.Message):
-    """What one rank, or the engine of one host, recorded. Several of one source go together."""
+    """Spans that one rank, or the engine of one host, recorded. Several of one source go together."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

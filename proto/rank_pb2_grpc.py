@@ -109,7 +109,7 @@ class RankServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportTrace(self, request, context):
-        """What the rank recorded, after each step that it was asked for (JobPage::trace in csrc/core/channel/layout.h).
+        """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,7 @@ class RankServiceStub:
         bagua.proto.rank_pb2.TraceReport,
         bagua.proto.rank_pb2.TraceReportReply,
     ]
-    """What the rank recorded, after each step that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
+    """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
 
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -101,7 +101,7 @@ class RankServiceAsyncStub:
         bagua.proto.rank_pb2.TraceReport,
         bagua.proto.rank_pb2.TraceReportReply,
     ]
-    """What the rank recorded, after each step that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
+    """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -155,6 +155,6 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.rank_pb2.TraceReport,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.rank_pb2.TraceReportReply, collections.abc.Awaitable[bagua.proto.rank_pb2.TraceReportReply]]:
-        """What the rank recorded, after each step that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
+        """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

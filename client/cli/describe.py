@@ -106,7 +106,7 @@ def step_shares(job: job_pb2.Job) -> list[StepShare]:
 
 
 def step_lines(job: job_pb2.Job) -> list[str]:
-    """What a step of a job that runs waits for, in words, and the straggler if there is one."""
+    """Lines about a job that runs: what its steps wait for, and the straggler if there is one."""
     if job.state in ENDED:
         return []
     shares = step_shares(job)

@@ -27,8 +27,8 @@ class Span:
 
 @dataclass
 class Source:
-    """What one rank, or the engine of one host (``rank`` is ENGINE), recorded. ``hosts``: node ids by the index that
-    ``peer`` has in spans of engines. ``missing``: words, if not all that was asked for has come."""
+    """Spans that one rank, or the engine of one host (``rank`` is ENGINE), recorded. ``hosts``: node ids by the index
+    that ``peer`` has in spans of engines. ``missing``: words, if not all that was asked for has come."""
 
     node: str
     rank: int

@@ -44,7 +44,7 @@ class _Source:
 
 
 class _Collection:
-    """What comes from the ranks of one job."""
+    """All that comes from the ranks of one job."""
 
     def __init__(self, number: int, most: int) -> None:
         self.number = number

@@ -17,7 +17,7 @@ def events_of(document: dict[str, Any], name: str, thread: str) -> list[dict[str
 
 
 def assert_perfetto_takes(document: dict[str, Any]) -> None:
-    """What its importer of JSON needs, and events of a thread nest."""
+    """Fails unless the document has all that its importer of JSON needs, and events of a thread nest."""
     document = json.loads(json.dumps(document))
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in document["traceEvents"]:

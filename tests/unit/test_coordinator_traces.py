@@ -16,7 +16,7 @@ DELAYS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_s
 
 
 def exchanges(true: int, delays: list[tuple[int, int]], sent: int = 0) -> list[Exchange]:
-    """What a coordinator sees of a node whose clock is ``true`` ns behind, with these delays of the two ways."""
+    """Exchanges with a node whose clock is ``true`` ns behind, with these delays of the two ways."""
     return [Exchange(sent, sent + there - true, sent + there + back) for there, back in delays]
 
 

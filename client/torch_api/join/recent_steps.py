@@ -1,4 +1,4 @@
-"""What a rank's recent steps wait for: averages that forget, so that they tell of the present."""
+"""Averages of what a rank's recent steps wait for. They forget, so that they tell of the present."""
 
 from __future__ import annotations
 
