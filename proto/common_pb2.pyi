@@ -734,7 +734,7 @@ class TraceSpan(google.protobuf.message.Message):
     comm: builtins.int
     """of a host: the communicator"""
     sequence: builtins.int
-    """of a host: number of the operation there. Of a rank: number of the step in the trace, from 0"""
+    """Of a host: number of the operation there. Of a rank: number of the step, by its forward passes in training."""
     begin_ns: builtins.int
     end_ns: builtins.int
     peer: builtins.int

@@ -35,20 +35,28 @@ def plot_step(document: dict[str, Any], path: Path, number: int | None = None) -
     steps = sorted({event["args"]["step"] for event in document["traceEvents"] if event.get("cat") == "step"})
     if not steps:
         raise ValueError("No step was recorded: there is nothing to draw.")
-    found = lanes(step_of(document, steps[len(steps) // 2] if number is None else number))
+    number = steps[len(steps) // 2] if number is None else number
+    found = lanes(step_of(document, number))
     figure, (axes,) = new_figure(1)
-    figure.set_size_inches(11, 1.2 + 0.28 * len(found))
-    zero = min(event["ts"] for _, events in found for event in events)
+    figure.set_size_inches(11, 1.2 + 0.2 * len(found))
+    begin, end = _extent(document, number)
     for row, (_, events) in enumerate(found):
         for event in events:
-            bar = [((event["ts"] - zero) / 1e3, max(event["dur"] / 1e3, 0.001))]
+            bar = [((event["ts"] - begin) / 1e3, max(event["dur"] / 1e3, 0.001))]
             axes.broken_barh(bar, (row - _HEIGHT / 2, _HEIGHT), color=COLOURS[event["cat"]], linewidth=0)
-    axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=8)
+    axes.set_xlim(0, (end - begin) / 1e3)
+    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
-    axes.set_title(f"One step of {document['otherData']['job_id']}", fontsize=10)
+    axes.set_title(f"Step {number} of {document['otherData']['job_id']}", fontsize=10)
     _legend(axes, found)
     save_figure(figure, path)
+
+
+def _extent(document: dict[str, Any], number: int) -> tuple[float, float]:
+    steps = [e for e in document["traceEvents"] if e.get("cat") == "step" and e["args"]["step"] == number]
+    return min(event["ts"] for event in steps), max(event["ts"] + event["dur"] for event in steps)
 
 
 def _legend(axes: Any, found: Sequence[Lane]) -> None:

@@ -10,11 +10,12 @@ The form, a JSON object::
         {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "rank 0 (node-a)"}},
         {"ph": "M", "name": "thread_name", "pid": 2, "tid": 1, "args": {"name": "training"}},
         {"ph": "X", "name": "forward", "cat": "forward", "pid": 2, "tid": 1, "ts": 12.5, "dur": 830.1,
-         "args": {"step": 0}}, ...]}
+         "args": {"step": 731}}, ...]}
 
 ``ts`` and ``dur`` are in µs from the earliest event, on the coordinator's clock. ``clock_bound_us`` says by how much
 the times of a node may be wrong. Each rank is a process, and each host (its engine) is one. ``args`` of a process_name
-has ``rank`` (-1: a host) and ``node``, too. On one thread, events nest or follow each other.
+has ``rank`` (-1: a host) and ``node``, too. On one thread, events nest or follow each other. ``step`` counts forward
+passes in training, the same on all ranks; ``operation`` counts those of a communicator, the same on all hosts.
 
 Threads of a rank: ``training`` (step, forward, backward, submit, wait, optimizer and so on), ``other threads``, and one
 for each bucket. Threads of a host: ``operations``, ``reduction`` (reduce, copy, encode, decode), ``to NODE``, ``from

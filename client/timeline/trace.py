@@ -11,9 +11,12 @@ ENGINE = -1
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took from ``begin`` to ``end``, in ns. ``number``: of the step (ranks), of the operation in its
-    communicator ``comm`` (engines). ``peer``: who was waited for, or is at the other end; -1: nobody. ``comm`` of a
-    rank: 1 on another thread than the one that trains."""
+    """Something that took from ``begin`` to ``end``, in ns.
+
+    ``number`` of a rank: of the step, by forward passes in training. Of an engine: of the operation in its communicator
+    ``comm``. ``peer``: who was waited for, or is at the other end; -1: nobody. ``comm`` of a rank: 1 on another thread
+    than the one that trains.
+    """
 
     phase: str
     name: str

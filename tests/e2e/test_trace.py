@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ def assert_rank(document: dict[str, Any], name: str) -> None:
     """Every step has its phases inside it, and every bucket is in every step."""
     training = events_of(document, name, "training")
     steps = [event for event in training if event["cat"] == "step"]
-    assert [event["args"]["step"] for event in steps] == list(range(STEPS))
+    numbers = [event["args"]["step"] for event in steps]
+    assert numbers == list(range(numbers[0], numbers[0] + STEPS))
     for step in steps:
         inside = [e for e in training if e["args"] == step["args"] and e is not step]
         for phase in ("forward", "backward", "submit", "wait", "results", "optimizer"):
@@ -97,7 +99,7 @@ def assert_rank(document: dict[str, Any], name: str) -> None:
     for bucket in names:
         events = events_of(document, name, bucket.removeprefix("submit "))
         for phase in ("bucket", "ready", "submitted", "reduced"):
-            assert sorted(e["args"]["step"] for e in events if e["cat"] == phase) == list(range(STEPS))
+            assert sorted(e["args"]["step"] for e in events if e["cat"] == phase) == numbers
 
 
 def test_what_a_step_waits_for(service: Service, job: str) -> None:
@@ -129,3 +131,34 @@ def test_jobs_that_can_not_be_traced(service: Service, job: str) -> None:
     service.call("job", "cancel", waiting)
     done = service.call("job", "trace", job, "-o", "no/such/folder/trace.json")
     assert done.code != 0 and "there is no folder" in done.text
+
+
+OTHER_CLOCK = ("unshare", "--time", "--monotonic", "5000", "--fork")
+
+
+def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
+    """CLOCK_MONOTONIC of node-b is 5000 s ahead, as that of another machine may be."""
+    if subprocess.run([*OTHER_CLOCK, "true"], capture_output=True).returncode:
+        pytest.skip("needs namespaces of time (root, unshare of util-linux 2.33)")
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 1)
+    service.start_node("node-b", 1, prefix=OTHER_CLOCK)
+    sandbox = service.sandbox
+    script, stop = sandbox.script("train.py", TRAIN), sandbox.folder / "stop"
+    job_id = service.submit("--nnodes", "2", script, stop, sandbox.folder / "stall")
+    service.wait_for_state(job_id, ["running"], within=60)
+    sandbox.wait_until(lambda: len(service.json("job", "show", job_id)["step_shares"]) == 2, 60)
+    document, out = traced(service, job_id, "--steps", str(STEPS))
+    stop.touch()
+    assert_perfetto_takes(document)
+    bounds = document["otherData"]["clock_bound_us"]
+    assert bounds["node-a"] == 0 < bounds["node-b"] < 2e6
+    assert "clocks of hosts agree within" in out
+    mine, others = (events_of(document, name, "bucket 0") for name in ("rank 0 (node-a)", "rank 1 (node-b)"))
+    submitted = {e["args"]["step"]: e["ts"] for e in others if e["cat"] == "submitted"}
+    done = {e["args"]["step"]: e["ts"] + e["dur"] for e in mine if e["cat"] == "reduced"}
+    assert submitted.keys() & done.keys()
+    for step in submitted.keys() & done.keys():  # no result before all have submitted
+        assert done[step] >= submitted[step] - bounds["node-b"]
+    service.wait_for_state(job_id, ["succeeded"], within=60)

@@ -41,6 +41,7 @@ class Traced(Protocol):
     """The wrapped model."""
 
     bagua_optimizers: list[torch.optim.Optimizer]
+    bagua_train_step_counter: int
 
 
 class Tracer:
@@ -101,7 +102,8 @@ class Recording:
 
     def __init__(self, session: Session, daemon: DaemonClient, number: int, steps: int, leader: Traced) -> None:
         self._steps = steps
-        self._step = -1
+        self._step = -1  # steps that are recorded whole
+        self._number = 0  # of the present step: the leader's forward passes in training, the same on all ranks
         self._leader = leader
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._report = TraceReport(
@@ -138,8 +140,9 @@ class Recording:
             return True
         now = time.monotonic_ns()
         if self._step >= 0:
-            self.note("step", f"step {self._step}", self._step_began, now)
+            self.note("step", f"step {self._number}", self._step_began, now)
         self._step += 1
+        self._number = model.bagua_train_step_counter + 1
         self._step_began = now
         self.synchronised = False
         if self._step >= self._steps:
@@ -168,9 +171,8 @@ class Recording:
             self._dropped += 1
             return
         aside = int(threading.get_ident() != self._thread)
-        step = max(0, self._step)
         self._spans.append(
-            TraceSpan(phase=phase, name=name, comm=aside, sequence=step, begin_ns=begin, end_ns=end, peer=-1)
+            TraceSpan(phase=phase, name=name, comm=aside, sequence=self._number, begin_ns=begin, end_ns=end, peer=-1)
         )
 
     def ready(self, bucket: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ def profiled(algorithm: Algorithm) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    model = model.with_bagua([optimizer], algorithm, bucket_bytes=40_000)
+    model = model.with_bagua([optimizer], algorithm)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -42,7 +41,7 @@ def profiled(algorithm: Algorithm) -> list[dict[str, Any]]:
     ]
 
 
-def rank_is_profiled(folder: str) -> None:
+def rank_is_profiled() -> None:
     bagua.init_process_group()
     for name in ("gradient_allreduce", "power_sgd:rank=2"):
         kind, _, rest = name.partition(":")
@@ -61,8 +60,8 @@ def rank_is_profiled(folder: str) -> None:
             assert sum(e["name"].startswith("bagua:wait bucket") for e in inside) >= len(submits)
 
 
-def test_the_profiler_shows_phases(ranks: Any, tmp_path: Path) -> None:
-    ranks.run(rank_is_profiled, 2, folder=str(tmp_path))
+def test_the_profiler_shows_phases(ranks: Any) -> None:
+    ranks.run(rank_is_profiled, 2, environment={"BAGUA_DEFAULT_BUCKET_SIZE": "40000"})
 
 
 def test_the_profilers_flag_is_where_it_was() -> None:
