@@ -79,6 +79,7 @@ class _Node:
     session: Connected
     request_id: int = 0
     over: bool = False
+    room: int = 0  # for spans
     clock: str = ""
     before: list[Exchange] = field(default_factory=list)
     after: list[Exchange] = field(default_factory=list)
@@ -154,7 +155,7 @@ class Tracing:
         sources = len(self._job.hosts) + sum(len(host.ranks) for host in self._job.hosts)
         most = max(100, min(MAX_SPANS_OF_SOURCE, MAX_SPANS // max(1, sources)))
         for node in self._nodes:
-            self._start(node, most)
+            self._start(node, most, sources)
         deadline = asyncio.get_running_loop().time() + self._timeout_s + GRACE_S
         while not (self._parts.empty() and all(node.over for node in self._nodes)):
             try:
@@ -172,9 +173,16 @@ class Tracing:
     def _miss(self, node_id: str, words: str) -> None:
         self._parts.put_nowait(common_pb2.TracePart(node_id=node_id, rank=-1, missing=words))
 
-    def _start(self, node: _Node, most: int) -> None:
+    def _start(self, node: _Node, most: int, sources: int) -> None:
+        node.room = most * sources
+
         def sink(reply: Reply) -> None:
             if isinstance(reply, node_pb2.TraceReply):
+                node.room -= len(reply.part.spans)
+                if node.room < 0:
+                    self._miss(node.session.node_id, f"node {node.session.node_id} sent more than it was asked for")
+                    self._end(node)
+                    return
                 self._parts.put_nowait(reply.part)
                 node.over = node.over or reply.last
             elif reply is None and not node.over:

@@ -217,6 +217,11 @@ class Service:
         with Client(self.address, token=self._token.read_text()) as client:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
 
+    def ranks_that_report(self, job_id: str) -> int:
+        """How many ranks of the job have told how their steps divide."""
+        with Client(self.address, token=self._token.read_text()) as client:
+            return sum(report.HasField("shares") for report in client.get(job_id).reports)
+
     def connected_nodes(self) -> set[str]:
         """Those that the coordinator hears."""
         with Client(self.address, token=self._token.read_text()) as client:

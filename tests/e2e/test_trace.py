@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rig.engines import DEADLINE_S
 from rig.timelines import assert_perfetto_takes, events_of
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def job(service: Service) -> Iterator[str]:
     script = sandbox.script("train.py", TRAIN)
     stop, stall = sandbox.folder / "stop", sandbox.folder / "stall"
     job_id = service.submit("--nnodes", "2", "--env", "BAGUA_DEFAULT_BUCKET_SIZE=60000", script, stop, stall)
-    service.wait_for_state(job_id, ["running"], within=60)
-    sandbox.wait_until(lambda: len(service.json("job", "show", job_id)["step_shares"]) == 2, 60)
+    service.wait_for_state(job_id, ["running"], within=DEADLINE_S)
+    sandbox.wait_until(lambda: service.ranks_that_report(job_id) == 2, DEADLINE_S)
     yield job_id
     stop.touch()
-    service.wait_for_state(job_id, ["succeeded"], within=60)
+    service.wait_for_state(job_id, ["succeeded"], within=DEADLINE_S)
     done = service.call("job", "trace", job_id)
     assert done.code != 0 and "has ended (succeeded): only a job that runs can be traced" in done.text
 
@@ -147,8 +148,8 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     sandbox = service.sandbox
     script, stop = sandbox.script("train.py", TRAIN), sandbox.folder / "stop"
     job_id = service.submit("--nnodes", "2", script, stop, sandbox.folder / "stall")
-    service.wait_for_state(job_id, ["running"], within=60)
-    sandbox.wait_until(lambda: len(service.json("job", "show", job_id)["step_shares"]) == 2, 60)
+    service.wait_for_state(job_id, ["running"], within=DEADLINE_S)
+    sandbox.wait_until(lambda: service.ranks_that_report(job_id) == 2, DEADLINE_S)
     document, out = traced(service, job_id, "--steps", str(STEPS))
     stop.touch()
     assert_perfetto_takes(document)
@@ -161,4 +162,4 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     assert submitted.keys() & done.keys()
     for step in submitted.keys() & done.keys():  # no result before all have submitted
         assert done[step] >= submitted[step] - bounds["node-b"]
-    service.wait_for_state(job_id, ["succeeded"], within=60)
+    service.wait_for_state(job_id, ["succeeded"], within=DEADLINE_S)
