@@ -121,6 +121,13 @@ class Engine:
     def step_s(self) -> float:
         """Median time of a training step in elastic engines, of all collectives that local ranks called; 0 while it is
         not known."""
+    def start_trace(self, *, request: int, most: int) -> None:
+        """Local ranks see ``request`` in ``Rank.trace()``, and ``most`` spans of this host's collectives are
+        recorded."""
+    def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
+        """Ends that. (phase, name of the operation, communicator, number of the operation there, begin, end, peer,
+        bytes) of each span, in ns of CLOCK_MONOTONIC, and how many there was no room for. Phases and their peers:
+        csrc/core/engine/trace.h."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts (but those that are
         suspended); no generation follows. First call wins."""
@@ -163,6 +170,9 @@ class Rank:
     def planned(self) -> int:
         """Number of the newest generation that is planned, 0: there was none. Costs one read of memory. A rank whose
         generation is older goes to ``enter`` after its step, when all others do."""
+    def trace(self) -> int:
+        """Not 0: this rank is asked to record its next steps: number of the request << 16 | steps. Costs one read of
+        memory."""
     def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
         """Waits (GIL released, signals honoured) for a generation after this one, enters it, returns its ``view()``.
         Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:

@@ -308,6 +308,7 @@ class Progress(google.protobuf.message.Message):
     TOTAL_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     step: builtins.int
@@ -315,6 +316,10 @@ class Progress(google.protobuf.message.Message):
     message: builtins.str
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def shares(self) -> global___StepShares:
+        """absent: no step was measured"""
+
     def __init__(
         self,
         *,
@@ -324,10 +329,50 @@ class Progress(google.protobuf.message.Message):
         total: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         message: builtins.str = ...,
+        shares: global___StepShares | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "step", b"step", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shares", b"shares"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
 
 global___Progress = Progress
+
+@typing.final
+class StepShares(google.protobuf.message.Message):
+    """How a rank's recent steps divide, as averages in ms. A step is compute + ranks + exposed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTE_MS_FIELD_NUMBER: builtins.int
+    RANKS_MS_FIELD_NUMBER: builtins.int
+    EXPOSED_MS_FIELD_NUMBER: builtins.int
+    HIDDEN_MS_FIELD_NUMBER: builtins.int
+    EXCHANGE_FIELD_NUMBER: builtins.int
+    EXCHANGES_FIELD_NUMBER: builtins.int
+    compute_ms: builtins.float
+    """its own work"""
+    ranks_ms: builtins.float
+    """it stands waiting for other ranks of its host"""
+    exposed_ms: builtins.float
+    """it stands waiting while an exchange runs"""
+    hidden_ms: builtins.float
+    """an exchange runs while it computes"""
+    exchange: builtins.int
+    """the one that it waits for longest, from 1"""
+    exchanges: builtins.int
+    """of a step"""
+    def __init__(
+        self,
+        *,
+        compute_ms: builtins.float = ...,
+        ranks_ms: builtins.float = ...,
+        exposed_ms: builtins.float = ...,
+        hidden_ms: builtins.float = ...,
+        exchange: builtins.int = ...,
+        exchanges: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "exchange", b"exchange", "exchanges", b"exchanges", "exposed_ms", b"exposed_ms", "hidden_ms", b"hidden_ms", "ranks_ms", b"ranks_ms"]) -> None: ...
+
+global___StepShares = StepShares
 
 @typing.final
 class LogChunk(google.protobuf.message.Message):
@@ -666,3 +711,120 @@ class TuneReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["best", b"best", "candidate", b"candidate", "error", b"error", "exhausted", b"exhausted", "has_best", b"has_best"]) -> None: ...
 
 global___TuneReply = TuneReply
+
+@typing.final
+class TraceSpan(google.protobuf.message.Message):
+    """An interval in the work of a rank or of a host; a moment has begin and end equal. Times in ns of CLOCK_MONOTONIC of
+    the machine. Phases: bagua/timeline/chrome.py shows them, csrc/core/engine/trace.h has those of a host.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    COMM_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    BEGIN_NS_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    phase: builtins.str
+    name: builtins.str
+    """of the bucket or operation"""
+    comm: builtins.int
+    """of a host: the communicator"""
+    sequence: builtins.int
+    """Of a host: number of the operation there. Of a rank: number of the step, by its forward passes in training."""
+    begin_ns: builtins.int
+    end_ns: builtins.int
+    peer: builtins.int
+    """who is waited for, sends or receives: a rank, or the index of a host. -1: nobody"""
+    bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        phase: builtins.str = ...,
+        name: builtins.str = ...,
+        comm: builtins.int = ...,
+        sequence: builtins.int = ...,
+        begin_ns: builtins.int = ...,
+        end_ns: builtins.int = ...,
+        peer: builtins.int = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin_ns", b"begin_ns", "bytes", b"bytes", "comm", b"comm", "end_ns", b"end_ns", "name", b"name", "peer", b"peer", "phase", b"phase", "sequence", b"sequence"]) -> None: ...
+
+global___TraceSpan = TraceSpan
+
+@typing.final
+class TracePart(google.protobuf.message.Message):
+    """Spans that one rank, or the engine of one host, recorded. Several of one source go together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    HOSTNAME_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    MEMBER_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    HOSTS_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    hostname: builtins.str
+    rank: builtins.int
+    """-1: the host's engine"""
+    member: builtins.int
+    """number of the rank's process"""
+    dropped: builtins.int
+    """there was no room for so many more"""
+    missing: builtins.str
+    """why nothing, or no more, comes from this source; empty: all has come"""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TraceSpan]: ...
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of an engine: node ids, by the index that `peer` has"""
+
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        hostname: builtins.str = ...,
+        rank: builtins.int = ...,
+        member: builtins.int = ...,
+        spans: collections.abc.Iterable[global___TraceSpan] | None = ...,
+        dropped: builtins.int = ...,
+        missing: builtins.str = ...,
+        hosts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "hostname", b"hostname", "hosts", b"hosts", "member", b"member", "missing", b"missing", "node_id", b"node_id", "rank", b"rank", "spans", b"spans"]) -> None: ...
+
+global___TracePart = TracePart
+
+@typing.final
+class TraceClock(google.protobuf.message.Message):
+    """Of one node: what to add to its times, so that they are on the coordinator's clock, and how far that may be wrong."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    OFFSET_NS_FIELD_NUMBER: builtins.int
+    BOUND_NS_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    offset_ns: builtins.int
+    bound_ns: builtins.int
+    missing: builtins.str
+    """why it is not known; empty: it is"""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        offset_ns: builtins.int = ...,
+        bound_ns: builtins.int = ...,
+        missing: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bound_ns", b"bound_ns", "missing", b"missing", "node_id", b"node_id", "offset_ns", b"offset_ns"]) -> None: ...
+
+global___TraceClock = TraceClock

@@ -194,6 +194,7 @@ class Job(google.protobuf.message.Message):
     PAUSED_FIELD_NUMBER: builtins.int
     GROWTH_FIELD_NUMBER: builtins.int
     TUNING_FIELD_NUMBER: builtins.int
+    REPORTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
     reason: builtins.str
@@ -225,6 +226,10 @@ class Job(google.protobuf.message.Message):
     def joining(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]:
         """of an elastic job: newcomers that are in no generation yet"""
 
+    @property
+    def reports(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.Progress]:
+        """in GetJob alone: the newest of each rank, of 1,024 ranks at most"""
+
     def __init__(
         self,
         *,
@@ -245,9 +250,10 @@ class Job(google.protobuf.message.Message):
         paused: builtins.bool = ...,
         growth: builtins.str = ...,
         tuning: builtins.str = ...,
+        reports: collections.abc.Iterable[bagua.proto.common_pb2.Progress] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "reports", b"reports", "spec", b"spec", "started_at", b"started_at", "state", b"state", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
 
 global___Job = Job
 
@@ -546,6 +552,51 @@ class ReadLogsRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["follow", b"follow", "job_id", b"job_id", "ranks", b"ranks", "tail_lines", b"tail_lines"]) -> None: ...
 
 global___ReadLogsRequest = ReadLogsRequest
+
+@typing.final
+class TraceJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    steps: builtins.int
+    """0: 5; 1,000 at most"""
+    timeout_s: builtins.float
+    """0: 60; 600 at most"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        steps: builtins.int = ...,
+        timeout_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "steps", b"steps", "timeout_s", b"timeout_s"]) -> None: ...
+
+global___TraceJobRequest = TraceJobRequest
+
+@typing.final
+class TraceChunk(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    @property
+    def part(self) -> bagua.proto.common_pb2.TracePart: ...
+    @property
+    def clock(self) -> bagua.proto.common_pb2.TraceClock: ...
+    def __init__(
+        self,
+        *,
+        part: bagua.proto.common_pb2.TracePart | None = ...,
+        clock: bagua.proto.common_pb2.TraceClock | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "clock", b"clock", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "clock", b"clock", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["chunk", b"chunk"]) -> typing.Literal["part", "clock"] | None: ...
+
+global___TraceChunk = TraceChunk
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):

@@ -92,6 +92,11 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_common__pb2.LogChunk.FromString,
                 _registered_method=True)
+        self.TraceJob = channel.unary_stream(
+                '/bagua.v1.JobService/TraceJob',
+                request_serializer=bagua_dot_proto_dot_job__pb2.TraceJobRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.TraceChunk.FromString,
+                _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/bagua.v1.JobService/ListNodes',
                 request_serializer=bagua_dot_proto_dot_job__pb2.ListNodesRequest.SerializeToString,
@@ -207,6 +212,14 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TraceJob(self, request, context):
+        """Records the next training steps of a job that runs. Parts come as they are there, clocks last; the stream ends when
+        all ranks have answered, or the time has passed. FAILED_PRECONDITION with words for a job that trains nothing now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListNodes(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -311,6 +324,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.ReadLogsRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_common__pb2.LogChunk.SerializeToString,
+            ),
+            'TraceJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.TraceJob,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.TraceJobRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.TraceChunk.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -647,6 +665,33 @@ class JobService(object):
             '/bagua.v1.JobService/ReadLogs',
             bagua_dot_proto_dot_job__pb2.ReadLogsRequest.SerializeToString,
             bagua_dot_proto_dot_common__pb2.LogChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bagua.v1.JobService/TraceJob',
+            bagua_dot_proto_dot_job__pb2.TraceJobRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.TraceChunk.FromString,
             options,
             channel_credentials,
             insecure,

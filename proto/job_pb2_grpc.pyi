@@ -88,6 +88,14 @@ class JobServiceStub:
         bagua.proto.common_pb2.LogChunk,
     ]
 
+    TraceJob: grpc.UnaryStreamMultiCallable[
+        bagua.proto.job_pb2.TraceJobRequest,
+        bagua.proto.job_pb2.TraceChunk,
+    ]
+    """Records the next training steps of a job that runs. Parts come as they are there, clocks last; the stream ends when
+    all ranks have answered, or the time has passed. FAILED_PRECONDITION with words for a job that trains nothing now.
+    """
+
     ListNodes: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListNodesRequest,
         bagua.proto.job_pb2.ListNodesReply,
@@ -197,6 +205,14 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ReadLogsRequest,
         bagua.proto.common_pb2.LogChunk,
     ]
+
+    TraceJob: grpc.aio.UnaryStreamMultiCallable[
+        bagua.proto.job_pb2.TraceJobRequest,
+        bagua.proto.job_pb2.TraceChunk,
+    ]
+    """Records the next training steps of a job that runs. Parts come as they are there, clocks last; the stream ends when
+    all ranks have answered, or the time has passed. FAILED_PRECONDITION with words for a job that trains nothing now.
+    """
 
     ListNodes: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListNodesRequest,
@@ -329,6 +345,16 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.ReadLogsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[bagua.proto.common_pb2.LogChunk], collections.abc.AsyncIterator[bagua.proto.common_pb2.LogChunk]]: ...
+
+    @abc.abstractmethod
+    def TraceJob(
+        self,
+        request: bagua.proto.job_pb2.TraceJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[bagua.proto.job_pb2.TraceChunk], collections.abc.AsyncIterator[bagua.proto.job_pb2.TraceChunk]]:
+        """Records the next training steps of a job that runs. Parts come as they are there, clocks last; the stream ends when
+        all ranks have answered, or the time has passed. FAILED_PRECONDITION with words for a job that trains nothing now.
+        """
 
     @abc.abstractmethod
     def ListNodes(

@@ -57,6 +57,8 @@ class NodeFact(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     UPGRADE_REFUSAL_FIELD_NUMBER: builtins.int
     TUNE_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -75,6 +77,10 @@ class NodeFact(google.protobuf.message.Message):
     def upgrade_refusal(self) -> global___UpgradeRefusal: ...
     @property
     def tune(self) -> global___TuneQuestion: ...
+    @property
+    def trace(self) -> global___TraceReply: ...
+    @property
+    def clock(self) -> global___ClockReply: ...
     def __init__(
         self,
         *,
@@ -86,10 +92,12 @@ class NodeFact(google.protobuf.message.Message):
         status: global___NodeStatus | None = ...,
         upgrade_refusal: global___UpgradeRefusal | None = ...,
         tune: global___TuneQuestion | None = ...,
+        trace: global___TraceReply | None = ...,
+        clock: global___ClockReply | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune"] | None: ...
+    def HasField(self, field_name: typing.Literal["clock", b"clock", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune", "trace", "clock"] | None: ...
 
 global___NodeFact = NodeFact
 
@@ -292,6 +300,9 @@ class Directive(google.protobuf.message.Message):
     ACK_FIELD_NUMBER: builtins.int
     UPGRADE_FIELD_NUMBER: builtins.int
     TUNE_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
+    END_TRACE_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -310,6 +321,12 @@ class Directive(google.protobuf.message.Message):
     def upgrade(self) -> global___Upgrade: ...
     @property
     def tune(self) -> global___TuneAnswer: ...
+    @property
+    def trace(self) -> global___StartTrace: ...
+    @property
+    def end_trace(self) -> global___EndTrace: ...
+    @property
+    def clock(self) -> global___ClockProbe: ...
     def __init__(
         self,
         *,
@@ -321,12 +338,124 @@ class Directive(google.protobuf.message.Message):
         ack: global___HeartbeatAck | None = ...,
         upgrade: global___Upgrade | None = ...,
         tune: global___TuneAnswer | None = ...,
+        trace: global___StartTrace | None = ...,
+        end_trace: global___EndTrace | None = ...,
+        clock: global___ClockProbe | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "directive", b"directive", "end_log", b"end_log", "read_log", b"read_log", "run", b"run", "stop", b"stop", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock"] | None: ...
 
 global___Directive = Directive
+
+@typing.final
+class StartTrace(google.protobuf.message.Message):
+    """Local ranks record their next steps, and the engine what it does meanwhile."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    MAX_SPANS_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    job_id: builtins.str
+    steps: builtins.int
+    timeout_s: builtins.float
+    """then what has come by then is sent"""
+    max_spans: builtins.int
+    """of each rank, and of the engine"""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        job_id: builtins.str = ...,
+        steps: builtins.int = ...,
+        timeout_s: builtins.float = ...,
+        max_spans: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "max_spans", b"max_spans", "request_id", b"request_id", "steps", b"steps", "timeout_s", b"timeout_s"]) -> None: ...
+
+global___StartTrace = StartTrace
+
+@typing.final
+class EndTrace(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___EndTrace = EndTrace
+
+@typing.final
+class TraceReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    last: builtins.bool
+    """nothing more comes from this node"""
+    @property
+    def part(self) -> bagua.proto.common_pb2.TracePart: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        part: bagua.proto.common_pb2.TracePart | None = ...,
+        last: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["last", b"last", "part", b"part", "request_id", b"request_id"]) -> None: ...
+
+global___TraceReply = TraceReply
+
+@typing.final
+class ClockProbe(google.protobuf.message.Message):
+    """Answered at once, with the time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___ClockProbe = ClockProbe
+
+@typing.final
+class ClockReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MONOTONIC_NS_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    monotonic_ns: builtins.int
+    clock: builtins.str
+    """equal on all nodes that share one CLOCK_MONOTONIC"""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        monotonic_ns: builtins.int = ...,
+        clock: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "monotonic_ns", b"monotonic_ns", "request_id", b"request_id"]) -> None: ...
+
+global___ClockReply = ClockReply
 
 @typing.final
 class TuneQuestion(google.protobuf.message.Message):

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+import bagua.proto.common_pb2
 import builtins
 import collections.abc
 import google.protobuf.descriptor
@@ -163,3 +164,54 @@ class TakesNewcomersReply(google.protobuf.message.Message):
     ) -> None: ...
 
 global___TakesNewcomersReply = TakesNewcomersReply
+
+@typing.final
+class TraceReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    """the member number"""
+    request: builtins.int
+    steps: builtins.int
+    """recorded so far"""
+    done: builtins.bool
+    """nothing more comes"""
+    dropped: builtins.int
+    number: builtins.int
+    """of the rank in the present generation"""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.TraceSpan]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        request: builtins.int = ...,
+        steps: builtins.int = ...,
+        done: builtins.bool = ...,
+        spans: collections.abc.Iterable[bagua.proto.common_pb2.TraceSpan] | None = ...,
+        dropped: builtins.int = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["done", b"done", "dropped", b"dropped", "job_id", b"job_id", "number", b"number", "rank", b"rank", "request", b"request", "spans", b"spans", "steps", b"steps"]) -> None: ...
+
+global___TraceReport = TraceReport
+
+@typing.final
+class TraceReportReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___TraceReportReply = TraceReportReply

@@ -61,6 +61,11 @@ class RankServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_common__pb2.TuneRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_common__pb2.TuneReply.FromString,
                 _registered_method=True)
+        self.ReportTrace = channel.unary_unary(
+                '/bagua.v1.RankService/ReportTrace',
+                request_serializer=bagua_dot_proto_dot_rank__pb2.TraceReport.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_rank__pb2.TraceReportReply.FromString,
+                _registered_method=True)
 
 
 class RankServiceServicer(object):
@@ -103,6 +108,13 @@ class RankServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportTrace(self, request, context):
+        """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +142,11 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.Tune,
                     request_deserializer=bagua_dot_proto_dot_common__pb2.TuneRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_common__pb2.TuneReply.SerializeToString,
+            ),
+            'ReportTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportTrace,
+                    request_deserializer=bagua_dot_proto_dot_rank__pb2.TraceReport.FromString,
+                    response_serializer=bagua_dot_proto_dot_rank__pb2.TraceReportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +285,33 @@ class RankService(object):
             '/bagua.v1.RankService/Tune',
             bagua_dot_proto_dot_common__pb2.TuneRequest.SerializeToString,
             bagua_dot_proto_dot_common__pb2.TuneReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.RankService/ReportTrace',
+            bagua_dot_proto_dot_rank__pb2.TraceReport.SerializeToString,
+            bagua_dot_proto_dot_rank__pb2.TraceReportReply.FromString,
             options,
             channel_credentials,
             insecure,

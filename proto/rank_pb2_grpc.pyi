@@ -55,6 +55,12 @@ class RankServiceStub:
     ]
     """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
 
+    ReportTrace: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.rank_pb2.TraceReport,
+        bagua.proto.rank_pb2.TraceReportReply,
+    ]
+    """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
+
 class RankServiceAsyncStub:
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
 
@@ -90,6 +96,12 @@ class RankServiceAsyncStub:
         bagua.proto.common_pb2.TuneReply,
     ]
     """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
+
+    ReportTrace: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.rank_pb2.TraceReport,
+        bagua.proto.rank_pb2.TraceReportReply,
+    ]
+    """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
 
 class RankServiceServicer(metaclass=abc.ABCMeta):
     """Rank -> its node daemon, over a Unix socket in a folder of mode 0700. Only control: gradients go through shared memory."""
@@ -136,5 +148,13 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.common_pb2.TuneReply, collections.abc.Awaitable[bagua.proto.common_pb2.TuneReply]]:
         """Passed on to the coordinator, and its answer back. UNAVAILABLE while the coordinator is away."""
+
+    @abc.abstractmethod
+    def ReportTrace(
+        self,
+        request: bagua.proto.rank_pb2.TraceReport,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.rank_pb2.TraceReportReply, collections.abc.Awaitable[bagua.proto.rank_pb2.TraceReportReply]]:
+        """Hands over what the rank recorded of the steps that it was asked for (JobPage::trace in csrc/core/channel/layout.h)."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import advise, bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run, tune
+from bagua.cli import advise, bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run, trace, tune
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(advise.advise)
+job.jobs.command()(trace.trace)
 job.jobs.command()(membership.scale)
 job.jobs.command()(membership.pause)
 job.jobs.command()(membership.resume)

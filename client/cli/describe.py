@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 from bagua.proto import common_pb2, job_pb2
+from bagua.timeline.shares import StepShare, step_words, straggler_words
 
 SUCCEEDED = common_pb2.JOB_STATE_SUCCEEDED
 FAILED = common_pb2.JOB_STATE_FAILED
@@ -80,7 +82,35 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "paused": job.paused,
         "growth": job.growth,
         "tuning": job.tuning,
+        "step": step_lines(job),
+        "step_shares": [asdict(share) for share in step_shares(job)],
     }
+
+
+def step_shares(job: job_pb2.Job) -> list[StepShare]:
+    """How recent steps of the ranks divide that report it."""
+    nodes = {rank.rank: rank.node_id for rank in job.ranks}
+    return [
+        StepShare(
+            report.rank,
+            nodes[report.rank],
+            report.shares.compute_ms,
+            report.shares.ranks_ms,
+            report.shares.exposed_ms,
+            report.shares.exchange,
+            report.shares.exchanges,
+        )
+        for report in job.reports
+        if report.HasField("shares") and report.rank in nodes
+    ]
+
+
+def step_lines(job: job_pb2.Job) -> list[str]:
+    """Lines about a job that runs: what its steps wait for, and the straggler if there is one."""
+    if job.state in ENDED:
+        return []
+    shares = step_shares(job)
+    return [line for line in (step_words(shares), straggler_words(shares)) if line]
 
 
 def summary_document(job: job_pb2.Job) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bagua.base.text import printable
-from bagua.cli.describe import ENDED, duration, job_state, rank_state
+from bagua.cli.describe import ENDED, duration, job_state, rank_state, step_lines
 from bagua.cli.terminal import metrics_text
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     if job.HasField("progress"):
         steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)
         _say(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())
+    for heading, line in zip(("a step", ""), step_lines(job), strict=False):
+        _say(f"{heading:<10} {line}")
     if job.waiting:
         _say(f"waits      {job.waiting}")
     if job.spec.elastic and job.ranks:

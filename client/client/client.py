@@ -17,10 +17,14 @@ from bagua.base.errors import InvalidRequestError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
 from bagua.client.reach import find_reach
+from bagua.client.trace_parts import source_of
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
+from bagua.timeline.trace import Clock, Trace
 
 PAGE = 1_000  # jobs in one answer
 TIMEOUT_S = 15.0  # of every call that is not a stream
+DEFAULT_TRACE_STEPS = 5  # the coordinator's
+TRACE_GRACE_S = 60.0  # the coordinator ends a trace sooner
 UPGRADE_S = 320.0  # of a call that may build a core on a node
 PATIENCE_S = 60.0  # how long ``watch`` waits for a coordinator that is being restarted
 _FIRST_PAUSE_S = 0.2
@@ -168,6 +172,22 @@ class Client:
         request = job_pb2.ReadLogsRequest(job_id=job_id, ranks=list(ranks), follow=follow, tail_lines=tail)
         with self._words():
             yield from self._stub.ReadLogs(request, metadata=self._metadata)
+
+    def trace(self, job_id: str, steps: int = 0, timeout_s: float = 0.0) -> Trace:
+        """Has all ranks and hosts of a job that runs record their next ``steps`` (0: 5); returns when they have, or
+        after ``timeout_s`` (0: 60) with what has come. ``bagua.timeline.chrome.to_chrome`` makes a file of it. Raises
+        NotFoundError, InvalidRequestError, and ConflictError for a job that makes no steps now."""
+        found = Trace(job_id, steps or DEFAULT_TRACE_STEPS)
+        limit = (timeout_s or 60.0) + TRACE_GRACE_S
+        request = job_pb2.TraceJobRequest(job_id=job_id, steps=steps, timeout_s=timeout_s)
+        with self._words(limit):
+            for chunk in self._stub.TraceJob(request, timeout=limit, metadata=self._metadata):
+                if chunk.HasField("part"):
+                    found.add(source_of(chunk.part))
+                else:
+                    clock = chunk.clock
+                    found.clocks[clock.node_id] = Clock(clock.offset_ns, clock.bound_ns, clock.missing)
+        return found
 
     # ---- nodes
 

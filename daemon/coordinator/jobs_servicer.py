@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
-from bagua.daemon.coordinator import wishes
+from bagua.daemon.coordinator import traces, wishes
 from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.listing import page
@@ -54,11 +54,14 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """One job with its ranks."""
         message = await self._answer(await self._service.job(request.job_id))
-        if line := await self._tuning.line(message.job_id):
+        line = await self._tuning.line(message.job_id)
+        reports = self._watchers.reports(message.job_id)
+        if line or reports:
             # The message is shared by all who ask: it must not be changed.
             shown = job_pb2.Job()
             shown.CopyFrom(message)
             shown.tuning = line
+            shown.reports.extend(reports)
             return shown
         return message
 
@@ -147,6 +150,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 reader.close()
                 if newcomers is not None:
                     newcomers.cancel()
+
+    async def TraceJob(self, request: job_pb2.TraceJobRequest, context: Context) -> AsyncIterator[job_pb2.TraceChunk]:
+        """Parts as nodes send them, then the clocks of all nodes."""
+        steps, seconds = traces.check(request)
+        job = await self._service.job(request.job_id)
+        traces.check_runs(job)
+        tracing = traces.Tracing(self._sessions.traces, self._sessions.get, job, steps, seconds)
+        try:
+            async for chunk in tracing.chunks():
+                yield chunk
+        finally:
+            tracing.close()
 
     async def _add_newcomers(self, reader: LogReader, watcher: Watcher, job_id: str) -> None:
         with contextlib.suppress(ServiceError):  # of the end: the reader reads what it has

@@ -166,6 +166,10 @@ class NodeServicer:
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
             self._sessions.log_reply(session, fact.log)
+        elif kind == "trace":
+            self._sessions.traces.take(session, fact.trace)
+        elif kind == "clock":
+            self._sessions.traces.take(session, fact.clock)
         elif kind == "status":
             self._intake.leaving(session, fact.status.draining)
         elif kind == "upgrade_refusal":

@@ -16,7 +16,7 @@ CURRENT: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 _SESSION = "/bagua.v1.NodeService/Session"
 _OF_ONE_JOB = frozenset(
-    f"/bagua.v1.JobService/{name}" for name in ("GetJob", "WatchJob", "ListEvents", "ReadLogs", "CancelJob")
+    f"/bagua.v1.JobService/{name}" for name in ("GetJob", "WatchJob", "ListEvents", "ReadLogs", "TraceJob", "CancelJob")
 )
 
 

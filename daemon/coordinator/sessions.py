@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from bagua.daemon.coordinator.directives import Order, concerns, wish
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase
+from bagua.daemon.coordinator.traces import Traces
 from bagua.daemon.coordinator.upgrades import Upgrades
 from bagua.proto import common_pb2, node_pb2
 
@@ -78,6 +79,7 @@ class Sessions:
         self._on_change = on_change
         self.ever_connected = False
         self.upgrades = Upgrades()
+        self.traces = Traces()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -190,5 +192,6 @@ class Sessions:
         found[1](reply.chunk)
 
     def _drop_logs(self, session: NodeSession) -> None:
+        self.traces.drop(session)
         for request_id in [key for key, (owner, _) in self._log_sinks.items() if owner is session]:
             self._log_sinks.pop(request_id)[1](None)

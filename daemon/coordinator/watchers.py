@@ -15,6 +15,7 @@ from bagua.proto import common_pb2
 STOPPING = "the coordinator is stopping"
 _MAX_RANKS = 1_024  # ranks of one job whose progress a watcher keeps
 _MAX_JOBS = 1_000  # jobs whose last progress is kept
+_MAX_REPORTS = 50_000  # of ranks, of all jobs together
 
 
 class Watcher:
@@ -61,6 +62,8 @@ class Watchers:
     def __init__(self) -> None:
         self._watchers: dict[str, set[Watcher]] = {}
         self._progress: dict[str, common_pb2.Progress] = {}
+        self._reports: dict[str, dict[int, common_pb2.Progress]] = {}  # the newest of each rank, by job
+        self._kept = 0  # of them
         self._closed = False
 
     @contextmanager
@@ -98,10 +101,27 @@ class Watchers:
         """A rank reported."""
         self._progress.pop(progress.job_id, None)  # the newest goes to the end
         self._progress[progress.job_id] = progress
+        self._keep_report(progress)
         if len(self._progress) > _MAX_JOBS:
-            del self._progress[next(iter(self._progress))]
+            self._forget_report(next(iter(self._progress)))
+        while self._kept > _MAX_REPORTS and len(self._progress) > 1:
+            self._forget_report(next(iter(self._progress)))
         for watcher in self._watchers.get(progress.job_id, ()):
             watcher.notify_progress(progress)
+
+    def _keep_report(self, progress: common_pb2.Progress) -> None:
+        reports = self._reports.setdefault(progress.job_id, {})
+        if progress.rank in reports or len(reports) < _MAX_RANKS:
+            self._kept += progress.rank not in reports
+            reports[progress.rank] = progress
+
+    def _forget_report(self, job_id: str) -> None:
+        del self._progress[job_id]
+        self._kept -= len(self._reports.pop(job_id, {}))
+
+    def reports(self, job_id: str) -> list[common_pb2.Progress]:
+        """The newest report of each rank, of 1,024 at most."""
+        return [self._reports[job_id][rank] for rank in sorted(self._reports.get(job_id, ()))]
 
     def progress(self, job_id: str) -> common_pb2.Progress | None:
         """The last report of any rank."""

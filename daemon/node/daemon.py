@@ -33,6 +33,7 @@ from bagua.daemon.node.process import end_children
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
+from bagua.daemon.node.trace_service import TraceService
 from bagua.proto import node_pb2
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class NodeDaemon:
             log=log,
         )
         self._logs = LogService(self._find_log, self._session.log_reply)
+        self._traces = TraceService(folder.node_id, self._jobs, self._session.trace_reply)
         self._idle = IdleWatch(settings.exit_when_idle_s, lambda: self.stop("idle"))
 
     def stop(self, reason: str) -> None:
@@ -148,7 +150,9 @@ class NodeDaemon:
             self._log.info("connections to other hosts are encrypted")
 
     async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
-        service = rank_service.RankService(self._jobs, self._session.progress, self._session.questions.ask)
+        service = rank_service.RankService(
+            self._jobs, self._session.progress, self._session.questions.ask, self._traces.take
+        )
         try:
             server = await rank_service.serve(self._rank_socket, service)
         except OSError as error:
@@ -239,6 +243,12 @@ class NodeDaemon:
                 self._logs.end(directive.end_log.request_id)
             case "upgrade":
                 self._begin_upgrade(directive.upgrade.request_id)
+            case "trace":
+                self._traces.start(directive.trace)
+            case "end_trace":
+                self._traces.end(directive.end_trace.request_id)
+            case "clock":
+                self._session.tell_time(directive.clock.request_id)
             case "tune":
                 self._session.questions.answer(directive.tune)
             case "welcome" | None:
@@ -260,6 +270,7 @@ class NodeDaemon:
     def _connection_changed(self, connected: bool) -> None:
         if not connected:
             self._logs.end_all()
+            self._traces.end_all()
         # A session must not seem to end when this process is killed: its next life goes on with it.
         self._keeper.hold(connections_to(self._settings.coordinator) if connected else [])
         self._check_idle()

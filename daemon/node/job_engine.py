@@ -78,6 +78,15 @@ class JobEngine:
         """See ``Engine.step_s``."""
         return self._engine.step_s() if self._engine is not None else 0.0
 
+    def start_trace(self, request: int, most: int) -> None:
+        """See ``Engine.start_trace``."""
+        if self._engine is not None:
+            self._engine.start_trace(request=request, most=most)
+
+    def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
+        """See ``Engine.stop_trace``: spans, and how many there was no room for."""
+        return self._engine.stop_trace() if self._engine is not None else ([], 0)
+
     def abort(self, reason: str) -> None:
         """Fails all operations, with this reason."""
         if self._engine is not None:

@@ -31,17 +31,19 @@ _MAX_TEXT = 1024
 
 class RankService(RankServiceServicer):
     """``on_progress`` gets progress reports that were found sound. ``ask``: has the coordinator answer a question of
-    tuning; raises UnavailableError."""
+    tuning; raises UnavailableError. ``on_trace`` gets what ranks recorded for a trace."""
 
     def __init__(
         self,
         jobs: Jobs,
         on_progress: Callable[[common_pb2.Progress], None],
         ask: Callable[[common_pb2.TuneRequest], Awaitable[common_pb2.TuneReply]],
+        on_trace: Callable[[rank_pb2.TraceReport], None],
     ) -> None:
         self._jobs = jobs
         self._on_progress = on_progress
         self._ask = ask
+        self._on_trace = on_trace
 
     async def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
         """Waits, as long as the caller does, for the job to arrive and its engine to listen."""
@@ -109,6 +111,13 @@ class RankService(RankServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         self._on_progress(request)
         return rank_pb2.ReportProgressReply()
+
+    async def ReportTrace(self, request: rank_pb2.TraceReport, context: Any) -> rank_pb2.TraceReportReply:
+        job = self._jobs.find(request.job_id)
+        if not isinstance(job, Job) or not job.knows(request.rank):
+            await _no_such_job(request.job_id, context)
+        self._on_trace(request)
+        return rank_pb2.TraceReportReply()
 
     async def Tune(self, request: common_pb2.TuneRequest, context: Any) -> common_pb2.TuneReply:
         job = self._jobs.find(request.job_id)

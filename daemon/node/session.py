@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import grpc.aio
 
 from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
+from bagua.base.machine_clock import clock_name
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.daemon.node.lease import Lease, boottime
@@ -107,6 +109,8 @@ class Session:
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self.questions = Questions(self._something_to_send)
         self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
+        self._traces: asyncio.Queue[node_pb2.TraceReply] = asyncio.Queue(_LOG_QUEUE)
+        self._clocks: list[node_pb2.ClockReply] = []
         self._wake = asyncio.Event()
         self._ending = False  # finish() was called
         self._over = asyncio.Event()  # no stream follows
@@ -137,6 +141,18 @@ class Session:
         """Waits while the coordinator is slow."""
         await self._logs.put(reply)
         self._something_to_send()
+
+    async def trace_reply(self, reply: node_pb2.TraceReply) -> None:
+        """Waits while the coordinator is slow."""
+        await self._traces.put(reply)
+        self._something_to_send()
+
+    def tell_time(self, request_id: int) -> None:
+        """The coordinator asks what time it is here."""
+        if len(self._clocks) < _LOG_QUEUE:
+            reply = node_pb2.ClockReply(request_id=request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name())
+            self._clocks.append(reply)
+            self._something_to_send()
 
     async def finish(self) -> None:
         """Sends what was reported, says that nothing more comes, and returns when the coordinator has ended the stream:
@@ -263,6 +279,8 @@ class Session:
 
     def _take(self) -> node_pb2.NodeFact | None:
         """The next fact: that of the node first, then states of jobs, then progress, then logs."""
+        if self._clocks:
+            return node_pb2.NodeFact(clock=self._clocks.pop())
         if self._status_changed:
             self._status_changed = False
             return node_pb2.NodeFact(status=self._status())
@@ -279,6 +297,8 @@ class Session:
             return node_pb2.NodeFact(tune=question)
         with contextlib.suppress(asyncio.QueueEmpty):
             return node_pb2.NodeFact(log=self._logs.get_nowait())
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return node_pb2.NodeFact(trace=self._traces.get_nowait())
         return None
 
     def _set_heartbeat(self, seconds: float) -> None:
@@ -304,6 +324,9 @@ class Session:
         """Replies to requests of a stream that is no more."""
         while not self._logs.empty():
             self._logs.get_nowait()
+        while not self._traces.empty():
+            self._traces.get_nowait()
+        self._clocks.clear()
 
 
 async def _refuses(address: str) -> bool:

@@ -170,12 +170,12 @@ class Service:
         self.address = "127.0.0.1:0"
         self._token = Path()
 
-    def _start(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    def _start(self, *arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], dict[str, str]]:
         read_end, write_end = os.pipe()
         log = (self.sandbox.runtime / f"{arguments[0]}-{len(self.sandbox.processes)}.log").open("w")
         with log:
             process = self.sandbox.start(
-                *BAGUA, *arguments, "--ready-fd", str(write_end), pass_fds=[write_end], stdout=log, stderr=log
+                *prefix, *BAGUA, *arguments, "--ready-fd", str(write_end), pass_fds=[write_end], stdout=log, stderr=log
             )
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
@@ -190,10 +190,10 @@ class Service:
         self.coordinator, ready = self._start("coordinator", "--listen", self.address, *arguments)
         self.address, self._token = ready["address"], Path(ready["token_file"])
 
-    def start_node(self, name: str, slots: int, *options: str) -> subprocess.Popen[str]:
-        process, _ = self._start(
-            "daemon", "--name", name, "--node-id", name, "--slots", str(slots), "--coordinator", self.address, *options
-        )
+    def start_node(self, name: str, slots: int, *options: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """``prefix``: a command that runs the daemon."""
+        where = ("--slots", str(slots), "--coordinator", self.address)
+        process, _ = self._start("daemon", "--name", name, "--node-id", name, *where, *options, prefix=prefix)
         return process
 
     def call(self, *arguments: str | Path, deadline: float = DEADLINE_S) -> Finished:
@@ -216,6 +216,11 @@ class Service:
         of a core."""
         with Client(self.address, token=self._token.read_text()) as client:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
+
+    def ranks_that_report(self, job_id: str) -> int:
+        """How many ranks of the job have told how their steps divide."""
+        with Client(self.address, token=self._token.read_text()) as client:
+            return sum(report.HasField("shares") for report in client.get(job_id).reports)
 
     def connected_nodes(self) -> set[str]:
         """Those that the coordinator hears."""

@@ -61,7 +61,7 @@ def test_documents_are_json_with_stable_keys() -> None:
     document = json.loads(json.dumps(describe.job_document(job)))
     assert set(document) == {
         *("job_id", "name", "state", "reason", "nnodes", "nproc_per_node", "entry", "args", "workdir", "generation"),
-        *("joining", "wanted_nodes", "paused", "growth", "tuning"),
+        *("joining", "wanted_nodes", "paused", "growth", "tuning", "step", "step_shares"),
         *("created_at", "started_at", "finished_at", "waiting", "progress", "ranks", "elastic", "min_nodes", "gone"),
     }
     assert document["state"] == "failed"

@@ -261,6 +261,10 @@ class HostConnection:
         """The newest generation that was announced: all enter it after the same step."""
         return self._rank.planned()
 
+    def asked_for_trace(self) -> int:
+        """Not 0: somebody wants the next steps recorded; see ``Rank.trace``."""
+        return self._rank.trace()
+
     def checksum(self, memory: Buffer) -> int:
         """CRC-32C of these bytes."""
         return int(self._checksum(memory))

@@ -17,7 +17,7 @@ import bagua
 from bagua.base.errors import ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress, TuneReply, TuneRequest
-from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest
+from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest, TraceReport
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 
 # A cold build of the core on a slow machine may come before the daemon answers.
@@ -153,6 +153,11 @@ class DaemonClient:
         """The coordinator's answer to what rank 0 tells and asks."""
         with self.channel() as stub:
             return stub.Tune(request, timeout=TUNE_DEADLINE_S)
+
+    def report_trace(self, report: TraceReport) -> None:
+        """Passes on what this rank recorded."""
+        with self.channel() as stub:
+            stub.ReportTrace(report, timeout=CALL_DEADLINE_S)
 
     def report(self, progress: Progress, stub: RankServiceStub) -> None:
         """Passes progress on, over a channel that the caller keeps."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from bagua.base.errors import ServiceError
-from bagua.proto.common_pb2 import Progress
+from bagua.proto.common_pb2 import Progress, StepShares
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.statistics import StepTimes
 
@@ -41,12 +41,20 @@ def _number(value: float | torch.Tensor) -> float:
 class ProgressReporter:
     """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
-    ``last_step`` is asked for the figures of the newest step, which go with every report.
+    ``last_step`` is asked for the figures of the newest step, and ``shares`` for those of recent ones: both go with
+    every report.
     """
 
-    def __init__(self, daemon: DaemonClient, rank: int, last_step: Callable[[], StepTimes | None]) -> None:
+    def __init__(
+        self,
+        daemon: DaemonClient,
+        rank: int,
+        last_step: Callable[[], StepTimes | None],
+        shares: Callable[[], StepShares | None],
+    ) -> None:
         self._daemon = daemon
         self._last_step = last_step
+        self._shares = shares
         self.rank = rank
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards the fields below
@@ -66,6 +74,7 @@ class ProgressReporter:
                 total=max(0, int(total)),
                 metrics=self._with_figures({name: _number(value) for name, value in metrics.items()}),
                 message=str(message),
+                shares=self._shares(),
             )
         except (TypeError, ValueError) as error:
             LOG.warning("This progress report was ignored: %s", error)

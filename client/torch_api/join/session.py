@@ -72,7 +72,10 @@ class Session:
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
-        self.progress = ProgressReporter(daemon, self.membership.rank, last_step) if daemon is not None else None
+        shares = self.statistics.recent.shares
+        self.progress = (
+            ProgressReporter(daemon, self.membership.rank, last_step, shares) if daemon is not None else None
+        )
         self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
         self._closings: list[Callable[[], None]] = []

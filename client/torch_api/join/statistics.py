@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.recent_steps import RecentSteps
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class StatisticsRecorder:
     """Adds up steps. One per process; steps come from one thread at a time. Times in ns of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
+        self.recent = RecentSteps()
         self.waited_ns = 0  # for results, those of slower ranks included
         self._steps = self._comm_ns = self._exposed_ns = self._compute_ns = 0
         self._began: int | None = None
@@ -97,6 +99,7 @@ class StatisticsRecorder:
         self._compute_ns += compute
         self._began = wait_end
         self._last = compute, exposed, total - exposed
+        self.recent.add(operations, wait_begin, wait_end, self._last)
 
     def last_step(self) -> StepTimes | None:
         """The figures of the newest step."""

@@ -17,6 +17,7 @@ from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 from bagua.torch_api.train.optimizer_code import Exchange, first_behind, home_of_step, own_code
+from bagua.torch_api.train.phases import WAIT, phase
 
 ADVICE = "Wrap the model without step_in_backward=True."
 
@@ -308,8 +309,9 @@ class SteppingReducer(GradientReducer):
         self.buckets[-1].again = self._again
         self._order.start_rest()
         begin = self._clock()
-        while self._shown < len(self.buckets):
-            self._show_next()
+        with phase(WAIT):
+            while self._shown < len(self.buckets):
+                self._show_next()
         times, self._times = self._times, []
         end = self._clock()
         self._begin_anew()

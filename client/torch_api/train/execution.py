@@ -14,6 +14,7 @@ import torch
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Connection, Request, Times
+from bagua.torch_api.train.phases import PLAN, SUBMIT, WAIT, WATCH, phase
 
 Work = Callable[[], None]
 Tickets = tuple[int, ...]
@@ -86,12 +87,16 @@ class Execution:
         if self.started:
             raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
         self._number = 0
-        work, action = self._phases[0]
+        with phase(SUBMIT, self._name):
+            self._begin_phase()
+        self.starts += 1
+
+    def _begin_phase(self) -> None:
+        work, action = self._phases[self._number]
         for one in work:
             one()
         self._tickets = action.begin() or () if action is not None else ()
         self.started = True
-        self.starts += 1
 
     def done(self) -> bool:
         """Whether the operations of the current phase are over; True if not started."""
@@ -101,21 +106,25 @@ class Execution:
         """Waits for the current phase, and adds its times; begins the next one. False: there is none, and the plan may
         be started anew."""
         self.started = False  # stays so if anything below raises
-        tickets, self._tickets = self._tickets, ()
-        for ticket in tickets:
-            times.append(self._connection.wait(ticket))
+        self._await(times)
         action = self._phases[self._number][1]
         if action is not None and action.finish is not None:
-            action.finish()
+            with phase(PLAN, self._name):
+                action.finish()
         if self._number + 1 == len(self._phases):
             return False
         self._number += 1
-        work, action = self._phases[self._number]
-        for one in work:
-            one()
-        self._tickets = action.begin() or () if action is not None else ()
-        self.started = True
+        with phase(PLAN, self._name):
+            self._begin_phase()
         return True
+
+    def _await(self, times: list[Times]) -> None:
+        tickets, self._tickets = self._tickets, ()
+        with phase(WAIT, self._name):
+            for ticket in tickets:
+                times.append(self._connection.wait(ticket))
+        if WATCH.sink is not None and tickets:
+            WATCH.sink.operations(self._name, times[-len(tickets) :])
 
     def catch_up(self, starts: int) -> None:
         """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for

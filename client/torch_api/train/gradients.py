@@ -34,6 +34,7 @@ from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.execution import Execution, StartOrder, join_all, nothing_follows
+from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 
 BUFFERS = 2  # contributions and results
 
@@ -315,7 +316,11 @@ class GradientReducer:
         self._touched = True
         entry.ready = True
         bucket.pending -= 1
-        if not bucket.pending and self._early:
+        if bucket.pending:
+            return
+        if WATCH.sink is not None:
+            WATCH.sink.ready(bucket.name)
+        if self._early:
             self._order.start_full(len(self.buckets) - 1)
 
     def _record(self, entry: Entry) -> None:
@@ -348,8 +353,9 @@ class GradientReducer:
             return
         times, begin = self._exchange()
         end = self._clock()
-        for bucket in self.buckets:
-            bucket.show_results(self._keep_own_memory)
+        with phase(RESULTS):
+            for bucket in self.buckets:
+                bucket.show_results(self._keep_own_memory)
         self._begin_anew()
         if self._on_finished is not None:
             self._on_finished(times, begin, end)
@@ -361,7 +367,8 @@ class GradientReducer:
         self.buckets[-1].again = self._again
         self._order.start_rest()
         begin = self._clock()
-        times = join_all(self.buckets, self._all_in)
+        with phase(WAIT):
+            times = join_all(self.buckets, self._all_in)
         last = self.buckets[-1]
         if last.asks_again() if last.informed else self._again:
             self._refuse_late()

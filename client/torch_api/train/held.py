@@ -104,9 +104,7 @@ class HeldExecution(Execution):
         if self._number + 1 < len(self._phases):
             return super().advance(times)
         self.started = False
-        tickets, self._tickets = self._tickets, ()
-        for ticket in tickets:
-            times.append(self._connection.wait(ticket))
+        self._await(times)
         self.arrived = True
         return False
 

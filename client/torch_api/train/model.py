@@ -41,6 +41,7 @@ from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
@@ -117,6 +118,8 @@ class DistributedModel:
         self._closed = False
         self._pass: BackwardPass | None = None
         self._reducer: GradientReducer | None = None
+        self._tracer = self._session.keep(Tracer)
+        self._tracer.add(self)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
@@ -313,6 +316,7 @@ class DistributedModel:
             self._between_steps(marked=False)
         if self._tuner is not None and self.require_backward_grad_sync:
             self._tuner.between_steps()
+        self._tracer.look(self)
         self._session.statistics.begin_step(time.monotonic_ns())
         self.bagua_train_step_counter += 1
         self._renewal.follow()
@@ -323,6 +327,7 @@ class DistributedModel:
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group)
         self._on_input(inputs)
+        self._tracer.forward(self, begin=True)
 
     def recut(self, cuts: Cuts) -> bool:
         """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all
@@ -383,6 +388,7 @@ class DistributedModel:
 
     def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
+        self._tracer.forward(self, begin=False)
         if torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
@@ -412,6 +418,7 @@ class DistributedModel:
         if self._reducer is not None:
             self._reducer.weigh()
         self._pass = BackwardPass(self._end_pass)
+        self._tracer.backward(self, begin=True)
 
     def _end_pass(self) -> None:
         self._pass = None
@@ -420,6 +427,7 @@ class DistributedModel:
         if self.require_backward_grad_sync:
             with torch.no_grad():
                 self._on_backward_end()
+        self._tracer.backward(self, begin=False, synchronised=self.require_backward_grad_sync)
 
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""

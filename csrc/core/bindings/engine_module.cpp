@@ -139,6 +139,16 @@ py::list take_events(Engine* engine) {
   return events;
 }
 
+py::tuple stop_trace(Engine* engine) {
+  const auto [spans, dropped] = engine->stop_trace();
+  py::list list;
+  for (const TraceSpan& span : spans) {
+    list.append(py::make_tuple(span.phase, text(span.name), span.comm, span.sequence, span.begin_ns, span.end_ns,
+                               span.peer, span.bytes));
+  }
+  return py::make_tuple(list, dropped);
+}
+
 }  // namespace
 
 void bind_engine(py::module_* module) {
@@ -178,6 +188,10 @@ void bind_engine(py::module_* module) {
       .def("step_s", [](Engine& engine) { return static_cast<double>(engine.step_ns()) / 1e9; })
       .def("abort", &Engine::abort, py::arg("reason"), Release())
       .def("stats", [](Engine& engine) { return counters_dict(engine.counters()); })
+      .def(
+          "start_trace", [](Engine& engine, uint64_t request, size_t most) { engine.start_trace(request, most); },
+          py::kw_only(), py::arg("request"), py::arg("most"))
+      .def("stop_trace", &stop_trace)
       .def("close", &Engine::close, Release());
 }
 

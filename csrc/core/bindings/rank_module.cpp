@@ -246,6 +246,7 @@ void bind_rank(py::module_* module) {
       .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
       .def("view", &Rank::view)
       .def("planned", [](Rank& rank) { return rank.client().planned(); })
+      .def("trace", [](Rank& rank) { return rank.client().trace(); })
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })

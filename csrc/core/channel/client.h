@@ -72,6 +72,8 @@ class ChannelClient {
   Status enter(int64_t deadline_ns, const Interrupt& interrupt);
   // The newest generation that is planned; 0: there was none.
   uint64_t planned() const { return page()->planned.load(std::memory_order_relaxed); }
+  // JobPage::trace.
+  uint64_t trace() const { return page()->trace.load(std::memory_order_relaxed); }
   GenerationView view();
   uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 

@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "11";
-constexpr uint32_t kLayoutVersion = 11;
+constexpr const char* kCoreVersion = "12";
+constexpr uint32_t kLayoutVersion = 12;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -207,7 +207,9 @@ struct JobPage {
   uint32_t version;
   // Grows when a generation begins, and when the job ends. Futex word of ranks that wait for the next generation.
   alignas(64) std::atomic<uint32_t> changes;
-  std::atomic<uint64_t> planned;               // the newest generation that is planned; 0: there was none
+  std::atomic<uint64_t> planned;  // the newest generation that is planned; 0: there was none
+  // Ranks record their next training steps: number of the request << 16 | steps. 0: nobody asks for it.
+  std::atomic<uint64_t> trace;
   alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatchers: grows with every submission
   alignas(64) std::atomic<uint32_t> sleeping;  // a bit for each dispatcher that sleeps or is about to
   alignas(64) Counters counters;

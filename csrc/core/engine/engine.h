@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -50,6 +51,15 @@ class Engine final : private ChannelHandler {
   // The job is over, suspended or not.
   void abort(const std::string& reason);
   const Counters& counters() const { return job_.page().counters(); }
+  // Local ranks see `request` (JobPage::trace), and this host's operations are recorded.
+  void start_trace(uint64_t request, size_t most) {
+    job_.trace().start(most);
+    job_.page().ask_for_trace(request);
+  }
+  std::pair<std::vector<TraceSpan>, uint64_t> stop_trace() {
+    job_.page().ask_for_trace(0);
+    return job_.trace().stop();
+  }
   void close();
 
  private:

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "engine/host_names.h"
 #include "engine/local_executor.h"
+#include "engine/trace_notes.h"
 
 namespace bagua {
 
@@ -133,6 +134,8 @@ Status Exchange::activate(Collective operation) {
   active_.push_back(std::move(owner));
   if (Status status = prepare(active); !status) return status;
   const collective::Program& program = active->program;
+  active->activated_ns = now_ns();
+  if (state_->job().trace().on()) active->begun.resize(program.steps.size());
   active->described.resize(static_cast<size_t>(comm_->hosts()), false);
   active->remaining = program.steps.size();
   const Operation& own = active->operation.first();
@@ -200,7 +203,9 @@ Status Exchange::describe(int peer, const message::Describe& other) {
     if (past.sequence != other.sequence) continue;
     if (Status status = compare(peer, other, past.descriptor, past.rank); !status) return status;
     for (const auto& active : active_) {
-      if (active->operation.sequence == other.sequence) active->described[static_cast<size_t>(peer)] = true;
+      if (active->operation.sequence != other.sequence) continue;
+      active->described[static_cast<size_t>(peer)] = true;
+      trace_described(*active, peer);
     }
     return Status::ok();
   }
@@ -221,6 +226,7 @@ void Exchange::start_sends(int peer) {
     const Item item = queue.front();
     queue.pop_front();
     const Step& step = item.active->program.steps[item.step];
+    trace_begin(item);
     const char* data = collective::source_of(item.active->memory, item.active->program.refs[step.first_ref]);
     mesh_->send(peer, item.active->operation.sequence, step.tag, data, step.bytes,
                 uint64_t{item.active->serial} << 32 | item.step);
@@ -233,6 +239,7 @@ void Exchange::start_receives(int peer) {
     const Item item = queue.front();
     queue.pop_front();
     const Step& step = item.active->program.steps[item.step];
+    trace_begin(item);
     char* data = collective::target_of(item.active->memory, item.active->program.refs[step.first_ref]);
     mesh_->recv(peer, item.active->operation.sequence, step.tag, data, step.bytes,
                 uint64_t{item.active->serial} << 32 | item.step);
@@ -244,6 +251,7 @@ bool Exchange::compute() {
   const Item item = ready_.front();
   ready_.pop_front();
   Active* active = item.active;
+  trace_begin(item);
   collective::run_step(active->program, active->program.steps[item.step], active->request, comm_->size(),
                        active->memory, false);
   step_done(active, item.step);
@@ -264,6 +272,7 @@ Exchange::Active* Exchange::find(uint32_t serial) const {
 
 void Exchange::step_done(Active* active, uint32_t index) {
   const Step& done = active->program.steps[index];
+  trace_step(*active, index);
   for (uint32_t i = 0; i < done.successors; ++i) {
     const uint32_t next = active->program.successors[done.first_successor + i];
     if (--active->waits_for[next] == 0 && computes(active->program.steps[next].type)) ready_.push_back({active, next});
@@ -279,11 +288,37 @@ void Exchange::finish(Active* active) {
   Counters& counters = state_->job().counters();
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->job().busy().stop(now_ns(), &counters.comm_ns);
+  const int64_t done = now_ns();
+  state_->job().busy().stop(done, &counters.comm_ns);
+  if (!active->begun.empty()) {
+    Trace* trace = &state_->job().trace();
+    note_operation(trace, active->operation, comm_->id(), done);
+    trace->note(span_of(active->operation, comm_->id(), "queued", active->operation.started_ns, active->activated_ns));
+  }
   for (const Operation& part : active->operation.parts)
     RankTable::complete(part, active->operation.started_ns, Outcome::kDone);
   scratch_.give(std::move(active->scratch));
   active_.erase(std::find_if(active_.begin(), active_.end(), [active](const auto& a) { return a.get() == active; }));
+}
+
+void Exchange::trace_begin(const Item& item) const {
+  if (!item.active->begun.empty()) item.active->begun[item.step] = now_ns();
+}
+
+void Exchange::trace_step(const Active& active, uint32_t index) const {
+  if (active.begun.empty()) return;
+  const Step& step = active.program.steps[index];
+  TraceSpan span = span_of(active.operation, comm_->id(), step_phase(step), active.begun[index], now_ns());
+  if (step.peer >= 0) span.peer = comm_->job_hosts()[static_cast<size_t>(step.peer)];
+  span.bytes = step.bytes;
+  state_->job().trace().note(std::move(span));
+}
+
+void Exchange::trace_described(const Active& active, int peer) const {
+  if (active.begun.empty()) return;
+  TraceSpan span = span_of(active.operation, comm_->id(), "host", active.activated_ns, now_ns());
+  span.peer = comm_->job_hosts()[static_cast<size_t>(peer)];
+  state_->job().trace().note(std::move(span));
 }
 
 void Exchange::mark_awaited(std::vector<bool>* peers) const {

@@ -72,6 +72,8 @@ class Exchange {
     std::vector<uint32_t> waits_for;  // by step
     std::vector<bool> described;      // by peer
     size_t remaining = 0;             // steps
+    std::vector<int64_t> begun;       // by step, when it was begun; empty: not traced
+    int64_t activated_ns = 0;
   };
   struct Item {
     Active* active;
@@ -88,6 +90,10 @@ class Exchange {
   void step_done(Active* active, uint32_t step);
   void finish(Active* active);
   Active* find(uint32_t serial) const;
+  // If it is traced: the step begins; it is over; peer has begun the operation.
+  void trace_begin(const Item& item) const;
+  void trace_step(const Active& active, uint32_t step) const;
+  void trace_described(const Active& active, int peer) const;
   bool waiting(const Item& item) const { return item.active->waits_for[item.step] > 0; }
 
   GenerationState* const state_;

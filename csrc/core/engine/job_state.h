@@ -24,6 +24,7 @@
 #include "engine/residuals.h"
 #include "engine/segments.h"
 #include "engine/shared_page.h"
+#include "engine/trace.h"
 
 namespace bagua {
 
@@ -44,6 +45,7 @@ class JobState {
   EventList& events() { return events_; }
   const EventList& events() const { return events_; }
   BusyClock& busy() { return busy_; }
+  Trace& trace() { return trace_; }
   RankTable& ranks() { return ranks_; }
   SegmentTable& segments() { return *segments_; }
   Budget& budget() { return *budget_; }
@@ -56,6 +58,7 @@ class JobState {
   SharedPage page_;
   EventList events_;
   BusyClock busy_;
+  Trace trace_;
   RankTable ranks_;
   Listener listener_;
   // Constant after open(). They count in the page.

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "engine/trace_notes.h"
 
 namespace bagua {
 
@@ -64,6 +65,7 @@ bool continues(const Collective& last, const Collective& next) {
 
 void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>& operations) {
   const Collective& first = operations.front();
+  const int64_t began = job_->trace().on() ? now_ns() : first.started_ns;
   job_->busy().start(first.started_ns);
   collective::Request request = request_of(first);
   size_t inputs = input_bytes(first);
@@ -89,7 +91,14 @@ void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>&
   Counters& counters = job_->counters();
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(operations.size(), std::memory_order_relaxed);
-  job_->busy().stop(now_ns(), &counters.comm_ns);
+  const int64_t done = now_ns();
+  job_->busy().stop(done, &counters.comm_ns);
+  if (job_->trace().on()) {
+    for (const Collective& operation : operations) note_operation(&job_->trace(), operation, comm.id(), done);
+    TraceSpan span = span_of(first, comm.id(), "reduce", began, done);
+    span.bytes = inputs;
+    job_->trace().note(std::move(span));
+  }
   RankTable::complete(operations);
 }
 

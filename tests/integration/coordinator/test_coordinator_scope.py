@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from bagua.base.errors import ForbiddenError, UnauthenticatedError
+from bagua.base.errors import ConflictError, ForbiddenError, UnauthenticatedError
 from bagua.base.scope import Scope, make_token
 from bagua.base.security import call_metadata
 from bagua.client import Client
@@ -38,6 +38,7 @@ def test_it_submits_nothing_and_sees_nothing_of_others(coordinator, client, job,
         lambda: scoped.cancel(other.job_id),
         lambda: list(scoped.watch(other.job_id)),
         lambda: list(scoped.logs(other.job_id)),
+        lambda: scoped.trace(other.job_id),
     ):
         with pytest.raises(ForbiddenError, match=f"good for job {job.job_id} alone"):
             ask()
@@ -46,6 +47,8 @@ def test_it_submits_nothing_and_sees_nothing_of_others(coordinator, client, job,
 
 def test_it_sees_and_ends_its_own_job(scoped, job):
     assert scoped.get(job.job_id).spec.name == "mine"
+    with pytest.raises(ConflictError, match="waits for nodes"):  # allowed, but too early
+        scoped.trace(job.job_id)
     scoped.cancel(job.job_id)
     assert list(scoped.watch(job.job_id))[-1].job.state == c.JOB_STATE_CANCELLED
 
