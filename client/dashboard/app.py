@@ -34,7 +34,7 @@ from bagua.dashboard.feed import ENDED, Connect, Feeds, LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
 from bagua.proto import common_pb2
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).resolve().parent / "static"  # an editable installation has links
 MAX_BODY = 64 << 10
 MAX_TABS = 100
 LOG_TAIL = 300  # lines of each rank that a tab begins with

@@ -14,6 +14,8 @@ MAX_ROWS = 128  # of the map; with more ranks several share a row
 MAX_COLUMNS = 96
 COLUMN_S = 1.0  # width of a column at the beginning
 POINT_S = 0.5  # points are not closer than that at the beginning
+SPEED_S = 2.0  # steps per second are counted over so long
+SMOOTHING = 0.3  # weight of the newest report
 STRAGGLES = 1.25
 """A rank that computes so many times as long as the median is named."""
 
@@ -45,6 +47,16 @@ class Report:
     shares: Shares | None = None
     bytes_inside: int | None = None
     bytes_between: int | None = None
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """``ms``: for so long it computes in a step; ``median``: of the others."""
+
+    rank: int
+    node: str
+    ms: float
+    median: float
 
 
 class Thinned:
@@ -131,6 +143,7 @@ class History:
     version: int = 0  # of anything
     _engines: dict[str, _Engine] = field(default_factory=dict)
     _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _computes: dict[int, float] = field(default_factory=dict)  # of each rank, averaged over some reports
     _steps: tuple[float, int] | None = None
     _speed: float | None = None
 
@@ -143,6 +156,8 @@ class History:
         self.latest[report.rank] = report
         if report.shares is not None:
             self.ranks.add(report.time, report.rank, report.shares.compute)
+            before = self._computes.get(report.rank, report.shares.compute)
+            self._computes[report.rank] = before + SMOOTHING * (report.shares.compute - before)
         self._count_bytes(report)
         lead = self.lead()
         if lead is not None and lead.rank == report.rank:
@@ -152,6 +167,7 @@ class History:
     def forget_ranks(self) -> None:
         """Ranks have other numbers from now on."""
         self.latest.clear()
+        self._computes.clear()
         self._engines.clear()
         self._rates.clear()
         self.version += 1
@@ -161,21 +177,21 @@ class History:
         own = [report for report in self.latest.values() if report.own]
         return min(own or self.latest.values(), key=lambda report: report.rank, default=None)
 
-    def straggler(self) -> tuple[Report, float] | None:
-        """The rank that computes clearly longer than the median of the others, in ms, and that median."""
-        told = [(report.shares.compute, report) for report in self.latest.values() if report.shares is not None]
-        if len(told) < 2:
+    def straggler(self) -> Straggler | None:
+        """The rank that computes clearly longer than the median of the others."""
+        if len(self._computes) < 2:
             return None
-        most, slowest = max(told, key=lambda one: one[0])
-        median = statistics.median(compute for compute, report in told if report is not slowest)
-        return (slowest, median) if most > STRAGGLES * median and most - median > 0.5 else None
+        slowest = max(self._computes, key=self._computes.__getitem__)
+        most = self._computes[slowest]
+        median = statistics.median(compute for rank, compute in self._computes.items() if rank != slowest)
+        return Straggler(slowest, self.latest[slowest].node, most, median) if most > STRAGGLES * median + 0.5 else None
 
     def _count_steps(self, report: Report) -> None:
         if self._steps is not None:
             time, step = self._steps
             if report.step < step:
                 self._steps, self._speed = (report.time, report.step), None
-            elif report.time - time >= POINT_S and report.step > step:
+            elif report.time - time >= SPEED_S and report.step > step:
                 self._speed = (report.step - step) / (report.time - time)
                 self._steps = report.time, report.step
         else:
@@ -236,12 +252,7 @@ class History:
             "speed": _number(self._speed),
             "metrics": {name: _number(value) for name, value in list(lead.metrics.items())[:MAX_SERIES]} if lead else {},
             "straggler": late
-            and {
-                "rank": late[0].rank,
-                "node": late[0].node,
-                "ms": round(late[0].shares.compute, 2) if late[0].shares else None,
-                "median": round(late[1], 2),
-            },
+            and {"rank": late.rank, "node": late.node, "ms": round(late.ms, 2), "median": round(late.median, 2)},
         }
 
 

@@ -96,13 +96,14 @@ class Watchers:
 
     def report(self, progress: common_pb2.Progress) -> None:
         """A rank reported."""
-        self._progress.pop(progress.job_id, None)  # the newest goes to the end
-        self._progress[progress.job_id] = progress
+        kept = self._progress.pop(progress.job_id, None)  # the newest goes to the end
+        from_program = kept is not None and not kept.by_itself
+        self._progress[progress.job_id] = kept if kept is not None and progress.by_itself and from_program else progress
         if len(self._progress) > _MAX_JOBS:
             del self._progress[next(iter(self._progress))]
         for watcher in self._watchers.get(progress.job_id, ()):
             watcher.notify_progress(progress)
 
     def progress(self, job_id: str) -> common_pb2.Progress | None:
-        """The last report of any rank."""
+        """The last report of any rank: of its program, if there is one."""
         return self._progress.get(job_id)

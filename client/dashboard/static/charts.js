@@ -15,7 +15,7 @@ function axes(format) {
     const close = values.length > 1 && values[1] - values[0] < 60;
     return values.map((value) => (close ? withSeconds : hourMinute).format(value * 1000));
   };
-  return [{ ...shared, space: 76, values: times, size: 28 }, { ...shared, size: 54, values: (_, values) => values.map((value) => format(value)) }];
+  return [{ ...shared, space: 76, values: times, size: 28 }, { ...shared, size: 68, values: (_, values) => values.map((value) => format(value)) }];
 }
 
 // series: [{name, label, colour (a variable), area}]. stacked: each series lies on those before it.

@@ -42,7 +42,7 @@ export class HeatMap {
     this.canvas.style.width = `${width}px`; this.canvas.style.height = `${height}px`;
     const pen = this.canvas.getContext("2d");
     pen.scale(scale, scale);
-    const wide = Math.min(24, (width - LEFT) / Math.max(columns, 1));
+    const wide = Math.min(40, (width - LEFT) / Math.max(columns, 1));
     const colours = [0, 1, 2, 3].map((at) => rgb(variable(`--heat-${at}`)));
     const gap = high > 6 ? 1 : 0;
     rows.forEach((row, at) => row.forEach((value, column) => {

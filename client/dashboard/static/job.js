@@ -154,11 +154,13 @@ class JobView {
       this.charts.set(key, chart);
       this.grid.append(chart.element);
     };
-    Object.keys(this.data.series).filter((name) => name.startsWith("m:")).forEach((name, at) =>
+    const reported = Object.keys(this.data.series).filter((name) => name.startsWith("m:"));
+    reported.sort((a, b) => Number(b.includes("loss")) - Number(a.includes("loss")));
+    reported.forEach((name, at) =>
       add(name, () => new Chart(name.slice(2), [{ name, label: name.slice(2), colour: `--c${at % 6 + 1}`, area: true }])));
     if (has("speed")) add("speed", () => new Chart("steps per second", [{ name: "speed", label: "steps/s", colour: "--c2", area: true }], { zero: true }));
     if (has("compute")) {
-      add("parts", () => new Chart("where a step goes (mean of all ranks)", [
+      add("parts", () => new Chart("where a step goes", [
         { name: "compute", label: "computation alone", colour: "--compute", mark: "c-compute" },
         { name: "hidden", label: "with hidden communication", colour: "--hidden", mark: "c-hidden" },
         { name: "ranks", label: "waits for ranks of its host", colour: "--ranks", mark: "c-ranks" },
@@ -180,7 +182,7 @@ class JobView {
     fill(this.ranks, [rows, job.rank_count], () => [
       h("header", {}, h("h3", {}, "Ranks"), job.rank_count > job.ranks.length ? h("span", { class: "note" }, `${job.ranks.length} of ${job.rank_count} are listed`) : null),
       rows.length ? h("div", { class: "scroll" }, h("table", { class: "ranks" },
-        h("thead", {}, h("tr", {}, h("th", {}, "Rank"), h("th", {}, "Node"), h("th", {}, "State"), h("th", { class: "drop" }, "Process"), h("th", {}, "Exit"))),
+        h("thead", {}, h("tr", {}, h("th", {}, "Rank"), h("th", {}, "Node"), h("th", {}, "State"), h("th", { class: "num drop" }, "Process"), h("th", {}, "Exit"))),
         h("tbody", {}, rows.map((rank) => h("tr", {},
           h("td", {}, rank.last_generation ? `member ${rank.member}` : rank.joins ? "joins" : String(rank.rank)),
           h("td", {}, rank.node_id),
