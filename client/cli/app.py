@@ -9,7 +9,20 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import advise, bench, bench_accuracy, bench_net, chaos, dashboard, doctor, job, membership, net, run, tune
+from bagua.cli import (
+    advise,
+    bench,
+    bench_accuracy,
+    bench_net,
+    chaos,
+    dashboard,
+    doctor,
+    job,
+    membership,
+    net,
+    run,
+    tune,
+)
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",

@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import os
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,7 +59,9 @@ def dashboard(
 
 
 def top(
-    job_id: Annotated[str | None, typer.Argument(metavar="ID", help="Begins with this job.", show_default=False)] = None,
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Begins with this job.", show_default=False)
+    ] = None,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,

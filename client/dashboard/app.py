@@ -125,9 +125,7 @@ class Dashboard:
             Route("/api/jobs/{job_id}/trace", self._safely(self._trace), methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Starlette(
-            routes=routes, middleware=[Middleware(Headers, access=self.access)], lifespan=self._lifespan
-        )
+        return Starlette(routes=routes, middleware=[Middleware(Headers, access=self.access)], lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -250,7 +250,9 @@ class History:
             "total": lead.total if lead else None,
             "message": lead.message if lead else "",
             "speed": _number(self._speed),
-            "metrics": {name: _number(value) for name, value in list(lead.metrics.items())[:MAX_SERIES]} if lead else {},
+            "metrics": {name: _number(value) for name, value in list(lead.metrics.items())[:MAX_SERIES]}
+            if lead
+            else {},
             "straggler": late
             and {"rank": late.rank, "node": late.node, "ms": round(late.ms, 2), "median": round(late.median, 2)},
         }

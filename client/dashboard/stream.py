@@ -47,7 +47,10 @@ class ClusterView:
         return [
             ("counts", {**counts(feeds.nodes.values(), feeds.running), "away": feeds.away}),
             ("nodes", {"changed": changed, "gone": gone}),
-            ("jobs", {"running": [job_row(job) for job in feeds.running], "recent": [job_row(j) for j in feeds.recent]}),
+            (
+                "jobs",
+                {"running": [job_row(job) for job in feeds.running], "recent": [job_row(j) for j in feeds.recent]},
+            ),
         ]
 
 
