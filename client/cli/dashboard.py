@@ -41,7 +41,8 @@ def dashboard(
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     death_signal: Annotated[bool, typer.Option("--death-signal", hidden=True)] = False,
 ) -> None:
-    """Serves a page that shows nodes, jobs, live charts and logs. Prints its address, and opens once without a token."""
+    """Serves a page that shows nodes, jobs, live charts and logs. The address that it prints opens without a token,
+    once."""
     require("bagua dashboard", "starlette", "uvicorn")
     from bagua.dashboard.serve import serve, tell
 

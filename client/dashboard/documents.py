@@ -104,7 +104,7 @@ def no_again(spec: common_pb2.JobSpec) -> str:
     hidden = sorted(name for name, value in spec.env.items() if value == HIDDEN)
     if hidden:
         return (
-            f"The value of {', '.join(hidden)} looks like a secret, so the coordinator does not tell it. Submit the job "
-            "with the command line, with --secret-env."
+            f"The value of {', '.join(hidden)} looks like a secret, so the coordinator does not tell it. Submit the "
+            "job with the command line, with --secret-env."
         )
     return ""

@@ -13,6 +13,7 @@ MAX_SERIES = 12  # reported values that get a chart
 MAX_ROWS = 128  # of the map; with more ranks several share a row
 MAX_COLUMNS = 96
 COLUMN_S = 1.0  # width of a column at the beginning
+CARRIED_S = 5.0  # a rank that told nothing for so long has no cell
 POINT_S = 0.5  # points are not closer than that at the beginning
 SPEED_S = 2.0  # steps per second are counted over so long
 SMOOTHING = 0.3  # weight of the newest report
@@ -108,8 +109,25 @@ class RankMap:
     def document(self, ranks: int) -> dict[str, Any]:
         """Rows by rank; a row of several ranks has the largest of their values. null: nobody told."""
         each = max(1, -(-ranks // MAX_ROWS))
-        rows = [[self._cell(column, row * each, each) for column in self._columns] for row in range(-(-ranks // each))]
-        return {"begin": self._begin, "width": self.width_s, "ranks_in_row": each, "rows": rows}
+        first = self._first()
+        rows = [self._row(row * each, each, first) for row in range(-(-ranks // each))]
+        begin = None if self._begin is None else self._begin + first * self.width_s
+        return {"begin": begin, "width": self.width_s, "ranks_in_row": each, "rows": rows}
+
+    def _first(self) -> int:
+        """The column with which most ranks begin: before somebody looked only one was known."""
+        most = max(map(len, self._columns), default=0)
+        return next((at for at, column in enumerate(self._columns) if 2 * len(column) >= most), 0)
+
+    def _row(self, rank: int, each: int, first: int) -> list[float | None]:
+        """A rank that told nothing for a moment was as before."""
+        row: list[float | None] = []
+        silent = 0
+        for column in self._columns[first:]:
+            value = self._cell(column, rank, each)
+            silent = silent + 1 if value is None else 0
+            row.append(row[-1] if value is None and row and silent * self.width_s <= CARRIED_S else value)
+        return row
 
     @staticmethod
     def _cell(column: dict[int, tuple[float, int]], first: int, each: int) -> float | None:
@@ -202,7 +220,7 @@ class History:
             return
         now = _Engine(report.time, report.bytes_inside, report.bytes_between)
         old = self._engines.get(report.node)
-        if old is not None and report.time - old.time < POINT_S and now.inside >= old.inside:
+        if old is not None and report.time - old.time < SPEED_S and now.inside >= old.inside:
             return
         self._engines[report.node] = now
         if old is not None and now.inside >= old.inside and now.between >= old.between:

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -59,7 +60,7 @@ def serve(
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _tls(files: TlsFiles | None, client_certificates: bool) -> dict[str, object]:
+def _tls(files: TlsFiles | None, client_certificates: bool) -> dict[str, Any]:
     if files is None:
         return {}
     files.read()  # says which file is missing

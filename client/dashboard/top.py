@@ -25,6 +25,12 @@ REFRESH_S = 0.5
 MAX_ROWS = 40  # ranks of a map
 COLUMNS = 60
 _COLOURS = {"running": "blue", "succeeded": "green", "failed": "red", "cancelled": "yellow", "pending": "grey62"}
+_PARTS = (
+    ("compute", "blue", "computation"),
+    ("hidden", "green", "hidden"),
+    ("ranks", "yellow", "waits for ranks"),
+    ("exposed", "red", "exposed"),
+)
 _HEAT = ("grey30", "royal_blue1", "dark_orange", "red1")
 
 
@@ -296,9 +302,7 @@ def _values(now: dict[str, object]) -> Text:
 
 def _parts(values: dict[str, float]) -> Text:
     """A bar: how a step divides."""
-    kinds = (("compute", "blue", "computation"), ("hidden", "green", "hidden"))
-    kinds += (("ranks", "yellow", "waits for ranks"), ("exposed", "red", "exposed"))
-    found = [(values[name], colour, words) for name, colour, words in kinds if values.get(name)]
+    found = [(values[name], colour, words) for name, colour, words in _PARTS if values.get(name)]
     total = sum(value for value, _, _ in found)
     if not total:
         return Text("")

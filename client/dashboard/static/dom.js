@@ -25,7 +25,7 @@ export function fill(element, key, make) {
   const text = JSON.stringify(key);
   if (element.bagua === text) return;
   element.bagua = text;
-  element.replaceChildren(...[make()].flat());
+  element.replaceChildren(...[make()].flat().filter((child) => child !== null));
 }
 
 export class Refused extends Error {

@@ -3,6 +3,7 @@
 import { ask, h, number, tip, toast, variable } from "./dom.js";
 
 const ROW = 17;
+const TOP = 20; // the scale of time
 const COLOURS = {
   forward: "--compute", backward: "--c4", optimizer: "--c2", wait: "--exposed", reduced: "--hidden", submitted: "--ranks", ready: "--track",
   operation: "--hidden", ranks: "--ranks", host: "--exposed", queued: "--track", reduce: "--c3", encode: "--c6", decode: "--c6", copy: "--c5", send: "--c1", receive: "--c2",
@@ -15,7 +16,7 @@ export class Timeline {
     this.note = h("p", { class: "note" }, "Records the next steps of all ranks and hosts, and shows one: computation, buckets, reductions, wire.");
     this.legend = h("div", { class: "legend" });
     this.button = h("button", { type: "button", id: "record", onclick: () => this.record(jobId) }, "Record a step");
-    this.body = h("div", { class: "scroll" }, this.canvas);
+    this.body = h("div", { class: "scroll tall" }, this.canvas);
     this.element = h("section", { class: "card", id: "timeline" }, h("header", {}, h("h3", {}, "Timeline of one step"), h("span", { class: "right" }, this.button)), this.note, this.body, this.legend);
     this.hide = tip(this.canvas, (x, y) => this.words(x, y));
     this.seen = new ResizeObserver(() => this.draw());
@@ -47,7 +48,7 @@ export class Timeline {
   draw() {
     if (!this.lanes || !this.element.clientWidth) return;
     const width = this.body.clientWidth, left = this.left = Math.min(190, width * 0.32);
-    const scale = devicePixelRatio || 1, height = this.lanes.length * ROW + 22;
+    const scale = devicePixelRatio || 1, height = this.lanes.length * ROW + TOP;
     this.canvas.width = width * scale; this.canvas.height = height * scale;
     this.canvas.style.width = `${width}px`; this.canvas.style.height = `${height}px`;
     const pen = this.canvas.getContext("2d");
@@ -57,7 +58,7 @@ export class Timeline {
     this.per = (width - left - 10) / this.end;
     let before = "";
     this.lanes.forEach(([process, thread, spans], row) => {
-      const y = row * ROW;
+      const y = TOP + row * ROW;
       if (process !== before) { pen.fillStyle = variable("--line"); pen.fillRect(0, y, width, 1); }
       pen.fillStyle = variable(process !== before ? "--ink" : "--faint");
       pen.fillText(process === before ? `   ${thread}` : `${process}: ${thread}`, 0, y + ROW / 2, left - 8);
@@ -72,13 +73,13 @@ export class Timeline {
     pen.fillStyle = variable("--faint");
     for (let at = 0; at <= 4; at += 1) {
       pen.textAlign = at === 4 ? "right" : at ? "center" : "left";
-      pen.fillText(`${number(this.end * at / 4)} ms`, left + this.end * this.per * at / 4, height - 9);
+      pen.fillText(`${number(this.end * at / 4)} ms`, left + this.end * this.per * at / 4, 8);
     }
     pen.textAlign = "left";
   }
 
   words(x, y) {
-    const lane = this.lanes?.[Math.floor(y / ROW)];
+    const lane = this.lanes?.[Math.floor((y - TOP) / ROW)];
     if (!lane) return null;
     const at = (x - this.left) / this.per, near = 2 / this.per;
     const span = lane[2].filter(([begin, length]) => begin - near <= at && at <= begin + length + near).sort((a, b) => a[1] - b[1])[0];
