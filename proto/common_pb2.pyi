@@ -309,16 +309,24 @@ class Progress(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    BY_ITSELF_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     step: builtins.int
     total: builtins.int
     message: builtins.str
+    by_itself: builtins.bool
+    """the library's own report: the rank's program makes none"""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     @property
     def shares(self) -> global___StepShares:
         """absent: no step was measured"""
+
+    @property
+    def bytes(self) -> global___HostBytes:
+        """absent: the rank can't tell"""
 
     def __init__(
         self,
@@ -330,9 +338,11 @@ class Progress(google.protobuf.message.Message):
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         message: builtins.str = ...,
         shares: global___StepShares | None = ...,
+        bytes: global___HostBytes | None = ...,
+        by_itself: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shares", b"shares"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["bytes", b"bytes", "shares", b"shares"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["by_itself", b"by_itself", "bytes", b"bytes", "job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
 
 global___Progress = Progress
 
@@ -373,6 +383,28 @@ class StepShares(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "exchange", b"exchange", "exchanges", b"exchanges", "exposed_ms", b"exposed_ms", "hidden_ms", b"hidden_ms", "ranks_ms", b"ranks_ms"]) -> None: ...
 
 global___StepShares = StepShares
+
+@typing.final
+class HostBytes(google.protobuf.message.Message):
+    """Bytes that the engine of a rank's host has moved for its job since it began: between ranks of the host, and sent to
+    other hosts.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSIDE_FIELD_NUMBER: builtins.int
+    BETWEEN_FIELD_NUMBER: builtins.int
+    inside: builtins.int
+    between: builtins.int
+    def __init__(
+        self,
+        *,
+        inside: builtins.int = ...,
+        between: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["between", b"between", "inside", b"inside"]) -> None: ...
+
+global___HostBytes = HostBytes
 
 @typing.final
 class LogChunk(google.protobuf.message.Message):

@@ -9,7 +9,21 @@ from typing import NoReturn
 import typer
 
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.cli import advise, bench, bench_accuracy, bench_net, chaos, doctor, job, membership, net, run, trace, tune
+from bagua.cli import (
+    advise,
+    bench,
+    bench_accuracy,
+    bench_net,
+    chaos,
+    dashboard,
+    doctor,
+    job,
+    membership,
+    net,
+    run,
+    trace,
+    tune,
+)
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -61,6 +75,8 @@ def certs(context: typer.Context) -> None:
     _execute("bagua.daemon.certs", context.args)
 
 
+app.command()(dashboard.dashboard)
+app.command()(dashboard.top)
 app.command()(doctor.doctor)
 app.command()(chaos.chaos)
 

@@ -147,7 +147,7 @@ class Follower:
                     self._deadline = min(self._deadline, time.monotonic() + LOG_PATIENCE_S)
             case "event" if update.event.kind == "regrouped":
                 self._terminal.note(update.event.reason)
-            case "progress":
+            case "progress" if not update.progress.by_itself:
                 self._terminal.progress(update.progress)
 
     def _headline(self) -> str:

@@ -104,6 +104,14 @@ class Client:
             if len(found) >= limit or not reply.next_page_token:
                 return tuple(found[:limit])
 
+    def page(
+        self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100, token: str = ""
+    ) -> tuple[Sequence[job_pb2.Job], str]:
+        """(some of ``list``, the token of the next page; empty: there is none). ``token``: of the page before."""
+        request = job_pb2.ListJobsRequest(states=list(states), limit=limit, page_token=token)
+        reply = self._call(self._stub.ListJobs, request)
+        return tuple(reply.jobs), reply.next_page_token
+
     def events(self, job_id: str, after_seq: int = 0) -> Iterator[job_pb2.JobEvent]:
         """Events of the job so far, in order."""
         while True:

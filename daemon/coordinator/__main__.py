@@ -41,6 +41,9 @@ def run(
     tls: Annotated[Path | None, typer.Option(help="Folder with ca.pem, cert.pem, key.pem: mutual TLS.")] = None,
     auto_tls: Annotated[str | None, typer.Option(help="Make such a folder, with a certificate for this host.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; 0: any free port.")] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve the dashboard there; port 0: any free one.")
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The credential; made if there is none.")] = None,
     ready_fd: Annotated[int | None, typer.Option(help="Write one line of JSON there when serving.")] = None,
     death_signal: Annotated[bool, typer.Option("--death-signal", help="End when the parent process dies.")] = False,
@@ -67,6 +70,7 @@ def run(
             tls=tls,
             auto_tls=auto_tls,
             metrics_port=metrics_port,
+            dashboard=dashboard,
             token_file=token_file,
             exit_when_idle=exit_when_idle,
             keep=keep,
@@ -100,6 +104,7 @@ async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) ->
             "token_file": str(settings.token_path),
             "state_dir": str(settings.state_dir),
             "tls": "" if tls is None else str(tls.absolute()),
+            "dashboard": coordinator.dashboard_url,
         },
     )
     if heard or not needs_parent:  # a parent that died before the kernel was asked to watch it does not hear

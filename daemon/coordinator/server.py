@@ -19,6 +19,7 @@ from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
+from bagua.daemon.coordinator import dashboard
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.connections import (
@@ -83,6 +84,7 @@ class Coordinator:
         self.sessions = Sessions(self._activity.set)
         self.watchers = Watchers()
         self.address = ""
+        self.dashboard_url = ""
 
     async def start(self) -> None:
         """Serving when it returns. Raises ConfigError with words."""
@@ -97,6 +99,8 @@ class Coordinator:
         host, _ = split_address(settings.listen)
         if settings.tls_files is None:
             check_listen_address(settings.listen, None)
+        if settings.dashboard is not None:
+            dashboard.check(settings.dashboard, settings.tls_folder)
         folder = StateFolder(settings.state_dir)
         self._closers.callback(folder.close)
         self._sockets = OwnSockets()
@@ -164,6 +168,8 @@ class Coordinator:
         folder.publish(
             address=self.address, token_file=str(settings.token_path), tls="" if tls is None else str(tls.absolute())
         )
+        if settings.dashboard is not None:
+            await self._start_dashboard(settings.dashboard)
         log.info("serving", address=self.address, unfinished_jobs=unfinished, shared_database=store.shared)
 
     async def _listen(self, token: str, host: str) -> None:
@@ -249,6 +255,13 @@ class Coordinator:
                     log.info("idle", seconds=patience_s)
                     self._stop.set()
                     return
+
+    async def _start_dashboard(self, listen: str) -> None:
+        settings = self._settings
+        page = dashboard.DashboardProcess(listen, self.address, settings.token_path, settings.tls_folder)
+        self._closers.push_async_callback(page.stop)
+        self.dashboard_url = await page.start()
+        self._spawn(page.watch(), "dashboard")
 
     def _serve_metrics(self, host: str, port: int) -> None:
         from bagua.daemon.coordinator.metrics import serve_metrics  # imports prometheus_client

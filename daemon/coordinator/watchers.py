@@ -99,8 +99,9 @@ class Watchers:
 
     def report(self, progress: common_pb2.Progress) -> None:
         """A rank reported."""
-        self._progress.pop(progress.job_id, None)  # the newest goes to the end
-        self._progress[progress.job_id] = progress
+        kept = self._progress.pop(progress.job_id, None)  # the newest goes to the end
+        from_program = kept is not None and not kept.by_itself
+        self._progress[progress.job_id] = kept if kept is not None and progress.by_itself and from_program else progress
         self._keep_report(progress)
         if len(self._progress) > _MAX_JOBS:
             self._forget_report(next(iter(self._progress)))
@@ -124,5 +125,5 @@ class Watchers:
         return [self._reports[job_id][rank] for rank in sorted(self._reports.get(job_id, ()))]
 
     def progress(self, job_id: str) -> common_pb2.Progress | None:
-        """The last report of any rank."""
+        """The last report of any rank: of its program, if there is one."""
         return self._progress.get(job_id)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from bagua.base.errors import ServiceError
-from bagua.proto.common_pb2 import Progress, StepShares
+from bagua.proto.common_pb2 import HostBytes, Progress, StepShares
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25
+BY_ITSELF_S = 1.0
+"""A rank that trains reports so often, whatever its program does: the dashboard shows how each rank's steps divide."""
 LAST_REPORT_DEADLINE_S = 2.0
 
 
@@ -41,8 +43,8 @@ def _number(value: float | torch.Tensor) -> float:
 class ProgressReporter:
     """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
-    ``last_step`` is asked for the figures of the newest step, and ``shares`` for those of recent ones: both go with
-    every report.
+    ``last_step`` is asked for the figures of the newest step, ``shares`` for those of recent ones, and ``counters`` for
+    those of the host's engine: all go with every report.
     """
 
     def __init__(
@@ -51,14 +53,18 @@ class ProgressReporter:
         rank: int,
         last_step: Callable[[], StepTimes | None],
         shares: Callable[[], StepShares | None],
+        counters: Callable[[], Mapping[str, int]],
     ) -> None:
         self._daemon = daemon
         self._last_step = last_step
         self._shares = shares
+        self._counters = counters
         self.rank = rank
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
+        self._told: Progress | None = None  # the last report of the program
+        self._reported_at = time.monotonic()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -67,18 +73,34 @@ class ProgressReporter:
         if os.getpid() != self._pid:
             return
         try:
-            progress = Progress(
+            told = Progress(
                 job_id=self._daemon.job_id,
                 rank=self.rank,
                 step=max(0, int(step)),
                 total=max(0, int(total)),
-                metrics=self._with_figures({name: _number(value) for name, value in metrics.items()}),
+                metrics={name: _number(value) for name, value in metrics.items()},
                 message=str(message),
-                shares=self._shares(),
             )
         except (TypeError, ValueError) as error:
             LOG.warning("This progress report was ignored: %s", error)
             return
+        self._told = told
+        self._post(told)
+
+    def step_done(self, steps: int) -> None:
+        """This rank has done so many steps: reports it now and then, with what the program told last."""
+        if time.monotonic() - self._reported_at < BY_ITSELF_S or os.getpid() != self._pid:
+            return
+        told = self._told
+        self._post(Progress(job_id=self._daemon.job_id, step=steps, by_itself=True) if told is None else told)
+
+    def _post(self, told: Progress) -> None:
+        """With figures of this moment, to the thread."""
+        progress = Progress()
+        progress.CopyFrom(told)
+        progress.rank = self.rank  # the present one
+        self._add_figures(progress)
+        self._reported_at = time.monotonic()
         with self._condition:
             self._newest = progress
             if self._thread is None and not self._closing:
@@ -86,9 +108,14 @@ class ProgressReporter:
                 self._thread.start()
             self._condition.notify_all()
 
-    def _with_figures(self, metrics: dict[str, float]) -> dict[str, float]:
-        everything = figures(self._last_step()) | metrics
-        return everything if len(everything) <= MAX_METRICS else metrics
+    def _add_figures(self, progress: Progress) -> None:
+        more = {name: value for name, value in figures(self._last_step()).items() if name not in progress.metrics}
+        if len(progress.metrics) + len(more) <= MAX_METRICS:
+            progress.metrics.update(more)
+        if (shares := self._shares()) is not None:
+            progress.shares.CopyFrom(shares)
+        counters = self._counters()
+        progress.bytes.CopyFrom(HostBytes(inside=counters["bytes_local"], between=counters["bytes_sent"]))
 
     def close(self) -> None:
         """Lets the last report go out (for at most 2 s) and ends the thread."""

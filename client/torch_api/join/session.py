@@ -73,9 +73,10 @@ class Session:
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
         shares = self.statistics.recent.shares
-        self.progress = (
-            ProgressReporter(daemon, self.membership.rank, last_step, shares) if daemon is not None else None
-        )
+        self.progress: ProgressReporter | None = None
+        if daemon is not None:
+            self.progress = ProgressReporter(daemon, self.membership.rank, last_step, shares, self.connection.counters)
+            self.statistics.on_step = self.progress.step_done
         self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
         self._closings: list[Callable[[], None]] = []

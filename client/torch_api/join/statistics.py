@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.torch_api.join.connection import Times
@@ -72,11 +72,16 @@ def union_length(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> 
     return total, inside
 
 
+def _nobody(steps: int) -> None:
+    """Nobody wants to know."""
+
+
 class StatisticsRecorder:
     """Adds up steps. One per process; steps come from one thread at a time. Times in ns of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self.recent = RecentSteps()
+        self.on_step: Callable[[int], None] = _nobody  # gets the number of steps after each
         self.waited_ns = 0  # for results, those of slower ranks included
         self._steps = self._comm_ns = self._exposed_ns = self._compute_ns = 0
         self._began: int | None = None
@@ -100,6 +105,7 @@ class StatisticsRecorder:
         self._began = wait_end
         self._last = compute, exposed, total - exposed
         self.recent.add(operations, wait_begin, wait_end, self._last)
+        self.on_step(self._steps)
 
     def last_step(self) -> StepTimes | None:
         """The figures of the newest step."""

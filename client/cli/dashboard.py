@@ -1,0 +1,86 @@
+"""``bagua dashboard`` and ``bagua top``: what a service does, in a browser and in this terminal."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from bagua.base.errors import ConfigError
+from bagua.base.security import read_token
+from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
+
+_PR_SET_PDEATHSIG = 1
+
+
+def require(command: str, *modules: str) -> None:
+    """Raises ConfigError with advice if a library of the extra is missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{command} needs {' and '.join(missing)}: pip install 'bagua[dashboard]'.")
+
+
+def dashboard(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where browsers find it; port 0: any free one.")
+    ] = "127.0.0.1:7680",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name by which browsers call this machine; may be repeated.", show_default=False),
+    ] = None,
+    client_certificates: Annotated[
+        bool, typer.Option("--client-certificates", help="With --tls: browsers must show a certificate, too.")
+    ] = False,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    death_signal: Annotated[bool, typer.Option("--death-signal", hidden=True)] = False,
+) -> None:
+    """Serves a page that shows nodes, jobs, live charts and logs. The address that it prints opens without a token,
+    once."""
+    require("bagua dashboard", "starlette", "uvicorn")
+    from bagua.dashboard.serve import serve, tell
+
+    if death_signal:
+        _end_with_parent()
+
+    def ready(url: str, code: str) -> None:
+        if ready_fd is None:
+            print(f"{url}/#code={code}", flush=True)
+        tell(ready_fd, url, code)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    token = read_token(token_file) if token_file else None
+    serve(listen, coordinator, token, tls, host or (), client_certificates, ready)
+
+
+def top(
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Begins with this job.", show_default=False)
+    ] = None,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Nodes, jobs, figures and logs in this terminal, as they change."""
+    require("bagua top", "textual")
+    from bagua.client import Client, find_reach
+    from bagua.dashboard.top import Top
+
+    reach = find_reach(coordinator, read_token(token_file) if token_file else None, tls)
+    with Client(reach.address, reach.token, reach.tls) as client:
+        client.nodes()  # says at once if nobody answers
+        chosen = client.find(job_id) if job_id else ""
+    Top(lambda: Client(reach.address, reach.token, reach.tls), chosen).run()
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:
+        raise ConfigError("The process that started this one is gone already.")

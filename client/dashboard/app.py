@@ -1,0 +1,268 @@
+"""The server of the page: what each path answers. Everything but the page itself and the login needs a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bagua.base.errors import (
+    BaguaError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    TooMuchError,
+    UnavailableError,
+)
+from bagua.base.text import json_text
+from bagua.client import Client
+from bagua.dashboard import step_trace
+from bagua.dashboard.access import Access
+from bagua.dashboard.documents import job_row, no_again
+from bagua.dashboard.feed import ENDED, Connect, Feeds, LogTail
+from bagua.dashboard.stream import ClusterView, JobView, events
+from bagua.proto import common_pb2
+
+STATIC = Path(__file__).resolve().parent / "static"  # an editable installation has links
+MAX_BODY = 64 << 10
+MAX_TABS = 100
+LOG_TAIL = 300  # lines of each rank that a tab begins with
+_HEADERS = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+_STATUS: tuple[tuple[type[BaguaError], int], ...] = (
+    (NotFoundError, 404),
+    (InvalidRequestError, 400),
+    (ConflictError, 409),
+    (TooMuchError, 429),
+    (UnavailableError, 503),
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Document(JSONResponse):
+    """JSON as ``bagua.base.text`` writes it, never kept by a browser."""
+
+    def __init__(self, content: Any, status: int = 200) -> None:
+        super().__init__(content, status, {"cache-control": "no-store"})
+
+    def render(self, content: Any) -> bytes:
+        return json_text(content).encode()
+
+
+def refusal(status: int, words: str) -> Document:
+    """An error as the page shows it."""
+    return Document({"error": words}, status)
+
+
+class Headers:
+    """Adds the headers that keep the page to itself, and refuses a foreign name in Host."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.encode(), value.encode()) for name, value in _HEADERS),
+                ]
+            await send(message)
+
+        request = Request(scope)
+        if self._access.right_host(request):
+            await self._app(scope, receive, with_headers)
+        else:
+            words = "This server does not answer to that name. `bagua dashboard --host NAME` adds one."
+            await refusal(421, words)(scope, receive, with_headers)
+
+
+class Dashboard:
+    """Handlers of all paths. ``connect`` makes a client of the coordinator, ``token`` is the cluster's."""
+
+    def __init__(self, connect: Connect, access: Access) -> None:
+        self._connect, self.access = connect, access
+        self._client: Client | None = None
+        self._feeds: Feeds | None = None
+        self._tabs = 0
+
+    def app(self) -> Starlette:
+        """The application. Threads begin and end with its lifespan."""
+        routes = [
+            Route("/", self._index),
+            Route("/api/login", self._log_in, methods=["POST"]),
+            Route("/api/logout", self._safely(self._log_out), methods=["POST"]),
+            Route("/api/hello", self._safely(self._hello)),
+            Route("/api/jobs", self._safely(self._jobs)),
+            Route("/api/stream", self._safely(self._stream)),
+            Route("/api/jobs/{job_id}/cancel", self._safely(self._cancel), methods=["POST"]),
+            Route("/api/jobs/{job_id}/again", self._safely(self._again), methods=["POST"]),
+            Route("/api/jobs/{job_id}/trace", self._safely(self._trace), methods=["POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        return Starlette(routes=routes, middleware=[Middleware(Headers, access=self.access)], lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._client, self._feeds = self._connect(), Feeds(self._connect)
+        try:
+            yield
+        finally:
+            self._feeds.close()
+            self._client.close()
+
+    @property
+    def feeds(self) -> Feeds:
+        """What tabs look at, while the application lives."""
+        assert self._feeds is not None
+        return self._feeds
+
+    def _safely(self, handler: Handler) -> Handler:
+        async def handle(request: Request) -> Response:
+            if not self.access.known(request):
+                return refusal(401, "Log in first.")
+            if request.method == "POST" and not self.access.own_page(request):
+                return refusal(403, "This request does not come from the dashboard's own page.")
+            try:
+                return await handler(request)
+            except BaguaError as error:
+                return refusal(next((code for kind, code in _STATUS if isinstance(error, kind)), 502), str(error))
+
+        return handle
+
+    async def _call(self, method: Callable[[Client], Any]) -> Any:
+        assert self._client is not None
+        return await run_in_threadpool(method, self._client)
+
+    # ---- page and login
+
+    async def _index(self, request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def _log_in(self, request: Request) -> Response:
+        if not self.access.own_page(request):
+            return refusal(403, "This request does not come from the dashboard's own page.")
+        if self.access.too_many():
+            return refusal(429, "Too many wrong tokens. Wait a minute.")
+        given = await _body(request)
+        session = self.access.log_in(str(given.get("token", "")).strip(), str(given.get("code", "")))
+        if session is None:
+            return refusal(401, "That is not the token of this cluster. It lies in the coordinator's state folder.")
+        response = Document({})
+        self.access.set_cookie(response, session)
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        self.access.log_out(request)
+        return Document({})
+
+    async def _hello(self, request: Request) -> Response:
+        assert self._client is not None
+        return Document({"coordinator": self._client.address, "traces": step_trace.offered(self._client)})
+
+    # ---- what there is
+
+    async def _jobs(self, request: Request) -> Response:
+        """A page of jobs that have ended, or of all states that are asked for."""
+        asked = [name for name in request.query_params.get("state", "").split(",") if name]
+        try:
+            states = [common_pb2.JobState.Value(f"JOB_STATE_{name.upper()}") for name in asked] or list(ENDED)
+        except ValueError:
+            return refusal(400, "state: no such state.")
+        token = request.query_params.get("page", "")
+        jobs, following = await self._call(lambda client: client.page(states, 50, token))
+        return Document({"jobs": [job_row(job) for job in jobs], "next": following})
+
+    async def _stream(self, request: Request) -> Response:
+        if self._tabs >= MAX_TABS:
+            return refusal(429, f"{MAX_TABS} tabs are open already.")
+        job_id, ranks = request.query_params.get("job", ""), request.query_params.get("logs")
+        leave = ExitStack()
+        self._tabs += 1
+        leave.callback(self._leave)
+        tail = None
+        try:
+            if job_id:
+                feed = leave.enter_context(self.feeds.job(await self._call(lambda client: client.find(job_id))))
+                views: list[Any] = [JobView(feed)]
+                if ranks is not None:
+                    tail = LogTail(self._connect, feed.job_id, _numbers(ranks), LOG_TAIL)
+                    leave.callback(tail.close)
+            else:
+                leave.enter_context(self.feeds.cluster())
+                views = [ClusterView(self.feeds)]
+        except BaseException:
+            leave.close()
+            raise
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(events(views, tail, leave), media_type="text/event-stream", headers=headers)
+
+    def _leave(self) -> None:
+        self._tabs -= 1
+
+    # ---- what may be done
+
+    async def _cancel(self, request: Request) -> Response:
+        job_id = request.path_params["job_id"]
+        job = await self._call(lambda client: client.cancel(job_id, reason="cancelled on the dashboard"))
+        return Document(job_row(job))
+
+    async def _again(self, request: Request) -> Response:
+        """The same specification as a new job. ``key``: made by the page for each wish, so that two clicks are one."""
+        job_id, key = request.path_params["job_id"], str((await _body(request)).get("key", ""))[:64]
+        if len(key) < 8:
+            return refusal(400, "key: at least 8 characters.")
+        spec = (await self._call(lambda client: client.get(job_id))).spec
+        if words := no_again(spec):
+            return refusal(409, words)
+        return Document(job_row(await self._call(lambda client: client.submit(spec, f"dashboard-{key}"))))
+
+    async def _trace(self, request: Request) -> Response:
+        """Records a step of a job that runs."""
+        job_id = request.path_params["job_id"]
+        async with asyncio.timeout(step_trace.LIMIT_S + 10):
+            return Document(await self._call(lambda client: step_trace.record(client, job_id)))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``"0,3"``. Raises InvalidRequestError."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part)[:64]
+    except ValueError as error:
+        raise InvalidRequestError(f"logs: {text!r} is no list of ranks.") from error
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The request's document; empty if it has none, or one that can't be read."""
+    if int(request.headers.get("content-length", MAX_BODY + 1)) > MAX_BODY:
+        return {}
+    try:
+        found = await request.json()
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

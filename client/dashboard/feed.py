@@ -1,0 +1,265 @@
+"""What tabs look at: the cluster, asked now and then, and jobs, each watched by one thread for all tabs.
+
+State is kept, not messages: a tab that is slow skips what is old, and costs no memory. Without tabs only the list of
+running jobs is asked for, every few seconds, so that charts of a job begin before somebody looks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from bagua.base.errors import BaguaError
+from bagua.client import Client
+from bagua.dashboard.history import History
+from bagua.dashboard.reports import last_reports, report_of
+from bagua.proto import common_pb2, job_pb2
+
+LOOK_S = 2.0  # between two looks at the cluster while somebody watches
+REST_S = 5.0  # and while nobody does
+KEPT_JOBS = 64  # whose past is kept
+KEPT_EVENTS = 500
+LINGER_S = 20.0  # a job is watched so long after the last tab has gone
+RUNNING = (
+    common_pb2.JOB_STATE_PENDING,
+    common_pb2.JOB_STATE_STARTING,
+    common_pb2.JOB_STATE_RUNNING,
+    common_pb2.JOB_STATE_STOPPING,
+    common_pb2.JOB_STATE_WAITING,
+)
+ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
+MAX_RUNNING = 200  # unfinished jobs that are looked at
+Connect = Callable[[], Client]
+
+
+class JobFeed:
+    """One job. Fields are read and changed under ``lock``; ``version`` changes with ``job``."""
+
+    def __init__(self, job_id: str) -> None:
+        self.lock = threading.Lock()
+        self.job_id = job_id
+        self.job = job_pb2.Job(job_id=job_id)
+        self.version = 0
+        self.history = History()
+        self.events: deque[job_pb2.JobEvent] = deque(maxlen=KEPT_EVENTS)
+        self.away = ""  # why the coordinator does not answer now
+        self._nodes: dict[int, str] = {}
+        self._generation = 0
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will change any more."""
+        return self.job.state in ENDED
+
+    def put_job(self, job: job_pb2.Job) -> None:
+        """The job as it is now."""
+        with self.lock:
+            if job.generation != self._generation:
+                if self._generation:
+                    self.history.forget_ranks()
+                self._generation = job.generation
+            self.job = job
+            self.version += 1
+            self._nodes = {rank.rank: rank.node_id for rank in job.ranks}
+            for report in last_reports(job):
+                self._take(report)
+
+    def put_progress(self, progress: common_pb2.Progress) -> None:
+        """A report of a rank."""
+        with self.lock:
+            self._take(progress)
+
+    def put_event(self, event: job_pb2.JobEvent) -> None:
+        """An event. One that is known already changes nothing."""
+        with self.lock:
+            if not self.events or event.seq > self.events[-1].seq:
+                self.events.append(event)
+
+    def _take(self, progress: common_pb2.Progress) -> None:
+        self.history.take(report_of(progress, time.time(), self._nodes))
+
+
+class Feeds:
+    """All of them. ``connect`` makes a client; threads end with ``close``."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, JobFeed] = OrderedDict()
+        self._tabs: dict[str, int] = {}
+        self._watched: set[str] = set()
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._client = connect()
+        self._lookers = 0
+        self.nodes: dict[str, job_pb2.Node] = {}
+        self.running: tuple[job_pb2.Job, ...] = ()
+        self.recent: tuple[job_pb2.Job, ...] = ()  # those that ended last
+        self.version = 0  # of the three above
+        self.away = ""
+        self._thread = threading.Thread(target=self._look, daemon=True, name="dashboard cluster")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends all threads."""
+        self._closed.set()
+        self._wake.set()
+        self._client.close()
+        self._thread.join(5)
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Somebody looks at nodes and jobs."""
+        with self._lock:
+            self._lookers += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lookers -= 1
+
+    @contextmanager
+    def job(self, job_id: str) -> Iterator[JobFeed]:
+        """Somebody looks at that job."""
+        with self._lock:
+            feed = self._feed(job_id)
+            self._tabs[job_id] = self._tabs.get(job_id, 0) + 1
+            if job_id not in self._watched:
+                self._watched.add(job_id)
+                threading.Thread(target=self._watch, args=(feed,), daemon=True, name=f"dashboard {job_id}").start()
+        try:
+            yield feed
+        finally:
+            with self._lock:
+                self._tabs[job_id] -= 1
+                if not self._tabs[job_id]:
+                    del self._tabs[job_id]
+
+    def _feed(self, job_id: str) -> JobFeed:
+        feed = self._jobs.setdefault(job_id, JobFeed(job_id))
+        self._jobs.move_to_end(job_id)
+        for old in list(self._jobs)[: max(0, len(self._jobs) - KEPT_JOBS)]:
+            if old not in self._tabs and old not in self._watched:
+                del self._jobs[old]
+        return feed
+
+    # ---- threads
+
+    def _look(self) -> None:
+        while not self._closed.is_set():
+            looked = self._lookers > 0
+            try:
+                self._look_once(looked)
+            except BaguaError as error:
+                self._set_away(str(error))
+            self._wake.wait(LOOK_S if looked else REST_S)
+            self._wake.clear()
+
+    def _look_once(self, looked: bool) -> None:
+        running = tuple(self._client.list(RUNNING, MAX_RUNNING))
+        recent = tuple(self._client.page(ENDED, 25)[0]) if looked else self.recent
+        nodes = {node.node_id: node for node in self._client.nodes()} if looked else self.nodes
+        self._set_away("")
+        if (running, recent, nodes) != (self.running, self.recent, self.nodes):
+            self.running, self.recent, self.nodes = running, recent, nodes
+            self.version += 1
+        for job in running[:KEPT_JOBS]:
+            with self._lock:
+                feed = None if job.job_id in self._watched else self._feed(job.job_id)
+            if feed is not None and job.HasField("progress"):
+                feed.put_progress(job.progress)
+
+    def _set_away(self, words: str) -> None:
+        if words != self.away:
+            self.away = words
+            self.version += 1
+
+    def _watch(self, feed: JobFeed) -> None:
+        """Until the job has ended, or nobody has looked for a while."""
+        client = self._connect()
+        threading.Thread(target=self._end_when_alone, args=(feed, client), daemon=True).start()
+        try:
+            with feed.lock:
+                seen = feed.events[-1].seq if feed.events else 0
+            feed.put_job(client.get(feed.job_id))  # has the newest report of each rank
+            for update in client.watch(feed.job_id, after_seq=seen, on_away=lambda why: setattr(feed, "away", why)):
+                feed.away = ""
+                match update.WhichOneof("update"):
+                    case "job":
+                        feed.put_job(update.job)
+                    case "event":
+                        feed.put_event(update.event)
+                    case "progress":
+                        feed.put_progress(update.progress)
+        except BaguaError as error:
+            feed.away = str(error)
+        finally:
+            with self._lock:
+                self._watched.discard(feed.job_id)
+            client.close()
+
+    def _end_when_alone(self, feed: JobFeed, client: Client) -> None:
+        alone = 0.0
+        while alone < LINGER_S and not self._closed.wait(1.0):
+            with self._lock:
+                if feed.job_id not in self._watched:
+                    return
+                alone = 0.0 if feed.job_id in self._tabs else alone + 1.0
+        client.close()
+
+
+class LogTail:
+    """Follows the output of ranks for one tab. ``take`` gives what has come since; what is too much is left out and
+    counted."""
+
+    MOST = 1_000  # lines that wait for the tab
+    WIDEST = 2_000  # characters of a line
+
+    def __init__(self, connect: Connect, job_id: str, ranks: tuple[int, ...], tail: int) -> None:
+        self._client = connect()
+        self._job_id, self._ranks, self._tail = job_id, ranks, tail
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[int, str]] = deque()
+        self._skipped = 0
+        self.ended = ""  # why nothing more comes; empty: it goes on
+        threading.Thread(target=self._read, daemon=True, name=f"dashboard log {job_id}").start()
+
+    def close(self) -> None:
+        """Ends the call."""
+        self._client.close()
+
+    def take(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:
+        """(lines of ranks, number of lines left out before them)."""
+        with self._lock:
+            count = min(most, len(self._lines))
+            lines = [self._lines.popleft() for _ in range(count)]
+            skipped, self._skipped = self._skipped, 0
+        return lines, skipped
+
+    def _read(self) -> None:
+        from bagua.cli.lines import LineAssembler, missing_text
+
+        assemblers: dict[int, LineAssembler] = {}
+        try:
+            for chunk in self._client.logs(self._job_id, self._ranks, follow=True, tail=self._tail):
+                assembler = assemblers.setdefault(chunk.rank, LineAssembler())
+                if chunk.error:
+                    self._put(chunk.rank, [f"[the output can't be read: {chunk.error}]"])
+                if chunk.missing:
+                    self._put(chunk.rank, [f"[{missing_text(chunk.rank, chunk.missing)}]"])
+                lines = assembler.feed(chunk.data, time.monotonic())
+                self._put(chunk.rank, lines + (assembler.finish() if chunk.eof else []))
+            self.ended = "end"
+        except BaguaError as error:
+            self.ended = str(error)
+
+    def _put(self, rank: int, lines: list[str]) -> None:
+        with self._lock:
+            self._lines.extend((rank, line[: self.WIDEST]) for line in lines)
+            while len(self._lines) > self.MOST:
+                self._lines.popleft()
+                self._skipped += 1

@@ -1,0 +1,286 @@
+"""The past of a job's figures, bounded: points of a chart, and a map of ranks over time. No clock, no locks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MAX_POINTS = 480
+MAX_SERIES = 12  # reported values that get a chart
+MAX_ROWS = 128  # of the map; with more ranks several share a row
+MAX_COLUMNS = 96
+COLUMN_S = 1.0  # width of a column at the beginning
+CARRIED_S = 5.0  # a rank that told nothing for so long has no cell
+POINT_S = 0.5  # points are not closer than that at the beginning
+SPEED_S = 2.0  # steps per second are counted over so long
+SMOOTHING = 0.3  # weight of the newest report
+STRAGGLES = 1.25
+"""A rank that computes so many times as long as the median is named."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a step of one rank divides, in ms. ``ranks``: waits for other ranks of its host, 0 where it is not known and
+    part of ``compute``. Hidden communication runs during ``compute``."""
+
+    compute: float
+    ranks: float
+    exposed: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank told. ``own``: its program did, else the library by itself. Bytes are those of its host's engine
+    since the job began there; None: it did not tell."""
+
+    time: float
+    rank: int
+    node: str
+    step: int
+    total: int
+    metrics: Mapping[str, float]
+    own: bool = True
+    message: str = ""
+    shares: Shares | None = None
+    bytes_inside: int | None = None
+    bytes_between: int | None = None
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """``ms``: for so long it computes in a step; ``median``: of the others."""
+
+    rank: int
+    node: str
+    ms: float
+    median: float
+
+
+class Thinned:
+    """Points (time and values by name), in order. When there are too many, every second one goes, and later ones are
+    taken half as often: so the whole past stays visible. ``version`` changes when points went."""
+
+    def __init__(self, most: int = MAX_POINTS, gap_s: float = POINT_S) -> None:
+        self._most, self.gap_s = most, gap_s
+        self.points: list[tuple[float, dict[str, float]]] = []
+        self.version = 0
+
+    def add(self, time: float, values: dict[str, float]) -> bool:
+        """False if it came too soon after the one before."""
+        if self.points and time - self.points[-1][0] < self.gap_s:
+            return False
+        self.points.append((time, values))
+        if len(self.points) > self._most:
+            self.points = self.points[::2]
+            self.gap_s *= 2
+            self.version += 1
+        return True
+
+
+class RankMap:
+    """Mean value of each rank in each column of time. When there are too many columns two become one."""
+
+    def __init__(self, most: int = MAX_COLUMNS, width_s: float = COLUMN_S) -> None:
+        self._most, self.width_s = most, width_s
+        self._begin: float | None = None
+        self._columns: list[dict[int, tuple[float, int]]] = []  # rank -> (sum, count)
+        self.version = 0
+
+    def add(self, time: float, rank: int, value: float) -> None:
+        """A value that a rank had then."""
+        if self._begin is None:
+            self._begin = time
+        column = max(0, int((time - self._begin) / self.width_s))
+        while column >= self._most:
+            pairs = zip(self._columns[::2], [*self._columns[1::2], {}], strict=False)
+            self._columns = [_joined(left, right) for left, right in pairs]
+            self.width_s *= 2
+            self.version += 1
+            column = int((time - self._begin) / self.width_s)
+        while len(self._columns) <= column:
+            self._columns.append({})
+        total, count = self._columns[column].get(rank, (0.0, 0))
+        self._columns[column][rank] = total + value, count + 1
+
+    def document(self, ranks: int) -> dict[str, Any]:
+        """Rows by rank; a row of several ranks has the largest of their values. null: nobody told."""
+        each = max(1, -(-ranks // MAX_ROWS))
+        first = self._first()
+        rows = [self._row(row * each, each, first) for row in range(-(-ranks // each))]
+        begin = None if self._begin is None else self._begin + first * self.width_s
+        return {"begin": begin, "width": self.width_s, "ranks_in_row": each, "rows": rows}
+
+    def _first(self) -> int:
+        """The column with which most ranks begin: before somebody looked only one was known."""
+        most = max(map(len, self._columns), default=0)
+        return next((at for at, column in enumerate(self._columns) if 2 * len(column) >= most), 0)
+
+    def _row(self, rank: int, each: int, first: int) -> list[float | None]:
+        """A rank that told nothing for a moment was as before."""
+        row: list[float | None] = []
+        silent = 0
+        for column in self._columns[first:]:
+            value = self._cell(column, rank, each)
+            silent = silent + 1 if value is None else 0
+            row.append(row[-1] if value is None and row and silent * self.width_s <= CARRIED_S else value)
+        return row
+
+    @staticmethod
+    def _cell(column: dict[int, tuple[float, int]], first: int, each: int) -> float | None:
+        found = [column[rank] for rank in range(first, first + each) if rank in column]
+        return round(max(total / count for total, count in found), 3) if found else None
+
+
+def _joined(left: dict[int, tuple[float, int]], right: dict[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
+    found = dict(left)
+    for rank, (total, count) in right.items():
+        before = found.get(rank, (0.0, 0))
+        found[rank] = before[0] + total, before[1] + count
+    return found
+
+
+@dataclass
+class _Engine:
+    time: float
+    inside: int
+    between: int
+
+
+@dataclass
+class History:
+    """All of one job. ``take`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
+
+    points: Thinned = field(default_factory=Thinned)
+    ranks: RankMap = field(default_factory=RankMap)
+    latest: dict[int, Report] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # of reported values, in the order of their coming
+    version: int = 0  # of anything
+    _engines: dict[str, _Engine] = field(default_factory=dict)
+    _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _computes: dict[int, float] = field(default_factory=dict)  # of each rank, averaged over some reports
+    _steps: tuple[float, int] | None = None
+    _speed: float | None = None
+
+    def take(self, report: Report) -> None:
+        """A report of a rank. The same again, at another time, changes nothing."""
+        old = self.latest.get(report.rank)
+        if old is not None and replace(report, time=old.time) == old:
+            return
+        self.version += 1
+        self.latest[report.rank] = report
+        if report.shares is not None:
+            self.ranks.add(report.time, report.rank, report.shares.compute)
+            before = self._computes.get(report.rank, report.shares.compute)
+            self._computes[report.rank] = before + SMOOTHING * (report.shares.compute - before)
+        self._count_bytes(report)
+        lead = self.lead()
+        if lead is not None and lead.rank == report.rank:
+            self._count_steps(report)
+            self.points.add(report.time, self._values(report))
+
+    def forget_ranks(self) -> None:
+        """Ranks have other numbers from now on."""
+        self.latest.clear()
+        self._computes.clear()
+        self._engines.clear()
+        self._rates.clear()
+        self.version += 1
+
+    def lead(self) -> Report | None:
+        """The rank whose reported values are drawn: the first whose program reports, else the first."""
+        own = [report for report in self.latest.values() if report.own]
+        return min(own or self.latest.values(), key=lambda report: report.rank, default=None)
+
+    def straggler(self) -> Straggler | None:
+        """The rank that computes clearly longer than the median of the others."""
+        if len(self._computes) < 2:
+            return None
+        slowest = max(self._computes, key=self._computes.__getitem__)
+        most = self._computes[slowest]
+        median = statistics.median(compute for rank, compute in self._computes.items() if rank != slowest)
+        return Straggler(slowest, self.latest[slowest].node, most, median) if most > STRAGGLES * median + 0.5 else None
+
+    def _count_steps(self, report: Report) -> None:
+        if self._steps is not None:
+            time, step = self._steps
+            if report.step < step:
+                self._steps, self._speed = (report.time, report.step), None
+            elif report.time - time >= SPEED_S and report.step > step:
+                self._speed = (report.step - step) / (report.time - time)
+                self._steps = report.time, report.step
+        else:
+            self._steps = report.time, report.step
+
+    def _count_bytes(self, report: Report) -> None:
+        if report.bytes_inside is None or report.bytes_between is None:
+            return
+        now = _Engine(report.time, report.bytes_inside, report.bytes_between)
+        old = self._engines.get(report.node)
+        if old is not None and report.time - old.time < SPEED_S and now.inside >= old.inside:
+            return
+        self._engines[report.node] = now
+        if old is not None and now.inside >= old.inside and now.between >= old.between:
+            seconds = now.time - old.time
+            self._rates[report.node] = (now.inside - old.inside) / seconds, (now.between - old.between) / seconds
+
+    def _values(self, report: Report) -> dict[str, float]:
+        for name in report.metrics:
+            if name not in self.names and len(self.names) < MAX_SERIES:
+                self.names.append(name)
+        values = {f"m:{name}": value for name, value in report.metrics.items() if name in self.names}
+        values["step"] = float(report.step)
+        if self._speed is not None:
+            values["speed"] = self._speed
+        shares = [one.shares for one in self.latest.values() if one.shares is not None]
+        if shares:
+            values["compute"] = _mean(shares, lambda one: max(0.0, one.compute - one.hidden))
+            values["hidden"] = _mean(shares, lambda one: min(one.hidden, one.compute))
+            values["exposed"] = _mean(shares, lambda one: one.exposed)
+            values["ranks"] = _mean(shares, lambda one: one.ranks)
+        if self._rates:
+            values["inside"] = sum(inside for inside, _ in self._rates.values())
+            values["between"] = sum(between for _, between in self._rates.values())
+        return values
+
+    # ---- documents
+
+    def chart_document(self, since: float = 0.0) -> dict[str, Any]:
+        """Points after ``since``, by columns. null: no value, or none that JSON has."""
+        points = [point for point in self.points.points if point[0] > since]
+        names = sorted({name for _, values in points for name in values})
+        return {
+            "version": self.points.version,
+            "gap": self.points.gap_s,
+            "t": [round(time, 2) for time, _ in points],
+            "series": {name: [_number(values.get(name)) for _, values in points] for name in names},
+        }
+
+    def now_document(self) -> dict[str, Any]:
+        """The newest of all: what a page shows at once."""
+        lead, late = self.lead(), self.straggler()
+        return {
+            "time": lead.time if lead else None,
+            "step": lead.step if lead else None,
+            "total": lead.total if lead else None,
+            "message": lead.message if lead else "",
+            "speed": _number(self._speed),
+            "metrics": {name: _number(value) for name, value in list(lead.metrics.items())[:MAX_SERIES]}
+            if lead
+            else {},
+            "straggler": late
+            and {"rank": late.rank, "node": late.node, "ms": round(late.ms, 2), "median": round(late.median, 2)},
+        }
+
+
+def _mean(shares: list[Shares], pick: Callable[[Shares], float]) -> float:
+    return statistics.fmean(pick(one) for one in shares)
+
+
+def _number(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")

@@ -1,0 +1,94 @@
+"""Serves the page until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from bagua.base.address import join_address, split_address
+from bagua.base.errors import ConfigError
+from bagua.base.security import TlsFiles, check_listen_address
+from bagua.client import Client, find_reach
+from bagua.dashboard.access import Access
+from bagua.dashboard.app import Dashboard
+
+DEFAULT_LISTEN = "127.0.0.1:7680"
+
+
+def serve(
+    listen: str,
+    coordinator: str | None = None,
+    token: str | None = None,
+    tls: Path | None = None,
+    names: Iterable[str] = (),
+    client_certificates: bool = False,
+    on_ready: Callable[[str, str], None] = lambda url, code: None,
+) -> None:
+    """Blocks. ``on_ready`` gets the page's address and a code that opens it once. Raises ConfigError."""
+    reach = find_reach(coordinator, token, tls)
+    if reach.tls is None:
+        check_listen_address(listen, None)
+    with Client(reach.address, reach.token, reach.tls):  # wrong settings are told before anything is served
+        pass
+    host, port = split_address(listen)
+    access = Access(reach.token, (*names, host), secure=reach.tls is not None)
+    app = Dashboard(lambda: Client(reach.address, reach.token, reach.tls), access).app()
+    with _listener(host, port) as listener:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=20,
+            limit_concurrency=400,
+            h11_max_incomplete_event_size=32 << 10,
+            ws="none",
+            **_tls(reach.tls, client_certificates),
+        )
+        scheme = "http" if reach.tls is None else "https"
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        on_ready(f"{scheme}://{join_address(shown, listener.getsockname()[1])}", access.code)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _tls(files: TlsFiles | None, client_certificates: bool) -> dict[str, Any]:
+    if files is None:
+        return {}
+    files.read()  # says which file is missing
+    return {
+        "ssl_certfile": str(files.cert),
+        "ssl_keyfile": str(files.key),
+        "ssl_ca_certs": str(files.ca),
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if client_certificates else ssl.CERT_NONE,
+    }
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"The dashboard can't listen on {join_address(host, port)}: {error.strerror}. Choose another address with "
+            "--listen (port 0: any free one)."
+        ) from error
+    return listener
+
+
+def tell(ready_fd: int | None, url: str, code: str) -> None:
+    """One line of JSON to whoever started this process."""
+    if ready_fd is not None:
+        os.write(ready_fd, json.dumps({"url": url, "code": code}).encode() + b"\n")
+        os.close(ready_fd)
