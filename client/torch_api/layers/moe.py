@@ -100,7 +100,7 @@ class MOELayer(nn.Module):
         tokens = hidden_states.reshape(-1, width)
         choice = self.gate(tokens, used_token)
         self.l_aux, self.exp_counts = choice.loss, choice.wanted
-        routes = Routes.of(choice, comm, self.num_local_experts, self.average)
+        routes = Routes.of(choice, comm, self.num_local_experts, self.average, tokens)
         return combine(self.experts(dispatch(tokens, routes)), routes).view(hidden_states.shape)
 
     def _communicator(self) -> Communicator | None:
