@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,9 @@ Span = tuple[int, int]
 """First row, number of rows."""
 Write = Callable[[int, int, torch.Tensor], None]
 """Writes rows from the first number to before the second one into a tensor."""
-WORDS = 4  # of an offer
+WORDS = 4
+"""Of an offer: the segment, its bytes, how many segments its owner had freed by then, the dtype of the rows."""
+SUM = int(ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,14 @@ class Block:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A block as the other ranks hear of it. ``freed``: how many segments its owner had freed by then. ``dtype``: of the
-    rows that are, or were, on their way."""
+class Words:
+    """Memory for the words of all ranks in a meeting: ``given`` has those of this rank and zeros, ``found`` gets the
+    sum."""
 
-    segment: int
-    nbytes: int
-    freed: int
-    dtype: int
+    def __init__(self, n: int, width: int) -> None:
+        self.given = array("q", bytes(8 * n * width))
+        self.found = array("q", bytes(8 * n * width))
+        self.places = self.given.buffer_info()[0], self.found.buffer_info()[0]
 
 
 class PeerMemory:
@@ -57,32 +58,47 @@ class PeerMemory:
     def __init__(self, session: Session) -> None:
         self._connection = session.connection
         self._stages = PeerStages(session)
-        self._mapped: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # owner -> freed so far, tensors by segment
+        self._nothing = Block(torch.empty(0, dtype=torch.uint8, device="cpu"), 0, 0)
+        self._freed: dict[int, int] = {}  # by owner
+        self._mapped: dict[int, dict[tuple[Any, ...], torch.Tensor]] = {}  # by owner, then by segment and form
+        self._words: dict[tuple[int, ...], Words] = {}
+        self.dtypes = {dtype: self._connection.dtypes[name] for dtype, name in DTYPES.items()}
+
+    @property
+    def freed(self) -> int:
+        """How many segments of this rank others may forget."""
+        return self._stages.freed
 
     def block(self, nbytes: int) -> Block:
         """Memory of this rank. It is used again when the tensor and its views are gone."""
         if nbytes == 0:
-            return Block(torch.empty(0, dtype=torch.uint8, device="cpu"), 0, 0)
+            return self._nothing
         tensor, (segment, _) = self._stages.place(nbytes, torch.uint8)
         return Block(tensor, segment, nbytes)
 
-    def offer(self, block: Block, dtype: torch.dtype) -> list[int]:
-        """The words of an ``Offer``."""
-        return [block.segment, block.nbytes, self._stages.freed, self._connection.dtypes[DTYPES[dtype]]]
+    def of(self, owner: int, segment: int, freed: int, like: torch.Tensor) -> torch.Tensor:
+        """The block that member ``owner`` offers as rows like those of ``like``, as many as fit. What it had offered
+        before and has freed since is unmapped."""
+        if self._freed.get(owner, -1) < freed:
+            self._freed[owner], self._mapped[owner] = freed, {}
+        known = self._mapped[owner]
+        key = segment, like.dtype, like.shape[1]
+        if key not in known:
+            borrowed = self._connection.borrow(owner, segment)
+            whole = tensor_on(borrowed, borrowed.nbytes, torch.uint8, _forget)
+            size = like.shape[1] * like.element_size()
+            known[key] = as_rows(whole, borrowed.nbytes // max(1, size), like)
+        return known[key]
 
-    def of(self, owner: int, offer: Offer) -> torch.Tensor:
-        """uint8, the block that member ``owner`` offers. What it had offered before and freed since is unmapped."""
-        freed, known = self._mapped.get(owner, (offer.freed, {}))
-        if freed < offer.freed:
-            known = {}
-        self._mapped[owner] = max(freed, offer.freed), known
-        if offer.segment not in known:
-            segment: core.Segment = self._connection.borrow(owner, offer.segment)
-            known[offer.segment] = tensor_on(segment, segment.nbytes, torch.uint8, _nothing)
-        return known[offer.segment]
+    def words(self, group: Members, width: int) -> Words:
+        """For meetings of this group, the same memory each time."""
+        key = group.id, group.nranks(), width
+        if key not in self._words:
+            self._words[key] = Words(group.nranks(), width)
+        return self._words[key]
 
 
-def _nothing(_: core.Segment) -> None:
+def _forget(_: core.Segment) -> None:
     """The mapping goes with its last tensor."""
 
 
@@ -94,43 +110,33 @@ class SharedRows:
         self._connection = session.connection
         self._memory = session.keep(PeerMemory)
         self._group = group
+        self._n, self._me = group.nranks(), group.rank()
         self._mine = self._memory.block(0)
-        self._offers: list[Offer] = []  # of all ranks, in the last meeting; empty: none were made
+        self._offers: list[list[int]] = []  # words of all ranks in the last meeting; empty: no offers were made
 
     def meet(self, dtype: torch.dtype, nbytes: int = 0, numbers: Sequence[int] = ()) -> list[list[int]]:
         """Returns when all ranks have come, with their ``numbers``, as many from each. With ``nbytes`` each rank offers
         so much memory for the next exchange. Raises BaguaError where ranks' dtypes differ, CommunicationError."""
-        n, me, width = self._group.nranks(), self._group.rank(), WORDS + len(numbers)
-        self._mine = self._memory.block(nbytes)
-        given = array("q", bytes(8 * n * width))
-        found = array("q", bytes(8 * n * width))
-        given[me * width : (me + 1) * width] = array("q", [*self._memory.offer(self._mine, dtype), *numbers])
-        connection = self._connection
+        n, width, memory, connection = self._n, WORDS + len(numbers), self._memory, self._connection
+        mine = self._mine = memory.block(nbytes)
+        words = memory.words(self._group, width)
+        begin = self._me * width
+        own = array("q", (mine.segment, mine.nbytes, memory.freed, memory.dtypes[dtype], *numbers))
+        words.given[begin : begin + width] = own
+        kind, number = connection.kinds["allreduce"], connection.dtypes["int64"]
+        given, found = words.places
         connection.transfer(
-            self._group.id,
-            connection.kinds["allreduce"],
-            connection.dtypes["int64"],
-            int(ReduceOp.SUM),
-            -1,
-            len(given),
-            given.buffer_info()[0],
-            1,
-            found.buffer_info()[0],
-            1,
-            True,
-            (n, width),
-            0,
-            0,
+            self._group.id, kind, number, SUM, -1, n * width, given, 1, found, 1, True, (n, width), 0, 0
         )
-        rows = found.tolist()
-        told = [rows[at : at + width] for at in range(0, n * width, width)]
-        self._offers = [Offer(*words[:WORDS]) for words in told]
-        if any(one.dtype != self._offers[0].dtype for one in self._offers):
+        every = words.found.tolist()
+        self._offers = [every[at : at + width] for at in range(0, n * width, width)]
+        dtypes = every[WORDS - 1 :: width]
+        if dtypes.count(dtypes[0]) < n:
             names = {number: name for name, number in connection.dtypes.items()}
-            each = zip(self._group.ranks, self._offers, strict=True)
-            kinds = ", ".join(f"rank {rank}: {names.get(one.dtype)}" for rank, one in each)
+            each = zip(self._group.ranks, dtypes, strict=True)
+            kinds = ", ".join(f"rank {rank}: {names.get(one)}" for rank, one in each)
             raise BaguaError(f"The ranks exchange rows of different dtypes ({kinds}): use the same on every rank.")
-        return [words[WORDS:] for words in told]
+        return [row[WORDS:] for row in self._offers] if numbers else []
 
     def carry(
         self,
@@ -151,27 +157,26 @@ class SharedRows:
             write: Writes this rank's rows.
             following: Bytes that this rank will need for the next exchange, known on all ranks or on none.
         """
-        width, me = like.shape[1], self._group.rank()
-        size = width * like.element_size()
-        if not self._offers or any(one.nbytes < rows * size for one, rows in zip(self._offers, arrive, strict=True)):
+        me, size = self._me, like.shape[1] * like.element_size()
+        if not self._offers or any(offer[1] < rows * size for offer, rows in zip(self._offers, arrive, strict=True)):
             self.meet(like.dtype, arrive[me] * size)
-        mine = _as_rows(self._mine.tensor, arrive[me], like)
+        mine = as_rows(self._mine.tensor, arrive[me], like)
         for rank, (spans, begins) in enumerate(zip(gives, lands, strict=True)):
             target = mine if rank == me else None
             for (begin, count), at in zip(spans, begins, strict=True):
                 if count == 0:
                     continue
                 if target is None:
-                    memory = self._memory.of(self._group.numbers[rank], self._offers[rank])
-                    target = _as_rows(memory, arrive[rank], like)
-                write(begin, begin + count, target[at : at + count])
+                    segment, _, freed, *_ = self._offers[rank]
+                    target = self._memory.of(self._group.numbers[rank], segment, freed, like)
+                write(begin, begin + count, target.narrow(0, at, count))
         self.meet(like.dtype, following or 0)
         if following is None:
             self._offers = []
         return mine
 
 
-def _as_rows(memory: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
+def as_rows(memory: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
     """The beginning of uint8 ``memory`` as [rows, width of ``like``]."""
     width = like.shape[1]
-    return memory[: rows * width * like.element_size()].view(like.dtype).view(rows, width)
+    return memory.narrow(0, 0, rows * width * like.element_size()).view(like.dtype).view(rows, width)

@@ -27,7 +27,7 @@ from bagua.torch_api.comm.shared_rows import SharedRows, Span, Write
 from bagua.torch_api.join.session import Session, current
 from bagua.torch_api.layers.gating import Choice
 
-CACHED_BYTES = 1 << 17
+CACHED_BYTES = 1 << 18
 """Of rows on which several things are done one after the other."""
 MOST_GUESSED = 1.5
 """Times the rows that this rank sends: how many it expects to get at most."""
@@ -162,13 +162,19 @@ def _through_daemon(routes: Routes, way: Way, like: torch.Tensor, write: Write) 
 
 def _rows_of(parts: Sequence[torch.Tensor]) -> Write:
     """Writes rows of ``parts``, which lie one after the other."""
+    if len(parts) == 1:
+        whole = parts[0]
+        return lambda begin, end, target: target.copy_(whole.narrow(0, begin, end - begin))
+    sizes = [part.shape[0] for part in parts]
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:
         at, done = 0, 0
-        for part in parts:
-            some = part[max(begin - at, 0) : max(end - at, 0)]
-            target[done : done + len(some)].copy_(some)
-            at, done = at + len(part), done + len(some)
+        for part, size in zip(parts, sizes, strict=True):
+            first, count = max(begin - at, 0), min(end - at, size) - max(begin - at, 0)
+            if count > 0:
+                target.narrow(0, done, count).copy_(part.narrow(0, first, count))
+                done += count
+            at += size
 
     return write
 
@@ -177,17 +183,17 @@ def _picked(source: torch.Tensor, numbers: torch.Tensor) -> Write:
     """Writes rows of ``source`` by their numbers."""
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:
-        torch.index_select(source, 0, numbers[begin:end], out=target)
+        torch.index_select(source, 0, numbers.narrow(0, begin, end - begin), out=target)
 
     return write
 
 
 def _added(rows: torch.Tensor, choice: Choice, weights: torch.Tensor | None) -> torch.Tensor:
-    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row."""
-    if len(rows) == 0:
-        return rows.new_zeros(len(choice.first_row), rows.shape[1])
-    each = None if weights is None else weights.to(rows.dtype)[choice.rows_of]
-    return F.embedding_bag(choice.rows_of, rows, choice.first_row, mode="sum", per_sample_weights=each)
+    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row, in the order of
+    ``choice.rows_of``."""
+    if rows.shape[0] == 0:
+        return rows.new_zeros(choice.first_row.shape[0], rows.shape[1])
+    return F.embedding_bag(choice.rows_of, rows, choice.first_row, mode="sum", per_sample_weights=weights)
 
 
 class _Dispatch(torch.autograd.Function):
@@ -195,14 +201,15 @@ class _Dispatch(torch.autograd.Function):
     def forward(context: Any, tokens: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, ...]:
         context.routes = routes
         arrived = _travel(routes, routes.there, tokens, _picked(tokens.detach(), routes.choice.tokens))
-        return tuple(_own(part) for part in torch.split(arrived, routes.sizes))
+        parts = (arrived,) if len(routes.sizes) == 1 else torch.split(arrived, routes.sizes)
+        return tuple(map(_own, parts))
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         routes = context.routes
         arrived = _travel(routes, routes.back, gradients[0], _rows_of(gradients))
-        scale = None if routes.scale == 1 else torch.full_like(routes.choice.weights, routes.scale)
+        scale = None if routes.scale == 1 else arrived.new_full((arrived.shape[0],), routes.scale)
         return _added(arrived, routes.choice, scale), None
 
 
@@ -212,7 +219,7 @@ class _Combine(torch.autograd.Function):
         arrived = _travel(routes, routes.back, results[0], _rows_of([one.detach() for one in results]))
         context.routes = routes
         context.save_for_backward(arrived, weights)
-        return _added(arrived, routes.choice, weights)
+        return _added(arrived, routes.choice, weights.to(arrived.dtype).index_select(0, routes.choice.rows_of))
 
     @staticmethod
     @once_differentiable
@@ -222,15 +229,15 @@ class _Combine(torch.autograd.Function):
         of_weights = torch.empty_like(weights)
         scaled = (weights / routes.scale).to(gradient.dtype).unsqueeze(1)
 
-        some = max(16, CACHED_BYTES // max(1, gradient[0:1].nbytes))
+        some = max(16, CACHED_BYTES // max(1, gradient.shape[1] * gradient.element_size()))
 
         def write(begin: int, end: int, target: torch.Tensor) -> None:
             for at in range(begin, end, some):
-                to = min(at + some, end)
-                rows = target[at - begin : to - begin]
-                pick(at, to, rows)
-                of_weights[at:to] = torch.linalg.vecdot(rows, results[at:to])
-                rows.mul_(scaled[at:to])
+                count = min(some, end - at)
+                rows = target.narrow(0, at - begin, count)
+                pick(at, at + count, rows)
+                of_weights[at : at + count] = torch.linalg.vecdot(rows, results.narrow(0, at, count))
+                rows.mul_(scaled.narrow(0, at, count))
 
         arrived = _travel(routes, routes.there, gradient, write)
         return None, of_weights, *torch.split(arrived, routes.sizes)
