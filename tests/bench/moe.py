@@ -3,28 +3,36 @@
 
     python tests/bench/moe.py                                  # 4 ranks of one host
     python tests/bench/moe.py --tokens 512,4096 --width 256 --experts none,ffn --output json
+    python tests/bench/moe.py --systems bagua,gloo,dense --tokens 256,1024 --rounds 5
 
 Systems: bagua; gloo: the same gate and the same rows through torch.distributed's all_to_all_single; dense: as the
 original's layer does it, with a place for each token that an expert could get (capacity factor 1.25), einsum and equal
-blocks, over Gloo. Experts: none (what the exchange costs), linear (one matrix), ffn (two matrices, 4 times as wide).
+blocks, over Gloo (slow). Experts: none (what the exchange costs), linear (one matrix), ffn (two matrices, 4 times as
+wide).
 
-Figures: thousands of tokens per second of all ranks together; median over rounds in which the systems take turns.
+Systems take turns in each round. Figures are medians over rounds: thousands of tokens per second of all ranks together,
+how many times as fast bagua is (of the ratios within a round), and microseconds of processor time per token (user and
+system, of all ranks and of bagua's daemon), which other programs on the machine change least.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 RUN_DEADLINE_S = 1800.0
 FACTOR = 1.25
+MOST_PASSES = 1000
 
 
 def rank_main(options: argparse.Namespace) -> None:
@@ -79,7 +87,7 @@ def rank_main(options: argparse.Namespace) -> None:
         back = Swap.apply(expert(rows), [capacity] * n, [capacity] * n).view(n, capacity, -1)
         return torch.einsum("sec,ecm->sm", weights, back), loss
 
-    def case(width: int, tokens: int, kind: str) -> dict[str, Callable[[], float]]:
+    def case(width: int, tokens: int, kind: str) -> dict[str, Callable[[int], None]]:
         torch.manual_seed(bagua.get_rank())
         experts: dict[str, Callable[[], nn.Module]] = {
             "none": nn.Identity,
@@ -91,29 +99,55 @@ def rank_main(options: argparse.Namespace) -> None:
         inputs = torch.randn(tokens, width, requires_grad=True)
         weights = torch.randn(tokens, width)
 
-        def turn(forward: Callable[[torch.Tensor], Any]) -> Callable[[], float]:
-            def once() -> None:
-                found = forward(inputs)
-                torch.autograd.backward([found[0], found[1]], [weights, torch.ones(())])
-
-            def several() -> float:
-                bagua.barrier()
-                return harness.slowest(harness.seconds(lambda: [once() for _ in range(options.repeat)]))
+        def passes(forward: Callable[[torch.Tensor], Any]) -> Callable[[int], None]:
+            def several(number: int) -> None:
+                for _ in range(number):
+                    layer.zero_grad()
+                    inputs.grad = None
+                    found = forward(inputs)
+                    torch.autograd.backward([found[0], found[1]], [weights, torch.ones(())])
 
             return several
 
         return {
-            "bagua": turn(layer),
-            "gloo": turn(lambda rows: over_gloo(gate, expert, rows)),
-            "dense": turn(lambda rows: dense(gate, expert, rows)),
+            "bagua": passes(layer),
+            "gloo": passes(lambda rows: over_gloo(gate, expert, rows)),
+            "dense": passes(lambda rows: dense(gate, expert, rows)),
         }
 
-    rows = []
-    for kind in options.experts.split(","):
-        for tokens in map(int, options.tokens.split(",")):
-            found = harness.interleave(case(options.width, tokens, kind), options.seconds)
-            rates = {name: tokens * n * options.repeat / s / 1e3 for name, s in harness.medians(found).items()}
-            rows.append({"expert": kind, "tokens": tokens, "width": options.width, **rates})
+    def turn(several: Callable[[int], None], number: int) -> tuple[float, float]:
+        """Seconds of the slowest rank, and processor seconds of all together."""
+        bagua.barrier()
+        spent = processor_s()
+        taken = harness.seconds(lambda: several(number))
+        spent = processor_s() - spent
+        both = torch.tensor([taken, spent], dtype=torch.float64)
+        every = torch.empty(n, 2, dtype=torch.float64)
+        bagua.allgather(both, every)
+        return every[:, 0].max().item(), every[:, 1].sum().item()
+
+    def processor_s() -> float:
+        """Of this rank, and on the first rank of a host also of its daemon."""
+        daemon = time.clock_gettime((~os.getppid() << 3) | 2) if bagua.get_local_rank() == 0 else 0.0
+        return time.process_time() + daemon
+
+    def measured(kind: str, tokens: int) -> dict[str, Any]:
+        systems = {name: one for name, one in case(options.width, tokens, kind).items() if name in options.systems}
+        for one in systems.values():
+            turn(one, 2)
+        number = {name: max(1, min(MOST_PASSES, int(options.turn / turn(one, 2)[0] * 2))) for name, one in systems.items()}
+        rounds = [{name: turn(one, number[name]) for name, one in systems.items()} for _ in range(options.rounds)]
+        row: dict[str, Any] = {"expert": kind, "tokens": tokens, "width": options.width}
+        for name in systems:
+            each = tokens * n * number[name]
+            rates = [each / one[name][0] / 1e3 for one in rounds]
+            times = [one[name][0] / number[name] / (one["bagua"][0] / number["bagua"]) for one in rounds]
+            row[name] = statistics.median(rates)
+            row[f"over {name}"] = statistics.median(times)
+            row[f"processor {name}"] = statistics.median(one[name][1] / each * 1e6 for one in rounds)
+        return row
+
+    rows = [measured(kind, int(tokens)) for kind in options.experts.split(",") for tokens in options.tokens.split(",")]
     if bagua.get_rank() == 0:
         Path(options.result).write_text(json.dumps(rows))
     bagua.barrier()
@@ -127,8 +161,9 @@ def main() -> None:
     parser.add_argument("--tokens", default="256,1024,4096", help="on each rank")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--experts", default="none,linear,ffn")
-    parser.add_argument("--repeat", type=int, default=3, help="passes of one turn")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each row")
+    parser.add_argument("--systems", default="bagua,gloo", help="bagua, and any of gloo, dense")
+    parser.add_argument("--rounds", type=int, default=9, help="of each row")
+    parser.add_argument("--turn", type=float, default=0.3, help="seconds of each system in a round, about")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -138,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         program = [str(Path(__file__).resolve()), "--result", str(result)]
-        for name in ("tokens", "width", "experts", "repeat", "seconds"):
+        for name in ("tokens", "width", "experts", "systems", "rounds", "turn"):
             program += [f"--{name}", str(getattr(options, name))]
         shape = ["--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node)]
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", *shape, *program]
@@ -148,10 +183,15 @@ def main() -> None:
         where = f"{options.nnodes} x {options.nproc_per_node} ranks"
         print(json.dumps({"unit": "1000 tokens/s", "where": where, "system": platform.platform(), "rows": rows}))
         return
-    print(f"{'expert':<8}{'tokens':>8}{'bagua':>10}{'gloo':>18}{'dense':>18}   (1000 tokens/s; times as fast)")
+    others = [name for name in ("gloo", "dense") if name in options.systems]
+    peers = "".join(f"{name:>18}" for name in others)
+    print(f"{'expert':<8}{'tokens':>8}{'bagua':>10}{peers}   processor time: bagua{peers}")
     for row in rows:
-        peers = "".join(f"{row[name]:>11.0f} ({row['bagua'] / row[name]:.1f})" for name in ("gloo", "dense"))
-        print(f"{row['expert']:<8}{row['tokens']:>8}{row['bagua']:>10.0f}{peers}")
+        rates = "".join(f"{row[name]:>11.0f} ({row[f'over {name}']:.2f})" for name in others)
+        own = row["processor bagua"]
+        spent = "".join(f"{row[f'processor {name}']:>11.1f} ({row[f'processor {name}'] / own:.2f})" for name in others)
+        print(f"{row['expert']:<8}{row['tokens']:>8}{row['bagua']:>10.0f}{rates}   {own:>21.1f}{spent}")
+    print("Thousands of tokens per second and microseconds per token; in parentheses how many times as good bagua is.")
 
 
 if __name__ == "__main__":

@@ -55,12 +55,19 @@ class FakeEngine final : public ChannelHandler {
   Status require(int, uint64_t bytes) override {
     return bytes <= 4096 ? Status::ok() : Status(Code::kResource, "too much");
   }
-  Status alloc(int, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override {
+  Status alloc(int, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size) override {
     std::shared_ptr<Mapping> memory;
     if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
+    if (for_peers) lent_ = duplicate(descriptor->get());
     memory->data()[0] = 42;
     *id = 9;
     *size = memory->bytes();
+    return Status::ok();
+  }
+  Status borrow(int, uint32_t owner, uint64_t id, Fd* descriptor, uint64_t* size) override {
+    if (owner != 5 || id != 9 || !lent_.valid()) return {Code::kInvalid, "nothing is lent"};
+    *descriptor = duplicate(lent_.get());
+    *size = 4096;
     return Status::ok();
   }
   Status adopt(int, uint64_t id, const Fd& memory) override {
@@ -91,7 +98,7 @@ class FakeEngine final : public ChannelHandler {
   std::map<uint64_t, int> adopted;  // segment -> its second byte
 
  private:
-  Fd page_fd_, sheet_fd_, channel_fd_;
+  Fd page_fd_, sheet_fd_, channel_fd_, lent_;
   std::shared_ptr<Mapping> page_, sheet_, channel_;
 };
 
@@ -154,6 +161,12 @@ TEST(requests_are_answered) {
   CHECK_OK(client->alloc(100, &allocation));
   CHECK_EQ(allocation.id, uint64_t{9});
   CHECK_EQ(int{allocation.memory->data()[0]}, 42);
+  ChannelClient::Allocation borrowed;
+  CHECK_EQ(client->borrow(5, 9, &borrowed).message(), std::string("nothing is lent"));
+  CHECK_OK(client->alloc(100, &allocation, true));
+  allocation.memory->data()[1] = 7;
+  CHECK_OK(client->borrow(5, 9, &borrowed));
+  CHECK_EQ(int{borrowed.memory->data()[1]}, 7);
   CHECK_OK(client->require(4096));
   CHECK_EQ(client->require(4097).message(), std::string("too much"));
   CHECK_OK(client->free_segment(9));

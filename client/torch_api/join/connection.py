@@ -287,10 +287,15 @@ class HostConnection:
         except self._error as error:
             raise ConfigError(str(error)) from None
 
-    def alloc(self, nbytes: int) -> core.Segment:
-        """Shared memory from the daemon."""
+    def alloc(self, nbytes: int, for_peers: bool = False) -> core.Segment:
+        """Shared memory from the daemon. ``for_peers``: other ranks of this host may ``borrow`` it."""
         with self._translated():
-            return self._rank.alloc(nbytes)
+            return self._rank.alloc(nbytes, for_peers)
+
+    def borrow(self, owner: int, segment_id: int) -> core.Segment:
+        """Memory that the member with this number, on this host, has made ``for_peers``."""
+        with self._translated():
+            return self._rank.borrow(owner, segment_id)
 
     def free(self, segment_id: int) -> None:
         """Gives memory back. Silent when the daemon is gone, and with it the memory."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Stages:
     """Those of one session. Memory of a tensor comes back when the last view of it is gone. Thread-safe.
 
-    As much as was in use at once stays here; the rest goes back to the daemon.
+    As much as was in use at once stays here; the rest goes back to the daemon. ``freed``: how many segments went back.
     """
 
     def __init__(self, session: Session) -> None:
@@ -28,6 +28,7 @@ class Stages:
         self._lock = threading.Lock()  # guards what follows but _returned
         self._free: list[core.Segment] = []  # the one that came back last is the last one
         self._returned: deque[core.Segment] = deque()
+        self.freed = 0
         self._held = self._most = 0  # bytes: in use now, and at most so far
 
     def place(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
@@ -42,7 +43,10 @@ class Stages:
         return tensor_on(segment, count, dtype, self._returned.append), (segment.id, 0)
 
     def _find(self, nbytes: int) -> core.Segment:
-        return take_fitting(self._free, nbytes, 2 * rounded(nbytes)) or self._connection.alloc(rounded(nbytes))
+        return take_fitting(self._free, nbytes, 2 * rounded(nbytes)) or self._make(rounded(nbytes))
+
+    def _make(self, nbytes: int) -> core.Segment:
+        return self._connection.alloc(nbytes)
 
     def _take_back(self) -> None:
         while self._returned:
@@ -51,6 +55,14 @@ class Stages:
             self._free.append(segment)
         while sum(one.nbytes for one in self._free) + self._held > self._most:
             self._connection.free(self._free.pop(0).id)
+            self.freed += 1
+
+
+class PeerStages(Stages):
+    """Memory that other ranks of this host may borrow."""
+
+    def _make(self, nbytes: int) -> core.Segment:
+        return self._connection.alloc(nbytes, for_peers=True)
 
 
 def rounded(nbytes: int) -> int:

@@ -1,8 +1,9 @@
 """Tokens go to the ranks of their experts and come back, and so do gradients.
 
-A token that goes to another rank is copied into memory that the daemon sees; the daemon moves it into memory from which
-the expert reads. A token that stays is copied once. The way back is alike. There are as many rows as tokens that go, no
-more: their numbers are told first.
+Between ranks of one host a token is copied once, into memory of the rank that gets it (``comm/shared_rows.py``). To
+other hosts, and from memory of a GPU, it is copied into memory that the daemon sees; the daemon moves it into memory
+from which the expert reads. A token that stays is copied once. The way back is alike. There are as many rows as tokens
+that go, no more: their numbers are told first.
 
 Each rank has two orders of rows. The *home* order, of the tokens that this rank has: by expert, over all experts of all
 ranks. The *expert* order, of those that experts of this rank compute: by expert, and within an expert by the rank from
@@ -11,8 +12,9 @@ which they come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,46 +23,63 @@ from torch.autograd.function import once_differentiable
 
 from bagua.torch_api.comm.block_exchange import RowExchange, Rows
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.join.session import current
+from bagua.torch_api.comm.shared_rows import SharedRows, Span, Write
+from bagua.torch_api.join.session import Session, current
 from bagua.torch_api.layers.gating import Choice
 
-CACHED_BYTES = 1 << 17
+CACHED_BYTES = 1 << 18
 """Of rows on which several things are done one after the other."""
-Span = tuple[int, int]
-"""First row, number of rows."""
-Write = Callable[[int, int, torch.Tensor], None]
-"""Writes rows from the first number to before the second one into a tensor."""
+MOST_GUESSED = 1.5
+"""Times the rows that this rank sends: how many it expects to get at most."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one order of rows into the other. ``gives[rank]``: this rank's spans that go there, one for each expert.
+    ``takes[rank]``: where those that come from there begin here, and how many they are. ``lands[rank]``: where this
+    rank's spans begin there. ``arrive``: how many rows come to each rank."""
+
+    gives: list[list[Span]]
+    takes: list[list[Span]]
+    lands: list[list[int]]
+    arrive: list[int]
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The ways of one forward pass. ``comm``: None where one process has all experts. ``home[rank][i]`` and
-    ``away[rank][i]``: rows of expert i of that rank in the home order here; rows of expert i of this rank that come
-    from that rank, in the expert order. ``sizes``: rows of each expert of this rank.
+    """The ways of one forward pass. ``comm``: None where one process has all experts. ``shared``: None where ranks
+    don't see each other's memory. ``there``: from the home order to the expert order; ``back``: the reverse.
+    ``sizes``: rows of each expert of this rank.
 
     ``mean``: gradients of experts are divided by the number of ranks.
     """
 
     choice: Choice
     comm: Communicator | None
-    home: list[list[Span]]
-    away: list[list[Span]]
+    shared: SharedRows | None
+    there: Way
+    back: Way
     sizes: list[int]
     mean: bool
 
     @classmethod
-    def of(cls, choice: Choice, comm: Communicator | None, local_experts: int, mean: bool) -> Routes:
-        """Tells the other ranks how many tokens come: one small exchange."""
-        ranks = 1 if comm is None else comm.nranks()
-        given = choice.counts.view(ranks, local_experts)
-        taken = torch.empty_like(given)
+    def of(cls, choice: Choice, comm: Communicator | None, local_experts: int, mean: bool, like: torch.Tensor) -> Routes:
+        """Tells the other ranks how many tokens come: one small exchange. ``like``: the tokens."""
+        mine: list[int] = choice.counts.tolist()
+        shared = None
         if comm is None:
-            taken.copy_(given)
+            counts = [mine]
+        elif like.is_cpu and _on_one_host(comm):
+            shared = SharedRows(current(), comm)
+            size = like.shape[1] * like.element_size()
+            counts = shared.meet(like.dtype, int(MOST_GUESSED * sum(mine)) * size, mine)
         else:
-            comm.alltoall(given, taken)
-        home = _spans(given).tolist()
-        away = _spans(taken.t()).transpose(0, 1).tolist()
-        return cls(choice, comm, home, away, taken.sum(0).tolist(), mean)
+            every = choice.counts.new_empty(comm.nranks(), len(mine))
+            comm.allgather(choice.counts, every)
+            counts = every.tolist()
+        me = 0 if comm is None else comm.rank()
+        there, back, sizes = _ways(counts, local_experts, me)
+        return cls(choice, comm, shared, there, back, sizes, mean)
 
     @property
     def rank(self) -> int:
@@ -73,10 +92,26 @@ class Routes:
         return 1 if self.comm is None or not self.mean else self.comm.nranks()
 
 
-def _spans(counts: torch.Tensor) -> torch.Tensor:
-    """[..., 2]: where each block begins if they lie one after the other, and its size."""
-    ends = counts.reshape(-1).cumsum(0).view(counts.shape)
-    return torch.stack([ends - counts, counts], -1)
+def _on_one_host(comm: Communicator) -> bool:
+    session: Session = current()
+    return any(set(comm.ranks) <= set(host) for host in session.membership.hosts)
+
+
+def _ways(counts: list[list[int]], local: int, me: int) -> tuple[Way, Way, list[int]]:
+    """``counts[rank][expert]``: tokens of that rank for each of all experts. The ways there and back, and the rows of
+    each of the ``local`` experts of this rank."""
+    ranks = range(len(counts))
+    home = [[0, *accumulate(row)] for row in counts]  # of each rank: where the rows for each expert begin
+    orders = []  # of each rank: where the rows of its expert i from rank j begin, number i * ranks + j
+    for rank in ranks:
+        own = range(rank * local, rank * local + local)
+        orders.append([0, *accumulate(counts[other][expert] for expert in own for other in ranks)])
+    n, first = len(counts), me * local
+    gives = [[(home[me][e], counts[me][e]) for e in range(rank * local, rank * local + local)] for rank in ranks]
+    takes = [[(orders[me][i * n + rank], counts[rank][first + i]) for i in range(local)] for rank in ranks]
+    there = Way(gives, takes, [orders[rank][me : n * local : n] for rank in ranks], [order[-1] for order in orders])
+    back = Way(takes, gives, [home[rank][first : first + local] for rank in ranks], [row[-1] for row in home])
+    return there, back, [sum(row[first + i] for row in counts) for i in range(local)]
 
 
 def dispatch(tokens: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, ...]:
@@ -92,10 +127,18 @@ def combine(results: Sequence[torch.Tensor], routes: Routes) -> torch.Tensor:
     return made
 
 
-def _travel(routes: Routes, there: bool, like: torch.Tensor, write: Write) -> torch.Tensor:
-    """Rows of the home order arrive in the expert order (``there``), or the other way round. ``write`` has those that
-    leave. Their width, dtype and device are those of ``like``."""
-    gives, takes = (routes.home, routes.away) if there else (routes.away, routes.home)
+def _travel(routes: Routes, way: Way, like: torch.Tensor, write: Write) -> torch.Tensor:
+    """Rows of one order arrive in the other one. ``write`` has those that leave. Their width, dtype and device are
+    those of ``like``."""
+    if routes.shared is None:
+        return _through_daemon(routes, way, like, write)
+    returning = routes.back.arrive[routes.rank] * like.shape[1] * like.element_size() if way is routes.there else None
+    return routes.shared.carry(way.gives, way.lands, way.arrive, like, write, returning)
+
+
+def _through_daemon(routes: Routes, way: Way, like: torch.Tensor, write: Write) -> torch.Tensor:
+    """The same where ranks don't see each other's memory, and where there is one rank."""
+    gives, takes = way.gives, way.takes
     width = like.shape[1]
     exchange = None if routes.comm is None else RowExchange(current(), routes.comm, like, width)
 
@@ -119,13 +162,19 @@ def _travel(routes: Routes, there: bool, like: torch.Tensor, write: Write) -> to
 
 def _rows_of(parts: Sequence[torch.Tensor]) -> Write:
     """Writes rows of ``parts``, which lie one after the other."""
+    if len(parts) == 1:
+        whole = parts[0]
+        return lambda begin, end, target: target.copy_(whole.narrow(0, begin, end - begin))
+    sizes = [part.shape[0] for part in parts]
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:
         at, done = 0, 0
-        for part in parts:
-            some = part[max(begin - at, 0) : max(end - at, 0)]
-            target[done : done + len(some)].copy_(some)
-            at, done = at + len(part), done + len(some)
+        for part, size in zip(parts, sizes, strict=True):
+            first, count = max(begin - at, 0), min(end - at, size) - max(begin - at, 0)
+            if count > 0:
+                target.narrow(0, done, count).copy_(part.narrow(0, first, count))
+                done += count
+            at += size
 
     return write
 
@@ -134,42 +183,43 @@ def _picked(source: torch.Tensor, numbers: torch.Tensor) -> Write:
     """Writes rows of ``source`` by their numbers."""
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:
-        torch.index_select(source, 0, numbers[begin:end], out=target)
+        torch.index_select(source, 0, numbers.narrow(0, begin, end - begin), out=target)
 
     return write
 
 
 def _added(rows: torch.Tensor, choice: Choice, weights: torch.Tensor | None) -> torch.Tensor:
-    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row."""
-    if len(rows) == 0:
-        return rows.new_zeros(len(choice.first_row), rows.shape[1])
-    each = None if weights is None else weights.to(rows.dtype)[choice.rows_of]
-    return F.embedding_bag(choice.rows_of, rows, choice.first_row, mode="sum", per_sample_weights=each)
+    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row, in the order of
+    ``choice.rows_of``."""
+    if rows.shape[0] == 0:
+        return rows.new_zeros(choice.first_row.shape[0], rows.shape[1])
+    return F.embedding_bag(choice.rows_of, rows, choice.first_row, mode="sum", per_sample_weights=weights)
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tokens: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, ...]:
         context.routes = routes
-        arrived = _travel(routes, True, tokens, _picked(tokens.detach(), routes.choice.tokens))
-        return tuple(_own(part) for part in torch.split(arrived, routes.sizes))
+        arrived = _travel(routes, routes.there, tokens, _picked(tokens.detach(), routes.choice.tokens))
+        parts = (arrived,) if len(routes.sizes) == 1 else torch.split(arrived, routes.sizes)
+        return tuple(map(_own, parts))
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         routes = context.routes
-        arrived = _travel(routes, False, gradients[0], _rows_of(gradients))
-        scale = None if routes.scale == 1 else torch.full_like(routes.choice.weights, routes.scale)
+        arrived = _travel(routes, routes.back, gradients[0], _rows_of(gradients))
+        scale = None if routes.scale == 1 else arrived.new_full((arrived.shape[0],), routes.scale)
         return _added(arrived, routes.choice, scale), None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, routes: Routes, weights: torch.Tensor, *results: torch.Tensor) -> torch.Tensor:
-        arrived = _travel(routes, False, results[0], _rows_of([one.detach() for one in results]))
+        arrived = _travel(routes, routes.back, results[0], _rows_of([one.detach() for one in results]))
         context.routes = routes
         context.save_for_backward(arrived, weights)
-        return _added(arrived, routes.choice, weights)
+        return _added(arrived, routes.choice, weights.to(arrived.dtype).index_select(0, routes.choice.rows_of))
 
     @staticmethod
     @once_differentiable
@@ -179,17 +229,17 @@ class _Combine(torch.autograd.Function):
         of_weights = torch.empty_like(weights)
         scaled = (weights / routes.scale).to(gradient.dtype).unsqueeze(1)
 
-        some = max(16, CACHED_BYTES // max(1, gradient[0:1].nbytes))
+        some = max(16, CACHED_BYTES // max(1, gradient.shape[1] * gradient.element_size()))
 
         def write(begin: int, end: int, target: torch.Tensor) -> None:
             for at in range(begin, end, some):
-                to = min(at + some, end)
-                rows = target[at - begin : to - begin]
-                pick(at, to, rows)
-                of_weights[at:to] = torch.linalg.vecdot(rows, results[at:to])
-                rows.mul_(scaled[at:to])
+                count = min(some, end - at)
+                rows = target.narrow(0, at - begin, count)
+                pick(at, at + count, rows)
+                of_weights[at : at + count] = torch.linalg.vecdot(rows, results.narrow(0, at, count))
+                rows.mul_(scaled.narrow(0, at, count))
 
-        arrived = _travel(routes, True, gradient, write)
+        arrived = _travel(routes, routes.there, gradient, write)
         return None, of_weights, *torch.split(arrived, routes.sizes)
 
 

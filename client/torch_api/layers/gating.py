@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 JITTER = 1e-2
 POLICIES = (None, "None", "Jitter", "RSample")
@@ -28,7 +30,7 @@ class Choice:
     token it is, ``weights`` float32 [rows], by how much the expert's result is multiplied. ``rows_of``: int64, the rows
     of token 0, of token 1, ...; those of token t begin at ``first_row`` [tokens] [t].
 
-    ``loss``: float32 number, the auxiliary loss, which is least where all experts get equally many tokens. ``wanted``:
+    ``passed``: the tokens, for the dispatch alone: their gradient joins that of the gate in one pass. ``loss``: float32 number, the auxiliary loss, which is least where all experts get equally many tokens. ``wanted``:
     int64 [experts] on the CPU, tokens whose first choice each expert was.
     """
 
@@ -37,8 +39,35 @@ class Choice:
     weights: torch.Tensor
     rows_of: torch.Tensor
     first_row: torch.Tensor
+    passed: torch.Tensor
     loss: torch.Tensor
     wanted: torch.Tensor
+
+
+class _Logits(torch.autograd.Function):
+    """(tokens, weight) -> (tokens, logits). The gradient of the former is added up in the memory in which it comes, so it
+    must be nobody else's."""
+
+    @staticmethod
+    def forward(context: Any, tokens: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        context.save_for_backward(tokens, weight)
+        context.set_materialize_grads(False)
+        return tokens.view_as(tokens), F.linear(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        context: Any, of_tokens: torch.Tensor | None, of_logits: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        tokens, weight = context.saved_tensors
+        if of_logits is None:
+            return of_tokens, None
+        of_weight = of_logits.t() @ tokens if context.needs_input_grad[1] else None
+        if not context.needs_input_grad[0]:
+            return None, of_weight
+        if of_tokens is None:
+            return of_logits @ weight, of_weight
+        return of_tokens.addmm_(of_logits, weight), of_weight
 
 
 class TopKGate(nn.Module):
@@ -95,25 +124,43 @@ class TopKGate(nn.Module):
         used = None if used_token is None else used_token.detach().reshape(-1).bool()
         if used is not None and len(used) != len(tokens):
             raise ValueError(f"used_token has {len(used)} elements: there are {len(tokens)} tokens.")
+        # A context costs more than the question.
+        if not torch.is_autocast_enabled(tokens.device.type):
+            return self._route(tokens, used)
         with torch.autocast(tokens.device.type, enabled=False):
+            return self._route(tokens, used)
+
+    def _route(self, tokens: torch.Tensor, used: torch.Tensor | None) -> Choice:
+        weight = self.wg.weight.float()
+        if tokens.dtype is torch.float32 and not (self.noisy_gate_policy == "Jitter" and self.training):
+            tokens, logits = _Logits.apply(tokens, weight)  # type: ignore[no-untyped-call]
+        else:
             inputs = tokens.float()
             if self.noisy_gate_policy == "Jitter" and self.training:
                 inputs = multiplicative_jitter(inputs)
-            logits = F.linear(inputs, self.wg.weight.float())
-            return self._choose(logits, F.softmax(logits, dim=1), used)
+            logits = F.linear(inputs, weight)
+        # Over the second dimension it takes 20 times as long where experts are few: nothing is vectorised.
+        return self._choose(tokens, logits, F.softmax(logits.t().contiguous(), dim=0), used)
 
-    def _choose(self, logits: torch.Tensor, gates: torch.Tensor, used: torch.Tensor | None) -> Choice:
-        tokens, experts = gates.shape
+    def _choose(
+        self, passed: torch.Tensor, logits: torch.Tensor, gates: torch.Tensor, used: torch.Tensor | None
+    ) -> Choice:
+        experts, tokens = gates.shape
         chosen = self._experts(logits.detach())  # [k, tokens]
         wants = chosen if used is None else chosen.masked_fill(~used, experts)  # that number: none
-        kept = _within(wants, experts, self.capacity(tokens), by_lot=self.k == 1 and self.training)
-        weights = gates.gather(1, chosen.t()).t() * kept  # [k, tokens]
-        if self.k == 2:
-            weights = weights / weights.sum(0).clamp(min=torch.finfo(weights.dtype).eps)
-        wanted = torch.bincount(wants[0], minlength=experts + 1)[:experts]
-        share = wanted / max(1, tokens)
-        loss = (gates.mean(0) * share).sum() * experts if tokens else gates.sum()
-        return _in_rows(torch.where(kept, wants, experts), weights, loss, wanted.cpu())
+        first = torch.bincount(wants[0], minlength=experts + 1)[:experts]
+        counts = first if self.k == 1 else first + torch.bincount(wants[1], minlength=experts + 1)[:experts]
+        capacity, on_host = self.capacity(tokens), counts.cpu()
+        goes, all_go = wants, used is None
+        if max(on_host.tolist()) > capacity:
+            kept = _within(wants, experts, capacity, by_lot=self.k == 1 and self.training)
+            goes, all_go = torch.where(kept, wants, experts), False
+            on_host = on_host.clamp(max=capacity)
+        if tokens:
+            loss = torch.dot(gates.sum(1), first.to(gates.dtype)) * (experts / tokens / tokens)
+        else:
+            loss = gates.sum()
+        return Choice(on_host, *_in_rows(gates, goes, on_host, all_go), passed, loss, first.cpu())
 
     def _experts(self, logits: torch.Tensor) -> torch.Tensor:
         noisy = self.training and (self.k == 2 or self.noisy_gate_policy == "RSample")
@@ -148,21 +195,28 @@ def _within(wants: torch.Tensor, experts: int, capacity: int, by_lot: bool) -> t
     return (kept & (flat < experts)).view(wants.shape)
 
 
-def _in_rows(goes: torch.Tensor, weights: torch.Tensor, loss: torch.Tensor, wanted: torch.Tensor) -> Choice:
-    """``goes``, ``weights``: [k, tokens]. ``goes``: the expert, or their number for none."""
-    flat, tokens, experts = goes.reshape(-1), goes.shape[1], len(wanted)
-    kept = goes < experts
-    counts = torch.bincount(flat, minlength=experts + 1)[:experts].cpu()
-    order = flat.argsort(stable=True)[: int(counts.sum())]
-    rows = torch.empty_like(flat)
-    rows[order] = torch.arange(len(order), device=flat.device)
-    each = kept.sum(0)
-    return Choice(
-        counts=counts,
-        tokens=order % max(1, tokens),
-        weights=weights.reshape(-1)[order],
-        rows_of=rows.view(goes.shape).t()[kept.t()],
-        first_row=each.cumsum(0) - each,
-        loss=loss,
-        wanted=wanted,
-    )
+def _in_rows(
+    gates: torch.Tensor, goes: torch.Tensor, counts: torch.Tensor, all_go: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``tokens``, ``weights``, ``rows_of`` and ``first_row`` of a Choice. ``gates``: [experts, tokens]. ``goes``: int64 [k, tokens], the expert, or their number for none; ``all_go``: there
+    is no such entry. ``counts``: how many go to each."""
+    k, tokens = goes.shape
+    number, order = goes.reshape(-1).sort(stable=True)
+    if not all_go:
+        total = int(counts.sum())
+        number, order = number[:total], order[:total]
+    token = order if k == 1 else order % max(1, tokens)
+    weights = gates.reshape(-1).index_select(0, number * tokens + token)
+    rows = torch.empty(k * tokens, dtype=torch.int64, device=goes.device)
+    rows[order] = torch.arange(len(order), device=goes.device)
+    if all_go:
+        rows_of = rows if k == 1 else rows.view(k, tokens).t().reshape(-1)
+        first_row = torch.arange(0, k * tokens, k, device=goes.device)
+    else:
+        kept = goes < len(counts)
+        each = kept.sum(0)
+        rows_of, first_row = rows.view(k, tokens).t()[kept.t()], each.cumsum(0) - each
+    if k == 2 and tokens:
+        of_token = weights.new_zeros(tokens).index_add(0, token, weights)
+        weights = weights / of_token.clamp(min=torch.finfo(weights.dtype).eps).index_select(0, token)
+    return token, weights, rows_of, first_row

@@ -100,8 +100,8 @@ class MOELayer(nn.Module):
         tokens = hidden_states.reshape(-1, width)
         choice = self.gate(tokens, used_token)
         self.l_aux, self.exp_counts = choice.loss, choice.wanted
-        routes = Routes.of(choice, comm, self.num_local_experts, self.average)
-        return combine(self.experts(dispatch(tokens, routes)), routes).view(hidden_states.shape)
+        routes = Routes.of(choice, comm, self.num_local_experts, self.average, tokens)
+        return combine(self.experts(dispatch(choice.passed, routes)), routes).view(hidden_states.shape)
 
     def _communicator(self) -> Communicator | None:
         """None where this process has all experts. Raises ConfigError where they can't be shared, BaguaError, on all

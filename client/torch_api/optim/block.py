@@ -74,17 +74,19 @@ class Block:
         names = len(self._plain) + len(self._held)
         if list(map(len, self.states)).count(names) < len(self.states):
             return False
-        return all(
-            all(map(is_, map(operator.methodcaller("get", name), self.states), kept))
-            for name, kept in self._held.items()
-        )
+        try:
+            return all(
+                all(map(is_, map(operator.itemgetter(name), self.states), kept)) for name, kept in self._held.items()
+            )
+        except KeyError:
+            return False
 
-    def runs(self, gradients: Sequence[torch.Tensor | None]) -> list[tuple[int, int]]:
-        """Rows from and to which go together: each has a gradient, and scalars of their states are equal."""
-        layouts = [getattr(one, "layout", None) for one in gradients]
-        if layouts.count(torch.strided) == len(layouts) and self._scalars_equal():
-            return [(0, len(layouts))]
-        dense = [layout is torch.strided for layout in layouts]
+    def runs(self, gradients: Sequence[torch.Tensor | None], whole: bool) -> list[tuple[int, int]]:
+        """Rows from and to which go together: each has a gradient, and scalars of their states are equal. ``whole``: all
+        have a dense gradient."""
+        if whole and self._scalars_equal():
+            return [(0, len(gradients))]
+        dense = [getattr(one, "layout", None) is torch.strided for one in gradients]
         values = {name: scalars.tolist() for name, scalars in self._scalars.items()}
         keys = [
             (present, *(found[number] for found in values.values()), *(state[name] for name in self._plain))
@@ -110,12 +112,15 @@ class Block:
                 self._versions[name] = scalars._version
         return True
 
-    def take_gradients(self, gradients: Sequence[torch.Tensor], begin: int) -> torch.Tensor:
-        """Gradients of the rows from ``begin`` on as one tensor: their own memory, or a copy.
+    def take_gradients(
+        self, gradients: Sequence[torch.Tensor], begin: int, places: list[int] | None = None
+    ) -> torch.Tensor:
+        """Gradients of the rows from ``begin`` on as one tensor: their own memory, or a copy. ``places``: their
+        addresses, if somebody knows them.
 
         Gradients that stay where they are from step to step (``set_to_none=False``) move into the copy's memory, so
         that the next one is not needed."""
-        found = self.weights.seen(gradients, begin)
+        found = self.weights.seen(gradients, begin, places)
         self.missed = found is None and not lies_alone(gradients[0])
         if found is not None:
             return found
@@ -163,12 +168,14 @@ class Block:
 class Part:
     """Rows of a block in one step."""
 
-    def __init__(self, block: Block, begin: int, end: int, gradients: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, block: Block, begin: int, end: int, gradients: Sequence[torch.Tensor], places: list[int] | None = None
+    ) -> None:
         self.block = block
         self.begin = begin
         self.end = end
         self.leaf = block.leaf(begin, end)
-        self.leaf.grad = block.take_gradients(gradients, begin)
+        self.leaf.grad = block.take_gradients(gradients, begin, places)
         self.state = block.state(begin, end)
         self._given = dict(self.state)
         self._memory = self.leaf.data_ptr()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.optim.block import Block, Part
-from bagua.torch_api.optim.lanes import lies_alone, regular_runs
+from bagua.torch_api.optim.lanes import addresses, lies_alone, regular_runs
 from bagua.torch_api.optim.rules import (
     ALONE,
     CACHED_ELEMENTS,
@@ -175,12 +175,15 @@ class Fusion:
     def _take_rows(self, block: Block) -> list[torch.Tensor]:
         """Makes parts of this step. Returns parameters of the block that make the step alone, or none."""
         gradients = [one.grad for one in block.parameters]
+        places = addresses(gradients)
         end, left = 0, []
-        for begin, following in block.runs(gradients):
+        for begin, following in block.runs(gradients, places is not None):
             if following - begin > 1:
                 left += block.parameters[end:begin]
                 end = following
-                self._parts.append(Part(block, begin, following, gradients[begin:following]))  # type: ignore[arg-type]
+                some: Any = gradients[begin:following]
+                self._parts.append(Part(block, begin, following, some, places and places[begin:following]))
+                _count_change(block.parameters[begin:following])  # now, while they are in the cache
         return left + block.parameters[end:]
 
     def _change_beside(self) -> None:
@@ -214,10 +217,8 @@ class Fusion:
             self._witness = None
             for part in parts:
                 self._stale = not part.finish() or self._stale
-        moved = [one for part in parts for one in part.parameters]
-        _count_change(moved)
-        self.count = len(moved)
-        self._steps += bool(moved)
+        self.count = sum(part.end - part.begin for part in parts)
+        self._steps += self.count > 0
         new = [one for one in self._rest if id(one) not in self._stepped]
         self._stepped.update(map(id, new))
         self._stale = self._stale or bool(new)
@@ -314,7 +315,7 @@ def _divide(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 def _count_change(parameters: Sequence[torch.Tensor]) -> None:
     """autograd notices when a parameter is changed between forward and backward, as with a plain step."""
     try:
-        torch.autograd.graph.increment_version(list(parameters))
+        torch.autograd.graph.increment_version(parameters)
     except TypeError:  # torch before 2.6 takes one
         for one in parameters:
             torch.autograd.graph.increment_version(one)

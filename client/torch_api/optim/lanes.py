@@ -50,16 +50,18 @@ class Lane:
         """Values of the rows from ``begin`` on go to ``tensors``."""
         torch._foreach_copy_(list(tensors), self.rows[begin : begin + len(tensors)])
 
-    def seen(self, tensors: Sequence[torch.Tensor], begin: int = 0) -> torch.Tensor | None:
+    def seen(
+        self, tensors: Sequence[torch.Tensor], begin: int = 0, places: list[int] | None = None
+    ) -> torch.Tensor | None:
         """``tensors`` as rows of one tensor, without a copy: their memory lies at equal distances, in the strides of
-        the parameters from ``begin`` on. None where it does not."""
+        the parameters from ``begin`` on. None where it does not. ``places``: their addresses, if they are known."""
         first, size, rows = tensors[0], tensors[0].element_size(), len(tensors)
         begins = first.data_ptr()
         distance = tensors[1].data_ptr() - begins if rows > 1 else self._length * size
         ends = begins + distance * rows
         if distance < self._length * size or distance % size or tensors[-1].data_ptr() != ends - distance:
             return None
-        if list(map(torch.Tensor.data_ptr, tensors)) != list(range(begins, ends, distance)):
+        if (places or list(map(torch.Tensor.data_ptr, tensors))) != list(range(begins, ends, distance)):
             return None
         storage = first.untyped_storage()
         if ends - distance + self._length * size > storage.data_ptr() + storage.nbytes():
@@ -74,6 +76,15 @@ class Lane:
         if self._contiguous:
             return all(map(torch.Tensor.is_contiguous, tensors))
         return [one.stride() for one in tensors] == self._strides[begin : begin + len(tensors)]
+
+
+def addresses(tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """Where they begin. None if one is missing, or is not dense. To ask for the address is the cheapest way to learn
+    that."""
+    try:
+        return list(map(torch.Tensor.data_ptr, tensors))  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):
+        return None
 
 
 def lies_alone(tensor: torch.Tensor) -> bool:

@@ -81,10 +81,17 @@ class Rank {
     client_.reset();
   }
 
-  Segment alloc(uint64_t bytes) {
+  Segment alloc(uint64_t bytes, bool for_peers) {
     ChannelClient::Allocation allocation;
     py::gil_scoped_release release;
-    check(client_->alloc(bytes, &allocation));
+    check(client_->alloc(bytes, &allocation, for_peers));
+    return {allocation.id, std::move(allocation.memory)};
+  }
+
+  Segment borrow(uint32_t owner, uint64_t id) {
+    ChannelClient::Allocation allocation;
+    py::gil_scoped_release release;
+    check(client_->borrow(owner, id, &allocation));
     return {allocation.id, std::move(allocation.memory)};
   }
 
@@ -220,7 +227,8 @@ void bind_rank(py::module_* module) {
       .def(
           "require", [](Rank& rank, uint64_t nbytes) { check(rank.client().require(nbytes)); }, py::arg("nbytes"),
           Release())
-      .def("alloc", &Rank::alloc, py::arg("nbytes"))
+      .def("alloc", &Rank::alloc, py::arg("nbytes"), py::arg("for_peers") = false)
+      .def("borrow", &Rank::borrow, py::arg("owner"), py::arg("segment_id"))
       .def(
           "free", [](Rank& rank, uint64_t id) { check(rank.client().free_segment(id)); }, py::arg("segment_id"),
           Release())

@@ -57,9 +57,9 @@ Status ChannelClient::ask(const Request& request, const std::vector<int>& member
   return answered || status.code() != Code::kUnavailable ? status : daemon_lost();
 }
 
-Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
+Status ChannelClient::alloc(uint64_t bytes, Allocation* out, bool for_peers) {
   Request request;
-  request.type = Message::kAlloc;
+  request.type = for_peers ? Message::kAllocForPeers : Message::kAlloc;
   request.value = bytes;
   Reply reply;
   std::vector<Fd> descriptors;
@@ -74,6 +74,19 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out) {
   if (elastic_.load(std::memory_order_relaxed)) file = std::move(descriptors.front());
   areas_[out->memory->data()] = {out->memory->bytes(), out->id, std::move(file)};
   return Status::ok();
+}
+
+Status ChannelClient::borrow(uint32_t owner, uint64_t id, Allocation* out) {
+  Request request;
+  request.type = Message::kBorrow;
+  request.member = owner;
+  request.value = id;
+  Reply reply;
+  std::vector<Fd> descriptors;
+  if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
+  if (descriptors.size() != 1) return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
+  out->id = id;
+  return Mapping::open(descriptors[0].get(), reply.bytes, &out->memory);
 }
 
 void ChannelClient::keep(Allocation allocation) {

@@ -58,7 +58,10 @@ class ChannelClient {
 
   // Announces how much memory this rank is going to ask for; kResource with the figures where that can't be had.
   Status require(uint64_t bytes);
-  Status alloc(uint64_t bytes, Allocation* out);
+  // `for_peers`: other ranks of this host may borrow it.
+  Status alloc(uint64_t bytes, Allocation* out, bool for_peers = false);
+  // Maps memory that another member on this host has made for peers. It stays mapped here when its owner frees it.
+  Status borrow(uint32_t owner, uint64_t id, Allocation* out);
   Status free_segment(uint64_t id);
   // Keeps the mapping until free_segment(), for a caller that holds no shared_ptr.
   void keep(Allocation allocation);

@@ -6,7 +6,8 @@
 //                   Mapped by the daemon and by the ranks that have entered the generation: a rank that is late
 //                   scribbles in its own old one.
 //   RankChannel     one per member: submission ring and slots. Mapped by the daemon and that rank alone.
-//   segment         tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner.
+//   segment         tensor memory, named by (id, byte offset) in descriptors. Mapped by the daemon and its owner; one
+//                   that was made for peers also by other ranks of the host.
 //
 // A process has a member number for life. Its rank, 0 to n-1, is that of a generation.
 //

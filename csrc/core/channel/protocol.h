@@ -1,9 +1,12 @@
 // Messages between a rank and its daemon on the engine's Unix socket (SOCK_SEQPACKET: one message, one packet).
 //
-// rank -> daemon  Hello, first; then Require, Alloc, Free, Comm, DestroyComm, Enter in any order; Bye, last.
+// rank -> daemon  Hello, first; then Require, Alloc, AllocForPeers, Borrow, Free, Comm, DestroyComm, Enter in any
+// order;
+//                 Bye, last.
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries three descriptors (JobPage, GenerationPage,
-//                 RankChannel), the reply to Alloc one (the segment), that to Enter one (the page of a generation that
-//                 is newer than the rank's) or none (there is none yet; JobPage::changes tells when to ask again).
+//                 RankChannel), the replies to Alloc, AllocForPeers and Borrow one (the segment), that to Enter one
+//                 (the page of a generation that is newer than the rank's) or none (there is none yet; JobPage::changes
+//                 tells when to ask again).
 // Hello may carry the page that tells of the rank's death (lifeline.h).
 // A member of an elastic job that has lost its daemon says Hello to the one that was started in its place, then Offer
 // for each of its segments, with one descriptor.
@@ -33,15 +36,18 @@ enum class Message : uint32_t {
   kBye = 6,
   kRequire = 7,
   kEnter = 8,
-  kOffer = 9
+  kOffer = 9,
+  kAllocForPeers = 10,
+  kBorrow = 11
 };
 
 struct Request {
   uint32_t magic = kProtocolMagic;
   Message type = Message::kHello;
   uint32_t version = 0;  // kHello
-  uint32_t member = 0;   // kHello
-  // kAlloc, kRequire: bytes. kFree, kOffer: segment. kComm, kDestroyComm: communicator. kEnter: generation
+  uint32_t member = 0;   // kHello; kBorrow: the owner
+  // kAlloc, kAllocForPeers, kRequire: bytes. kFree, kOffer, kBorrow: segment. kComm, kDestroyComm: communicator.
+  // kEnter: generation
   uint64_t value = 0;
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32
   // kComm, kDestroyComm: that which the process has entered last, the low half of the number. The engine may be ahead.
@@ -55,8 +61,8 @@ constexpr size_t kMaxRequest = sizeof(Request) + kMaxMembers * sizeof(uint32_t);
 struct Reply {
   uint32_t magic = kProtocolMagic;
   uint32_t code = 0;   // Code; the text says why when it is not kOk
-  uint64_t value = 0;  // kAlloc: segment
-  uint64_t bytes = 0;  // kAlloc: size of the segment. kHello: size of the RankChannel
+  uint64_t value = 0;  // kAlloc, kAllocForPeers: segment
+  uint64_t bytes = 0;  // kAlloc, kAllocForPeers, kBorrow: size of the segment. kHello: size of the RankChannel
   char text[kReplyText] = {};
 };
 

@@ -153,12 +153,21 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
   if (connection->member < 0) return false;
   const int member = connection->member;
   switch (request.type) {
-    case Message::kAlloc: {
+    case Message::kAlloc:
+    case Message::kAllocForPeers: {
       Fd descriptor;
       uint64_t id = 0, size = 0;
-      const Status status = handler_->alloc(member, request.value, &descriptor, &id, &size);
+      const bool for_peers = request.type == Message::kAllocForPeers;
+      const Status status = handler_->alloc(member, request.value, for_peers, &descriptor, &id, &size);
       const int fd = descriptor.get();
       return reply(connection, status, id, size, &fd, status ? 1 : 0);
+    }
+    case Message::kBorrow: {
+      Fd descriptor;
+      uint64_t size = 0;
+      const Status status = handler_->borrow(member, request.member, request.value, &descriptor, &size);
+      const int fd = descriptor.get();
+      return reply(connection, status, request.value, size, &fd, status ? 1 : 0);
     }
     case Message::kRequire:
       return reply(connection, handler_->require(member, request.value), 0, 0, nullptr, 0);

@@ -27,7 +27,10 @@ class ChannelHandler {
   // Checks the token; gives descriptors of the job's page, the present generation's, and the member's channel.
   virtual Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) = 0;
   virtual Status require(int member, uint64_t bytes) = 0;
-  virtual Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
+  // `for_peers`: other members may borrow it.
+  virtual Status alloc(int member, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size) = 0;
+  // A segment that its owner, another local member, has made for peers.
+  virtual Status borrow(int member, uint32_t owner, uint64_t id, Fd* descriptor, uint64_t* size) = 0;
   // Takes a segment that the member has from an engine before this one.
   virtual Status adopt(int member, uint64_t id, const Fd& memory) = 0;
   virtual Status free_segment(int member, uint64_t id) = 0;

@@ -81,7 +81,8 @@ class Engine final : private ChannelHandler {
   // ChannelHandler, on the server's thread
   Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) override;
   Status require(int member, uint64_t bytes) override;
-  Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) override;
+  Status alloc(int member, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size) override;
+  Status borrow(int member, uint32_t owner, uint64_t id, Fd* descriptor, uint64_t* size) override;
   Status adopt(int member, uint64_t id, const Fd& memory) override;
   Status free_segment(int member, uint64_t id) override;
   Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) override;

@@ -71,7 +71,7 @@ Status Engine::require(int member, uint64_t bytes) {
   return job_.budget().require(member, bytes);
 }
 
-Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
+Status Engine::alloc(int member, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size) {
   if (generation_of(member)->membership().rank_of(member) < 0) {
     return {Code::kInvalid, "alloc: this process is not in the present generation of the job"};
   }
@@ -79,9 +79,17 @@ Status Engine::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, u
     job_.segments().finish_freeing();  // memory of members that are gone may be on its way back
     if (Status status = job_.budget().allow(member, bytes); !status) return status;
   }
-  const Status status = job_.segments().alloc(member, bytes, descriptor, id, size);
+  const Status status = job_.segments().alloc(member, bytes, for_peers, descriptor, id, size);
   if (status) job_.budget().took(member, *size);
   return status;
+}
+
+Status Engine::borrow(int member, uint32_t owner, uint64_t id, Fd* descriptor, uint64_t* size) {
+  const int other = owner > INT32_MAX ? -1 : static_cast<int>(owner);
+  if (generation_of(member)->membership().rank_of(other) < 0) {
+    return {Code::kInvalid, "borrow: member " + std::to_string(owner) + " is not in the generation of this process"};
+  }
+  return job_.segments().borrow(other, id, descriptor, size);
 }
 
 Status Engine::adopt(int member, uint64_t id, const Fd& memory) {

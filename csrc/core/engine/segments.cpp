@@ -8,10 +8,11 @@
 namespace bagua {
 
 namespace {
-constexpr size_t kMaxSegments = 4096;  // of one rank: descriptors and mappings are finite
-}
+constexpr size_t kMaxSegments = 4096;  // of one rank: mappings are finite
+constexpr size_t kMaxForPeers = 256;   // of one rank: descriptors are finite
+}  // namespace
 
-Status SegmentTable::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size) {
+Status SegmentTable::alloc(int member, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size) {
   if (bytes == 0) return {Code::kInvalid, "alloc: the size must be at least 1 byte"};
   {
     const Lock lock(mutex_);
@@ -20,15 +21,35 @@ Status SegmentTable::alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t*
       return {Code::kResource, "rank " + std::to_string(member) + " holds " + std::to_string(kMaxSegments) +
                                    " segments: free some, or allocate larger ones"};
     }
+    const auto begin = for_peers_.lower_bound({member, 0}), end = for_peers_.lower_bound({member + 1, 0});
+    if (for_peers && static_cast<size_t>(std::distance(begin, end)) >= kMaxForPeers) {
+      return {Code::kResource, "rank " + std::to_string(member) + " holds " + std::to_string(kMaxForPeers) +
+                                   " segments for peers: free some, or allocate larger ones"};
+    }
   }
   std::shared_ptr<Mapping> memory;
   if (Status status = Mapping::create(bytes, descriptor, &memory); !status) return status;
+  Fd kept = for_peers ? duplicate(descriptor->get()) : Fd();
+  if (for_peers && !kept.valid()) return {Code::kResource, "no descriptor is left for a segment for peers"};
   const Lock lock(mutex_);
   *id = next_id_++;
   *size = memory->bytes();
   bytes_in_use_->fetch_add(memory->bytes());
   segments_[{member, *id}] = std::move(memory);
+  if (for_peers) for_peers_[{member, *id}] = std::move(kept);
   return Status::ok();
+}
+
+Status SegmentTable::borrow(int owner, uint64_t id, Fd* descriptor, uint64_t* size) const {
+  const Lock lock(mutex_);
+  const auto found = for_peers_.find({owner, id});
+  if (found == for_peers_.end()) {
+    return {Code::kInvalid, "borrow: rank " + std::to_string(owner) + " has made no segment " + std::to_string(id) +
+                                " for peers, or has freed it"};
+  }
+  *size = segments_.at({owner, id})->bytes();
+  *descriptor = duplicate(found->second.get());
+  return descriptor->valid() ? Status::ok() : Status(Code::kResource, "no descriptor is left for a segment for peers");
 }
 
 Status SegmentTable::adopt(int member, uint64_t id, const Fd& descriptor, uint64_t* size) {
@@ -55,6 +76,7 @@ Status SegmentTable::free(int member, uint64_t id) {
   }
   last = std::move(found->second);
   segments_.erase(found);
+  for_peers_.erase({member, id});
   bytes_in_use_->fetch_sub(last->bytes());
   return Status::ok();
 }
@@ -68,6 +90,7 @@ void SegmentTable::free_all(int member) {
     gone.push_back(std::move(it->second));
   }
   segments_.erase(first, last);
+  for_peers_.erase(for_peers_.lower_bound({member, 0}), for_peers_.lower_bound({member + 1, 0}));
   lock.unlock();
   reaper_.take(std::move(gone));
 }

@@ -23,7 +23,10 @@ class SegmentTable {
   // `bytes_in_use` is kept up to date with what is handed out.
   explicit SegmentTable(std::atomic<uint64_t>* bytes_in_use) : bytes_in_use_(bytes_in_use) {}
 
-  Status alloc(int member, uint64_t bytes, Fd* descriptor, uint64_t* id, uint64_t* size);
+  // `for_peers`: others may borrow it. The table keeps its descriptor.
+  Status alloc(int member, uint64_t bytes, bool for_peers, Fd* descriptor, uint64_t* id, uint64_t* size);
+  // The descriptor of memory that `owner` has made for peers.
+  Status borrow(int owner, uint64_t id, Fd* descriptor, uint64_t* size) const;
   // Takes memory that the member has from an engine before this one, under its id.
   Status adopt(int member, uint64_t id, const Fd& descriptor, uint64_t* size);
   Status free(int member, uint64_t id);
@@ -39,6 +42,7 @@ class SegmentTable {
 
   mutable Mutex mutex_;
   std::map<Key, std::shared_ptr<Mapping>> segments_ GUARDED_BY(mutex_);
+  std::map<Key, Fd> for_peers_ GUARDED_BY(mutex_);
   uint32_t next_id_ GUARDED_BY(mutex_) = 1;
   std::atomic<uint64_t>* const bytes_in_use_;
   Reaper reaper_;
