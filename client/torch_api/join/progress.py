@@ -17,8 +17,9 @@ from bagua.torch_api.join.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25
-BY_ITSELF_S = 1.0
-"""A rank that trains reports so often, whatever its program does: the dashboard shows how each rank's steps divide."""
+BY_ITSELF_S, BY_ITSELF_MOST_S, RANKS_A_SECOND = 1.0, 30.0, 4
+"""A rank that trains reports so often, whatever its program does: the dashboard shows how each rank's steps divide.
+High ranks do so less often, so that large jobs cost the coordinator little."""
 LAST_REPORT_DEADLINE_S = 2.0
 
 
@@ -89,7 +90,8 @@ class ProgressReporter:
 
     def step_done(self, steps: int) -> None:
         """This rank has done so many steps: reports it now and then, with what the program told last."""
-        if time.monotonic() - self._reported_at < BY_ITSELF_S or os.getpid() != self._pid:
+        interval = min(BY_ITSELF_MOST_S, max(BY_ITSELF_S, self.rank / RANKS_A_SECOND))
+        if time.monotonic() - self._reported_at < interval or os.getpid() != self._pid:
             return
         told = self._told
         self._post(Progress(job_id=self._daemon.job_id, step=steps, by_itself=True) if told is None else told)
