@@ -24,6 +24,9 @@ class Member:
     communicator: Communicator
     name: str
 
+    def shut_down(self) -> None:
+        """The group is destroyed by name."""
+
 
 def join(
     store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str, timeout: timedelta
