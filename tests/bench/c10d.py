@@ -20,8 +20,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.bench.emulation import Network
 from bagua.cli.bench_run import Task, measure
+from bagua.tuning.network import Network, parse_network
 
 MODULE = "bagua.bench.ranks.c10d"
 OURS, GLOO, OWN = "bagua", "gloo", "bagua.torch_api"
@@ -43,7 +43,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    gigabit = Network.parse("1gbit")
+    gigabit = parse_network("1gbit")
     made = [Case("ddp", f"DDP, {model}, 1 host x 2", {"kind": "ddp", "model": model}, least=1.3) for model in MODELS]
     made.append(Case("fsdp", "FSDP2, transformer, 1 host x 2", {"kind": "fsdp", "model": "transformer"}, least=1.3))
     for size, least, most_us in ((4, 20.0, 30.0), (64, 0.0, 30.0), (1024, 0.0, 0.0), (16384, 0.0, 0.0)):
