@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rig import engine_hosts
 from rig.engine_hosts import Ranks
+
+sys.path.insert(0, str(Path(__file__).parent))  # for torch_suite, which ranks run too
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
 from rig.engine_hosts import Ranks
 from rig.scenarios import check_passed
 
@@ -59,7 +58,11 @@ def all_reduce() -> None:
         tensor = of_rank(me())
         dist.all_reduce(tensor, op)
         torch.testing.assert_close(tensor, expected)
-    for op, combine in ((dist.ReduceOp.BAND, "__and__"), (dist.ReduceOp.BOR, "__or__"), (dist.ReduceOp.BXOR, "__xor__")):
+    for op, combine in (
+        (dist.ReduceOp.BAND, "__and__"),
+        (dist.ReduceOp.BOR, "__or__"),
+        (dist.ReduceOp.BXOR, "__xor__"),
+    ):
         tensor = of_rank(me(), dtype=torch.int32)
         expected = of_rank(0, dtype=torch.int32)
         for rank in range(1, size()):

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
 from rig.engine_hosts import Ranks
+from torch.nn.parallel import DistributedDataParallel
 
 WAIT_S = 60.0
 
@@ -96,7 +95,9 @@ def test_groups_that_differ_are_an_error_on_all_members(ranks: Ranks, tmp_path: 
 
 def rank_dies_in_ddp(folder: str) -> None:
     rank = begin(folder)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
     for step in range(100):
         if (rank, step) == (1, 3):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -73,7 +73,7 @@ def all_names() -> list[str]:
 
 
 def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
-    """"passed", "skipped: why" or "failed: why", on this rank."""
+    """ "passed", "skipped: why" or "failed: why", on this rank."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
     from torch.testing._internal.common_distributed import TEST_SKIPS
@@ -169,7 +169,9 @@ def main(names: list[str]) -> int:
         for name, text in found.items():
             print(f"| `{name}` | {' '.join(text.split()) if text.startswith('failed') else text} |", flush=True)
         left = [name for name in left if name not in outcomes]
-    counts = {word: sum(text.startswith(word) for text in outcomes.values()) for word in ("passed", "skipped", "failed")}
+    counts = {
+        word: sum(text.startswith(word) for text in outcomes.values()) for word in ("passed", "skipped", "failed")
+    }
     print(counts)
     return int(counts["failed"] > 0)
 
