@@ -51,7 +51,7 @@ class _Chosen:
 
 
 def chosen() -> str:
-    """"cpp", or "python" where the C++ backend can't be built. BAGUA_C10D names one of them. Raises ConfigError,
+    """ "cpp", or "python" where the C++ backend can't be built. BAGUA_C10D names one of them. Raises ConfigError,
     BuildError if what it names can't be had."""
     if not _Chosen.implementation:
         _Chosen.implementation = _choose(os.environ.get(SWITCH, ""))
@@ -68,8 +68,10 @@ def _choose(wanted: str) -> str:
     except BuildError as error:
         if wanted == "cpp":
             raise
-        LOG.warning("The C++ backend of torch.distributed can't be built, a slower one in Python takes its place: %s",
-                    str(error).splitlines()[0])
+        LOG.warning(
+            "The C++ backend of torch.distributed can't be built, a slower one in Python takes its place: %s",
+            str(error).splitlines()[0],
+        )
         return "python"
     return "cpp"
 

@@ -11,23 +11,19 @@ trampoline: ``ALIASES``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Store
 
-from bagua.base.errors import BaguaError, CommunicationError
+from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
 from bagua.c10d.tensors import added, blocks, carried, flat, reduction, same_numel
 from bagua.c10d.work import Operation, Together
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.join.session import current
 
 ALIASES = {
     "_allgather_base": "all_gather_single",
@@ -41,40 +37,34 @@ ALIASES = {
 Tensors = Sequence[torch.Tensor]
 
 
-class BaguaProcessGroup(ProcessGroup):
-    """A group of ranks of the job. ``ranks``: their global numbers, in the order of the group."""
+def create(
+    store: Store, rank: int, size: int, timeout: timedelta, *, communicator: Communicator, name: str
+) -> BaguaProcessGroup:
+    """The group of the ranks of ``communicator``, whose ranks it numbers alike."""
+    return BaguaProcessGroup(store, rank, size, timeout, communicator, name)
 
-    def __init__(self, session: Session, store: Store, ranks: Sequence[int], timeout: timedelta, name: str) -> None:
-        rank = list(ranks).index(session.membership.rank)
-        super().__init__(rank, len(ranks))
-        self._ranks = list(ranks)
-        self._rank = rank
-        self._session = session
+
+class BaguaProcessGroup(ProcessGroup):
+    """A group of ranks of the job."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str
+    ) -> None:
+        super().__init__(rank, size)
+        self._store = store
         self._name = name
         self._desc = "undefined"
         self._timeout = timeout.total_seconds()
-        numbers = communicators(session).numbers(ranks)
-        self._key = f"c10d {name} {numbers} {communicators(session).count(f'c10d {name} {numbers}')}"
-        self._store = store
-        self._everyone = self._communicator("all", list(range(len(ranks))))
-        # Positions of a communicator ascend with the global rank; those of a group are as its maker named them.
-        self._positions = [self._everyone.ranks.index(one) for one in self._ranks]
+        self._everyone = communicator
+        self._connection = current().connection
         self._lane = Lane(THREADS)
-        self._messages = Messages(store, rank, len(ranks), self._communicator, self._timeout)
+        self._messages = Messages(store, communicator, self._timeout)
         self._coalesced: list[Operation] | None = None
         self._sequence = 0
 
-    def _communicator(self, key: str, positions: Sequence[int]) -> Communicator:
-        """Of these positions in the group. Members choose its number alike, without asking each other. It does not go
-        on in an elastic job that has lost a rank."""
-        session = self._session
-        ranks = sorted(self._ranks[position] for position in positions)
-        number = hashed_number(f"{self._key} {key}")
-        return Communicator(number, ranks, session.membership.rank, session.connection)
-
     # What torch asks of a group
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         """The name under which it is registered."""
         return "bagua"
 
@@ -88,11 +78,11 @@ class BaguaProcessGroup(ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         """The name that torch has given."""
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         """Called by torch."""
         self._name = name
 
@@ -103,11 +93,11 @@ class BaguaProcessGroup(ProcessGroup):
         """The name that torch has given."""
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         """The description that the program has given."""
         return self._desc
 
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+    def setGroupDesc(self, desc: str) -> None:
         """Called by torch."""
         self._desc = desc
 
@@ -155,7 +145,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def within() -> None:
             try:
-                with self._session.connection.patience(seconds):
+                with self._connection.patience(seconds):
                     run(everyone)
             except CommunicationError:
                 everyone.abort()  # what comes after it would meet other ranks' operations
@@ -172,9 +162,6 @@ class BaguaProcessGroup(ProcessGroup):
         given = getattr(opts, "timeout", None)
         seconds = given.total_seconds() if isinstance(given, timedelta) else 0.0
         return seconds if seconds > 0 else self._timeout
-
-    def _root(self, opts: Any) -> int:
-        return self._positions[opts.rootRank]
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -207,7 +194,7 @@ class BaguaProcessGroup(ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None) -> Operation:
         """The root's tensor replaces the others'."""
         (tensor,) = _listed(tensors)
-        root = self._root(opts)
+        root = opts.rootRank
 
         def run(everyone: Communicator) -> None:
             with flat(tensor, changes=True) as one:
@@ -218,7 +205,7 @@ class BaguaProcessGroup(ProcessGroup):
     def reduce(self, tensors: Any, opts: Any = None) -> Operation:
         """The root's tensor becomes the reduction of all."""
         (tensor,) = _listed(tensors)
-        root, op = self._root(opts), _op(opts)
+        root, op = opts.rootRank, _op(opts)
 
         def run(everyone: Communicator) -> None:
             with flat(tensor, changes=True) as one:
@@ -233,7 +220,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def run(everyone: Communicator) -> None:
             with blocks(taken, tensor, changes=True) as whole, flat(tensor) as one:
-                everyone.allgather(carried(one), carried(whole.by(self._positions)))
+                everyone.allgather(carried(one), carried(whole))
 
         return self._begin("all_gather", taken, run, opts)
 
@@ -250,7 +237,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def run(everyone: Communicator) -> None:
             with blocks([output], output, changes=True) as whole, flat(input) as one:
-                everyone.allgather(carried(one), carried(whole.by(self._positions)))
+                everyone.allgather(carried(one), carried(whole))
 
         return self._begin("all_gather_single", [output], run, opts, [input])
 
@@ -262,32 +249,32 @@ class BaguaProcessGroup(ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """``outputs[0][i]`` of the root becomes rank i's tensor."""
         (tensor,) = _listed(inputs)
-        root = self._root(opts)
+        root = opts.rootRank
         taken = list(outputs[0]) if outputs else []
-        at_root = self._everyone.rank() == root
+        at_root = self.rank() == root
         if at_root:
             same_numel(taken, tensor.numel(), self.size(), "gather")
 
         def run(everyone: Communicator) -> None:
             where = taken if at_root else [tensor.new_empty(tensor.numel() * self.size())]
             with blocks(where, tensor, changes=at_root) as whole, flat(tensor) as one:
-                everyone.gather(carried(one), carried(whole.by(self._positions)), root)
+                everyone.gather(carried(one), carried(whole), root)
 
         return self._begin("gather", taken, run, opts, [tensor])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """The tensor becomes ``inputs[0][rank]`` of the root."""
         (tensor,) = _listed(outputs)
-        root = self._root(opts)
+        root = opts.rootRank
         given = list(inputs[0]) if inputs else []
-        at_root = self._everyone.rank() == root
+        at_root = self.rank() == root
         if at_root:
             same_numel(given, tensor.numel(), self.size(), "scatter")
 
         def run(everyone: Communicator) -> None:
             source = given if at_root else [tensor.new_empty(tensor.numel() * self.size())]
             with blocks(source, tensor) as whole, flat(tensor, changes=True) as one:
-                everyone.scatter(carried(whole.by(self._positions)), carried(one), root)
+                everyone.scatter(carried(whole), carried(one), root)
 
         return self._begin("scatter", [tensor], run, opts, given)
 
@@ -298,7 +285,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def run(everyone: Communicator) -> None:
             with blocks(given, tensor) as whole, flat(tensor, changes=True) as one:
-                everyone.reduce_scatter(whole.by(self._positions), one, reduction(one, op))
+                everyone.reduce_scatter(whole, one, reduction(one, op))
 
         return self._begin("reduce_scatter", [tensor], run, opts, given)
 
@@ -308,7 +295,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def run(everyone: Communicator) -> None:
             with blocks([input], input) as whole, flat(output, changes=True) as one:
-                everyone.reduce_scatter(whole.by(self._positions), one, reduction(one, op))
+                everyone.reduce_scatter(whole, one, reduction(one, op))
 
         return self._begin("reduce_scatter_single", [output], run, opts, [input])
 
@@ -324,7 +311,7 @@ class BaguaProcessGroup(ProcessGroup):
 
         def run(everyone: Communicator) -> None:
             with blocks(inputs, inputs[0]) as source, blocks(outputs, outputs[0], changes=True) as target:
-                self._exchange(everyone, source.whole, given, target.whole, taken)
+                self._exchange(everyone, source, given, target, taken)
 
         return self._begin("all_to_all", outputs, run, opts, inputs)
 
@@ -366,17 +353,7 @@ class BaguaProcessGroup(ProcessGroup):
         target: torch.Tensor,
         taken: Sequence[int],
     ) -> None:
-        """Blocks in the order of the group; a communicator counts its positions by rank."""
-        starts, ends = _starts(given), _starts(taken)
-        order = [self._positions.index(position) for position in range(self.size())]
-        everyone.alltoall_v(
-            carried(source),
-            [given[one] for one in order],
-            [starts[one] for one in order],
-            carried(target),
-            [taken[one] for one in order],
-            [ends[one] for one in order],
-        )
+        everyone.alltoall_v(carried(source), given, _starts(given), carried(target), taken, _starts(taken))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Operation:
         """Done when all ranks have called it."""

@@ -25,9 +25,7 @@ class Member:
     name: str
 
 
-def join(
-    store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str, timeout: timedelta
-) -> Member:
+def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str, timeout: timedelta) -> Member:
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
     if not global_ranks:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed import Store
@@ -15,6 +13,7 @@ from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.work import Operation
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.members import hashed_number
 
 POLL_S = 0.0005
 Route = tuple[int, int, int]
@@ -28,14 +27,11 @@ class Messages:
     A sender also counts its messages in the group's store. Nobody reads that but a receiver that takes from any source.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, make: Callable[[str, list[int]], Communicator], timeout: float
-    ) -> None:
-        """``make``: a communicator of these positions, from a key that both ends choose alike."""
+    def __init__(self, store: Store, everyone: Communicator, timeout: float) -> None:
         self._store = store
-        self._rank = rank
-        self._size = size
-        self._make = make
+        self._everyone = everyone
+        self._rank = everyone.rank()
+        self._size = everyone.nranks()
         self._timeout = timeout
         self._lanes: dict[Route, Lane] = {}
         self._communicators: dict[Route, Communicator] = {}
@@ -56,9 +52,7 @@ class Messages:
         self._check(source, "from")
         route = source, self._rank, tag
         self._taken[route] += 1
-        operation = Operation(
-            "recv", [tensor], lambda: self._on(route).recv(tensor, self._there(route)), self._timeout
-        )
+        operation = Operation("recv", [tensor], lambda: self._on(route).recv(tensor, self._there(route)), self._timeout)
         operation.source = source
         self._lane(route).put(operation.run)
         return operation
@@ -102,9 +96,14 @@ class Messages:
         return self._lanes.setdefault(route, Lane(THREADS))
 
     def _on(self, route: Route) -> Communicator:
+        """Its communicator. Both ends choose the number alike, without asking each other."""
         if route not in self._communicators:
             source, to, tag = route
-            self._communicators[route] = self._make(f"from {source} to {to} tag {tag}", [source, to])
+            everyone = self._everyone
+            number = hashed_number(f"c10d message {everyone.id} {source} {to} {tag}")
+            ranks = sorted((everyone.ranks[source], everyone.ranks[to]))
+            me = everyone.ranks[self._rank]
+            self._communicators[route] = Communicator(number, ranks, me, everyone.connection)
         return self._communicators[route]
 
     def _there(self, route: Route) -> int:
@@ -122,5 +121,3 @@ class Messages:
 
 def _key(route: Route) -> str:
     return "bagua sent {} {} {}".format(*route)
-
-

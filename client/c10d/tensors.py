@@ -55,48 +55,19 @@ def flat(tensor: torch.Tensor, changes: bool = False) -> Iterator[torch.Tensor]:
         plain.copy_(one)
 
 
-class Blocks:
-    """``whole``: a block for each rank of a group, in its order, one after the other."""
-
-    def __init__(self, whole: torch.Tensor) -> None:
-        self.whole = whole
-        self._moved: torch.Tensor | None = None
-        self._order: list[int] = []
-
-    def by(self, positions: Sequence[int]) -> torch.Tensor:
-        """The blocks in the order of a communicator's positions; ``settle`` brings results back."""
-        if list(positions) == sorted(positions):
-            return self.whole
-        self._order = list(positions)
-        rows = self.whole.view(len(positions), -1)
-        self._moved = torch.empty_like(rows)
-        self._moved[self._order] = rows
-        return self._moved.view(-1)
-
-    def settle(self) -> None:
-        """What became of the blocks that were moved comes to their places."""
-        if self._moved is not None:
-            self.whole.view(len(self._order), -1).copy_(self._moved[self._order])
-
-
 @contextmanager
-def blocks(parts: Sequence[torch.Tensor], like: torch.Tensor, changes: bool = False) -> Iterator[Blocks]:
+def blocks(parts: Sequence[torch.Tensor], like: torch.Tensor, changes: bool = False) -> Iterator[torch.Tensor]:
     """``parts``, which may be one tensor that holds all blocks, in a row. ``changes``: they are written back."""
     plain = [part.detach() for part in parts]
-    first = plain[0] if plain else like
-    together = len(plain) == 1 and first.is_contiguous() and not first.is_conj() and not first.is_neg()
-    made = first.view(-1) if together else torch.cat([part.reshape(-1) for part in plain])
-    real = torch.view_as_real(made).view(-1) if made.is_complex() else made
-    found = Blocks(carried(real).view(-1) if real.dtype not in DTYPES else real)
-    yield found
-    if not changes:
+    if len(plain) == 1:
+        with flat(plain[0], changes) as one:
+            yield one.view(-1)
         return
-    found.settle()
-    if not together:
-        start = 0
-        for part in plain:
-            part.copy_(made[start : start + part.numel()].view(part.shape))
-            start += part.numel()
+    made = torch.cat([part.reshape(-1) for part in plain]) if plain else like.new_empty(0)
+    yield torch.view_as_real(made).view(-1) if made.is_complex() else made
+    if changes:
+        for part, result in zip(plain, torch.split(made, [part.numel() for part in plain]), strict=True):
+            part.copy_(result.view(part.shape))
 
 
 def same_numel(parts: Sequence[torch.Tensor], numel: int, ranks: int, name: str) -> None:
