@@ -1,5 +1,5 @@
 """Programs for torch.distributed that know nothing of Bagua."""
 
-from . import ddp
+from . import checkpoints, ddp, sharded
 
-PROGRAMS = {**ddp.PROGRAMS}
+PROGRAMS = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}

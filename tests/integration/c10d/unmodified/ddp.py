@@ -116,13 +116,6 @@ def power_sgd_hook(_: Path) -> Result:
     return {"losses": train(model, steps=6), "parameters": parameters(model)}
 
 
-def batched_power_sgd_hook(_: Path) -> Result:
-    model = DistributedDataParallel(network(width=48))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
-    return {"losses": train(model, steps=6), "parameters": parameters(model)}
-
-
 def post_local_sgd_hook(_: Path) -> Result:
     """Gradients go over a group of this rank alone after the second step."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
@@ -190,7 +183,6 @@ PROGRAMS = {
     "DDP with buffers": buffers,
     "DDP with standard hooks": standard_hooks,
     "DDP with PowerSGD's hook": power_sgd_hook,
-    "DDP with batched PowerSGD's hook": batched_power_sgd_hook,
     "DDP with post-local SGD's hook": post_local_sgd_hook,
     "DDP with join": join,
     "ZeroRedundancyOptimizer": zero_redundancy_optimizer,

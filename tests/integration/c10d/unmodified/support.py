@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ def compare(name: str, program: Program, folder: Path, rank: int, size: int) -> 
         own = folder / f"{name}-{backend}".replace(" ", "-")
         own.mkdir(exist_ok=True)
         dist.init_process_group(backend, init_method=f"file://{own}/meet", rank=rank, world_size=size, timeout=LIMIT)
+        sys.excepthook = sys.__excepthook__  # torch's says the rank once more each time
         torch.manual_seed(11)
         try:
             results[backend] = program(own)
