@@ -245,7 +245,11 @@ class BaguaProcessGroup(ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``all_gather_single`` for several."""
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return works[0] if len(works) == 1 else Together("all_gather_single_coalesced", works, self._limit(opts), self._callbacks)
+        return (
+            works[0]
+            if len(works) == 1
+            else Together("all_gather_single_coalesced", works, self._limit(opts), self._callbacks)
+        )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """``outputs[0][i]`` of the root becomes rank i's tensor."""
@@ -303,7 +307,11 @@ class BaguaProcessGroup(ProcessGroup):
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``reduce_scatter_single`` for several."""
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return works[0] if len(works) == 1 else Together("reduce_scatter_single_coalesced", works, self._limit(opts), self._callbacks)
+        return (
+            works[0]
+            if len(works) == 1
+            else Together("reduce_scatter_single_coalesced", works, self._limit(opts), self._callbacks)
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``outputs[i]`` becomes rank i's ``inputs[rank]``. Sizes may differ."""

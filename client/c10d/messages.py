@@ -43,7 +43,9 @@ class Messages:
         route = self._rank, to, tag
         lane = self._lane(route)
         self._store.add(_key(route), 1)
-        operation = Operation("send", [tensor], lambda: self._on(route).send(tensor, self._there(route)), self._timeout, Callbacks())
+        operation = Operation(
+            "send", [tensor], lambda: self._on(route).send(tensor, self._there(route)), self._timeout, Callbacks()
+        )
         lane.put(operation.run)
         return operation
 

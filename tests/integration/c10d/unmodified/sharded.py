@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
 
@@ -51,7 +50,6 @@ def fsdp1(_: Path) -> Result:
             network(), sharding_strategy=strategy, device_id=torch.device("cpu"), use_orig_params=True
         )
         losses = train(model)
-        model.clip_grad_norm_(1.0)
         config = FullStateDictConfig(offload_to_cpu=True)
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
             state = model.state_dict()
@@ -96,8 +94,9 @@ def dtensor(_: Path) -> Result:
 def tensor_parallel(_: Path) -> Result:
     model = network()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(
-        output_layouts=Replicate())})
+    parallelize_module(
+        model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())}
+    )
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(6, 8, generator=generator, dtype=torch.float64)  # the same on all ranks
 
@@ -172,8 +171,13 @@ def titan_model() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_sche
     return model, optimizer, schedule, mesh["dp"].get_local_rank()
 
 
-def titan_steps(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler,
-                share: int, steps: range) -> list[float]:
+def titan_steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    share: int,
+    steps: range,
+) -> list[float]:
     losses = []
     for step in steps:
         generator = torch.Generator().manual_seed(100 * step + share)

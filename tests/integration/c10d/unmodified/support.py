@@ -55,7 +55,9 @@ def assert_close(where: str, ours: object, theirs: object) -> None:
         for number, pair in enumerate(zip(ours, theirs, strict=True)):
             assert_close(f"{where} {number}", *pair)
     elif isinstance(theirs, float):
-        assert isinstance(ours, float) and abs(ours - theirs) <= CLOSE * max(1.0, abs(theirs)), f"{where}: {ours} {theirs}"
+        assert isinstance(ours, float) and abs(ours - theirs) <= CLOSE * max(1.0, abs(theirs)), (
+            f"{where}: {ours} {theirs}"
+        )
     else:
         assert ours == theirs, f"{where}: {ours} instead of {theirs}"
 
